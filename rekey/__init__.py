@@ -1,0 +1,1 @@
+"""Online, verified, reversible key changes for Azure Table Storage."""

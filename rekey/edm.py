@@ -1,0 +1,96 @@
+"""EDM types and canonical text of wire values: how two values are compared.
+
+Rules kept here:
+
+* Values are compared as (EDM type, canonical text), never as Python values: in Python `3.0 == 3`,
+  `True == 1` and `NaN != NaN`, and a datetime loses the 100 ns digit.
+* An annotation decides the type; without one the JSON form does (OData 3 JSON light, "Payload Format for
+  Table Service Operations" in the Azure documentation).
+* DateTime keeps all 7 fractional digits; the canonical form always writes them.
+"""
+
+from __future__ import annotations
+
+import math
+
+from rekey.model import TYPE_SUFFIX, Row, property_names
+
+STRING = "Edm.String"
+INT32 = "Edm.Int32"
+INT64 = "Edm.Int64"
+DOUBLE = "Edm.Double"
+BOOLEAN = "Edm.Boolean"
+DATETIME = "Edm.DateTime"
+GUID = "Edm.Guid"
+BINARY = "Edm.Binary"
+TYPES = frozenset({STRING, INT32, INT64, DOUBLE, BOOLEAN, DATETIME, GUID, BINARY})
+
+NEEDS_ANNOTATION = frozenset({INT64, DATETIME, GUID, BINARY})
+"""Types whose JSON form is a string: without an annotation they would become Edm.String."""
+
+
+def edm_type(row: Row, name: str) -> str:
+    """Return the EDM type of a property of a wire row. Raises KeyError when the row lacks it."""
+    value = row[name]
+    annotated = row.get(name + TYPE_SUFFIX)
+    if annotated is not None:
+        return str(annotated)
+    if isinstance(value, str):
+        return STRING
+    if isinstance(value, bool):
+        return BOOLEAN
+    if isinstance(value, int):
+        return INT32
+    return DOUBLE
+
+
+def canonical_text(edm: str, value: object) -> str:
+    """Return the canonical text of a wire value of the given type.
+
+    Args:
+        edm: the EDM type, e.g. `Edm.Double`.
+        value: the JSON value as it stands on the wire.
+    """
+    if edm == DOUBLE:
+        return _double_text(value)
+    if edm == BOOLEAN:
+        if isinstance(value, str):
+            return value.lower()
+        return "true" if value else "false"
+    if edm in (INT32, INT64):
+        return str(int(value)) if isinstance(value, str | int) else str(value)
+    if edm == DATETIME:
+        return _datetime_text(str(value))
+    return str(value)
+
+
+def canonical(row: Row, name: str) -> tuple[str, str]:
+    """Return (EDM type, canonical text) of one property. Raises KeyError when the row lacks it."""
+    edm = edm_type(row, name)
+    return edm, canonical_text(edm, row[name])
+
+
+def canonical_content(row: Row) -> list[tuple[str, str, str]]:
+    """Return (name, EDM type, canonical text) of all custom properties, sorted by name."""
+    content = []
+    for name in sorted(property_names(row)):
+        edm, text = canonical(row, name)
+        content.append((name, edm, text))
+    return content
+
+
+def _double_text(value: object) -> str:
+    number = float(value) if isinstance(value, str | int | float) else math.nan
+    if math.isnan(number):
+        return "NaN"
+    if math.isinf(number):
+        return "Infinity" if number > 0 else "-Infinity"
+    return repr(number)
+
+
+def _datetime_text(text: str) -> str:
+    """Pad the fraction to 7 digits: `2024-01-02T03:04:05Z` → `2024-01-02T03:04:05.0000000Z`."""
+    if not text.endswith("Z"):
+        return text
+    head, _, fraction = text[:-1].partition(".")
+    return f"{head}.{fraction.ljust(7, '0')}Z"

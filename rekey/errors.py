@@ -1,0 +1,249 @@
+"""The error tree: every error leads to an action.
+
+Rules kept here:
+
+* An error says what happened, what was kept, and what to do next.
+* There is one subclass per choice the caller has; the exit code belongs to the class.
+* No error text holds a legacy key, a secret, a SAS or a connection string. Rows are named by safe id
+  (`rekey.mapping.ids`); text that came from a service is never copied into a message, only its code.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What the `rekey` command returns to the shell."""
+
+    DONE = 0
+    FINDINGS = 1
+    """Divergences, collisions, plan errors: the command did its work and found something."""
+    USAGE = 2
+    """Usage, configuration or declaration: nothing was begun."""
+    REFUSED = 3
+    """A gate, a lock or a moved plan or declaration refused."""
+    SERVICE = 4
+    """The service, a credential or the machine (disk) failed."""
+    INTERRUPTED = 130
+    """Stopped by SIGINT or SIGTERM; checkpointed and resumable."""
+
+
+class RekeyError(Exception):
+    """Base of all errors that rekey raises on purpose.
+
+    Attributes:
+        what: what happened, one sentence, no keys and no secrets.
+        kept: what was kept (checkpoints, tables, rows), or "" when nothing had begun.
+        hint: what to do next: a command or an edit.
+    """
+
+    exit_code = ExitCode.SERVICE
+
+    def __init__(self, what: str, *, kept: str = "", hint: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.kept = kept
+        self.hint = hint
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.kept:
+            lines.append(f"Kept: {self.kept}")
+        if self.hint:
+            lines.append(f"Next: {self.hint}")
+        return "\n".join(lines)
+
+    def as_json(self) -> dict[str, str | int]:
+        """Return the error as one JSON object, as `--json` prints it."""
+        return {
+            "error": type(self).__name__,
+            "what": self.what,
+            "kept": self.kept,
+            "next": self.hint,
+            "exit_code": int(self.exit_code),
+        }
+
+
+# --- usage, configuration, declaration (2) ---------------------------------------------------------
+
+
+class ConfigurationError(RekeyError):
+    """`rekey.toml`, an environment variable, a path or the state file is not usable as it is."""
+
+    exit_code = ExitCode.USAGE
+
+
+class DeclarationError(RekeyError):
+    """A migration script is not a valid declaration. Names the script, the field and the cure."""
+
+    exit_code = ExitCode.USAGE
+
+    def __init__(self, script: str, field: str, problem: str, *, cure: str) -> None:
+        where = f"{script}: {field}: " if field else f"{script}: "
+        super().__init__(where + problem, hint=cure)
+        self.script = script
+        self.field = field
+        self.problem = problem
+
+
+class SecretMissing(ConfigurationError):
+    """A secret that a declaration names is not configured, empty, too short or not readable."""
+
+
+class StateUnusable(ConfigurationError):
+    """The state file is of another migration, read-only, damaged, or newer than this program."""
+
+
+# --- findings (1) ----------------------------------------------------------------------------------
+
+
+class Findings(RekeyError):
+    """The command finished and found divergences, plan errors or rows it cannot key."""
+
+    exit_code = ExitCode.FINDINGS
+
+
+class RowRefused(Findings):
+    """The mapping cannot be applied to one row; nothing was written for it.
+
+    Raised by pure code without knowing the row's safe id; the caller that knows it re-raises with
+    `for_row`.
+
+    Attributes:
+        code: one of the stable codes `missing-property`, `empty-key`, `refused-character`, `key-too-long`,
+            `not-a-date`, `not-a-number`, `out-of-range`, `no-match`, `bad-cast`, `row-too-large`,
+            `too-many-properties`, `no-old-key`, `not-reversible`, `custom-failed`, `bad-property-name`.
+        field: where in the declaration, e.g. `target.row_key`.
+        row_id: the safe id, or "" while it is not known.
+    """
+
+    def __init__(self, code: str, field: str, problem: str, *, cure: str, row_id: str = "") -> None:
+        where = f"row {row_id}: " if row_id else ""
+        super().__init__(f"{where}{field}: {problem}", hint=cure)
+        self.code = code
+        self.field = field
+        self.problem = problem
+        self.cure = cure
+        self.row_id = row_id
+
+    def for_row(self, row_id: str) -> RowRefused:
+        """Return the same refusal, naming the row by its safe id."""
+        return RowRefused(self.code, self.field, self.problem, cure=self.cure, row_id=row_id)
+
+
+class Collision(Findings):
+    """Two source rows map to one target key. The migration stops; nothing was overwritten."""
+
+    def __init__(self, table: str, first_id: str, second_id: str) -> None:
+        super().__init__(
+            f"collision in {table}: source rows {first_id} and {second_id} map to the same key",
+            kept="both source rows and the row that was copied first; nothing was overwritten",
+            hint="`rekey plan --exact --show-keys` lists all collisions with their keys; change the key"
+            " expressions or mend the rows, roll back with `rekey rollback`, and apply again",
+        )
+        self.table = table
+        self.first_id = first_id
+        self.second_id = second_id
+
+
+# --- refusals (3) ----------------------------------------------------------------------------------
+
+
+class Refused(RekeyError):
+    """Base of refusals: the request was understood and must not be done now."""
+
+    exit_code = ExitCode.REFUSED
+
+
+class GateClosed(Refused):
+    """A gate before a phase is closed. `reasons` lists all that keeps it closed."""
+
+    def __init__(self, phase: str, reasons: list[str], *, hint: str) -> None:
+        listed = "; ".join(reasons)
+        super().__init__(
+            f"the gate before `{phase}` is closed: {listed}",
+            kept="everything done so far; the migration stays in its phase",
+            hint=hint,
+        )
+        self.phase = phase
+        self.reasons = reasons
+
+
+class Locked(Refused):
+    """Another runner works on this migration (file lock or runner lease)."""
+
+
+class Moved(Refused):
+    """The declaration, a secret, the plan or the source is no longer what the migration started with."""
+
+
+# --- service, credential, machine (4) ---------------------------------------------------------------
+
+
+class MachineFailed(RekeyError):
+    """This machine failed: disk full, state not writable while running."""
+
+
+class ServiceError(RekeyError):
+    """The table service answered with an error, or did not answer.
+
+    Attributes:
+        code: the service's error code (`EntityAlreadyExists`, ...) or a name of ours for transport faults.
+        status: HTTP status, 0 when there was no answer.
+        index: position of the failing operation in a transaction, None when unknown or not a transaction.
+    """
+
+    def __init__(
+        self, what: str, *, code: str = "", status: int = 0, index: int | None = None, hint: str = ""
+    ) -> None:
+        super().__init__(what, hint=hint)
+        self.code = code
+        self.status = status
+        self.index = index
+
+
+class RowExists(ServiceError):
+    """An insert met a row with the same key (409 EntityAlreadyExists)."""
+
+
+class RowMissing(ServiceError):
+    """An update or delete found no row (404 ResourceNotFound)."""
+
+
+class ConditionFailed(ServiceError):
+    """An If-Match condition did not hold (412 UpdateConditionNotSatisfied)."""
+
+
+class TableMissing(ServiceError):
+    """The table does not exist (404 TableNotFound)."""
+
+
+class TableBeingDeleted(ServiceError):
+    """The table is being deleted (409); it stays so for 40 seconds and more."""
+
+
+class RequestRejected(ServiceError):
+    """The service refuses the request itself (400, 413): retrying is useless."""
+
+
+class CredentialRefused(ServiceError):
+    """401, 403, or no token: the credential is wrong or lacks a role."""
+
+
+class EndpointDown(ServiceError):
+    """No connection to the endpoint; nothing reached the service."""
+
+
+class Unavailable(ServiceError):
+    """503, 500, 408, 429 or a timeout, after all retries. The request may or may not have been applied."""
+
+
+class Ambiguous(ServiceError):
+    """The connection broke after sending and read-back could not settle what happened."""
+
+
+class Interrupted(RekeyError):
+    """SIGINT or SIGTERM: work was checkpointed."""
+
+    exit_code = ExitCode.INTERRUPTED

@@ -1,0 +1,112 @@
+"""The phases: which exist, in which order, and which moves are legal. One table, no code around it.
+
+Rules kept here:
+
+* A *runner phase* is one entry of the yoyo ledger; a *control phase* is what the control row says to
+  clients. Every runner phase says which control phase it leaves behind.
+* Two clients may be one epoch apart, never two; so a control move is always one step of `MOVES`.
+* After `complete` there is no way back: the source is no longer written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Phase(StrEnum):
+    """A runner phase: one entry of the ledger, in this order."""
+
+    PREPARE = "prepare"
+    DUAL_WRITE = "dual_write"
+    BACKFILL = "backfill"
+    RECONCILE = "reconcile"
+    CUTOVER = "cutover"
+    COMPLETE = "complete"
+    RETIRE = "retire"
+
+
+ORDER: tuple[Phase, ...] = tuple(Phase)
+
+
+class ControlPhase(StrEnum):
+    """What the control row says; clients act on this."""
+
+    SOURCE = "source"
+    DUAL_WRITE = "dual_write"
+    FREEZE = "freeze"
+    CUTOVER = "cutover"
+    COMPLETE = "complete"
+    RETIRED = "retired"
+
+
+@dataclass(frozen=True, slots=True)
+class ControlRules:
+    """What a control phase means: who is read, who decides a write, who follows."""
+
+    reads: str
+    authority: str
+    replicas: str
+    writes_wait: bool = False
+
+
+CONTROL: dict[ControlPhase, ControlRules] = {
+    ControlPhase.SOURCE: ControlRules(reads="source", authority="source", replicas="none"),
+    ControlPhase.DUAL_WRITE: ControlRules(reads="source", authority="source", replicas="targets"),
+    ControlPhase.FREEZE: ControlRules(
+        reads="authority so far", authority="authority so far", replicas="drained", writes_wait=True
+    ),
+    ControlPhase.CUTOVER: ControlRules(
+        reads="target", authority="target", replicas="source and index tables"
+    ),
+    ControlPhase.COMPLETE: ControlRules(reads="target", authority="target", replicas="none"),
+    ControlPhase.RETIRED: ControlRules(reads="target", authority="target", replicas="none"),
+}
+
+MOVES: dict[ControlPhase, frozenset[ControlPhase]] = {
+    ControlPhase.SOURCE: frozenset({ControlPhase.DUAL_WRITE}),
+    ControlPhase.DUAL_WRITE: frozenset({ControlPhase.FREEZE, ControlPhase.SOURCE}),
+    # freeze goes forward, or back to whichever side it came from when draining fails or on rollback
+    ControlPhase.FREEZE: frozenset({ControlPhase.CUTOVER, ControlPhase.DUAL_WRITE}),
+    ControlPhase.CUTOVER: frozenset({ControlPhase.COMPLETE, ControlPhase.FREEZE}),
+    ControlPhase.COMPLETE: frozenset({ControlPhase.RETIRED}),
+    ControlPhase.RETIRED: frozenset(),
+}
+
+LEAVES: dict[Phase, ControlPhase] = {
+    Phase.PREPARE: ControlPhase.SOURCE,
+    Phase.DUAL_WRITE: ControlPhase.DUAL_WRITE,
+    Phase.BACKFILL: ControlPhase.DUAL_WRITE,
+    Phase.RECONCILE: ControlPhase.DUAL_WRITE,
+    Phase.CUTOVER: ControlPhase.CUTOVER,
+    Phase.COMPLETE: ControlPhase.COMPLETE,
+    Phase.RETIRE: ControlPhase.RETIRED,
+}
+
+GATED: frozenset[Phase] = frozenset({Phase.CUTOVER, Phase.COMPLETE, Phase.RETIRE})
+"""Phases that `apply` never enters by itself: the operator names them (`--to`, or `rekey retire`)."""
+
+REVERSIBLE: frozenset[Phase] = frozenset(ORDER[: ORDER.index(Phase.CUTOVER) + 1])
+"""Phases from which `rollback` goes back."""
+
+
+def is_legal(now: ControlPhase, then: ControlPhase) -> bool:
+    """Tell whether the control row may move from `now` to `then`."""
+    return then in MOVES[now]
+
+
+def previous(phase: Phase) -> Phase | None:
+    """Return the phase before `phase`, None for the first."""
+    position = ORDER.index(phase)
+    return ORDER[position - 1] if position else None
+
+
+def following(phase: Phase) -> Phase | None:
+    """Return the phase after `phase`, None for the last."""
+    position = ORDER.index(phase) + 1
+    return ORDER[position] if position < len(ORDER) else None
+
+
+def ledger_id(script_id: str, phase: Phase) -> str:
+    """Return the id of one ledger entry: `<script>.<phase>`."""
+    return f"{script_id}.{phase}"

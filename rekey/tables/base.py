@@ -1,0 +1,135 @@
+"""The interface of a table, kept by the Azure implementation and the in-memory one alike.
+
+Rules kept here:
+
+* Rows go in and come out as wire rows (`rekey.model`); an implementation never changes a value.
+* Conditions are ETags: `etag="*"` means "whatever is there, but it must be there".
+* A call that returns has been applied; one that raises RowExists, RowMissing, ConditionFailed,
+  RequestRejected, TableMissing, CredentialRefused or EndpointDown has not. Only Unavailable and Ambiguous
+  leave it open. Implementations retry and settle ambiguous outcomes by reading back before they say so.
+* `transact` is all or nothing: at most 100 operations of one partition and 4 MiB of body (`wire.py` counts).
+* Results of `scan` come in service order (`EntityKey.order`) and are not a snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from rekey.model import EVERYTHING, EntityKey, KeyRange, Row, key_of
+
+MAX_BATCH_OPERATIONS = 100
+MAX_BATCH_BYTES = 4 * 1024 * 1024
+MAX_PAGE_ROWS = 1000
+
+
+class Verb(StrEnum):
+    """What one operation does to one row."""
+
+    INSERT = "insert"
+    REPLACE = "replace"
+    MERGE = "merge"
+    INSERT_OR_REPLACE = "insert_or_replace"
+    INSERT_OR_MERGE = "insert_or_merge"
+    DELETE = "delete"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One write: a verb, a wire row (for DELETE only its key counts) and, for conditional verbs, an ETag."""
+
+    verb: Verb
+    row: Row
+    etag: str | None = None
+
+    @property
+    def key(self) -> EntityKey:
+        """Return the key the operation addresses."""
+        return key_of(self.row)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One answer of a scan. `rows` may be empty although more follow.
+
+    Attributes:
+        rows: wire rows in service order.
+        cursor: everything up to and including this key has been returned; None if nothing was yet.
+    """
+
+    rows: list[Row]
+    cursor: EntityKey | None
+
+
+class Table(Protocol):
+    """One table of one account."""
+
+    @property
+    def name(self) -> str:
+        """The table's name as declared."""
+
+    async def get(self, key: EntityKey, *, select: Sequence[str] | None = None) -> Row | None:
+        """Return the row with its ETag and Timestamp, or None when there is none."""
+
+    async def insert(self, row: Row) -> str:
+        """Insert if absent and return the new ETag. Raises RowExists."""
+
+    async def replace(self, row: Row, *, etag: str = "*") -> str:
+        """Replace the whole row if its ETag matches. Raises RowMissing, ConditionFailed."""
+
+    async def merge(self, row: Row, *, etag: str = "*") -> str:
+        """Set the given properties if the ETag matches. Raises RowMissing, ConditionFailed."""
+
+    async def upsert(self, row: Row, *, merge: bool = False) -> str:
+        """Insert, or replace (merge) whatever is there."""
+
+    async def delete(self, key: EntityKey, *, etag: str = "*") -> None:
+        """Delete the row if its ETag matches. Raises RowMissing, ConditionFailed."""
+
+    async def transact(self, operations: Sequence[Operation]) -> list[str | None]:
+        """Apply all operations or none; return the new ETags (None for deletes).
+
+        Raises the error of the first failing operation with its `index` (None if the service does not say).
+        """
+
+    def scan(
+        self,
+        within: KeyRange = EVERYTHING,
+        *,
+        select: Sequence[str] | None = None,
+        modified_from: str | None = None,
+        page_rows: int = MAX_PAGE_ROWS,
+    ) -> AsyncIterator[Page]:
+        """Iterate over the rows of a key range in service order.
+
+        Args:
+            within: the key range.
+            select: custom or system property names to return; keys, ETag and Timestamp always come.
+            modified_from: only rows whose Timestamp is at or after this UTC time
+                (`2024-01-31T12:00:00.1234567Z`). The service still reads every row of the range.
+            page_rows: at most this many rows a page (1 to 1,000).
+        """
+
+
+class TableService(Protocol):
+    """The tables of one account."""
+
+    def table(self, name: str) -> Table:
+        """Return a handle; nothing is asked of the service."""
+
+    async def create_table(self, name: str) -> bool:
+        """Create a table; False when it was there already. Raises TableBeingDeleted."""
+
+    async def delete_table(self, name: str) -> bool:
+        """Delete a table; False when there was none."""
+
+    async def table_exists(self, name: str) -> bool:
+        """Tell whether the table exists."""
+
+    async def server_time(self) -> str:
+        """Return the service's clock as `2024-01-31T12:00:00.0000000Z` (UTC, whole seconds allowed)."""
+
+    async def close(self) -> None:
+        """Close connections. Idempotent."""
