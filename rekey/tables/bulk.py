@@ -1,0 +1,85 @@
+"""Many rows at once: bulk inserts that tell what was in the way, and bulk reads.
+
+Rules kept here:
+
+* `insert_absent` never overwrites: what it meets it returns, and the caller decides.
+* A conflict costs one or a few range queries for the whole batch, not one retry per row, as long as the
+  batch's keys lie close together; keys that lie far apart are read one by one, concurrently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rekey.concurrency import for_each
+from rekey.errors import RowExists
+from rekey.model import EntityKey, KeyRange, Row, key_of
+from rekey.tables.base import Operation, Table
+
+_POINT_READS_AT_ONCE = 8
+_LEAST_USEFUL_SHARE = 0.05
+"""A page of a range query of which fewer rows than this were asked for: point reads are cheaper."""
+
+
+async def insert_absent(table: Table, batch: Sequence[Operation]) -> dict[EntityKey, Row]:
+    """Insert the rows of one partition that are absent; return those that were there already.
+
+    Args:
+        table: where to insert.
+        batch: INSERT operations of one partition, each key once, within the limits of one transaction.
+
+    Raises:
+        ServiceError: what the table raised, other than RowExists.
+    """
+    present: dict[EntityKey, Row] = {}
+    remaining = list(batch)
+    while remaining:
+        try:
+            if len(remaining) == 1:
+                await table.insert(remaining[0].row)
+            else:
+                await table.transact(remaining)
+            break
+        except RowExists:
+            found = await read_keys(table, [operation.key for operation in remaining])
+            # A row may be deleted between the conflict and the reading: then nothing is found and the
+            # batch is tried again.
+            present.update(found)
+            remaining = [operation for operation in remaining if operation.key not in found]
+    return present
+
+
+async def read_keys(table: Table, keys: Sequence[EntityKey]) -> dict[EntityKey, Row]:
+    """Return those of the given rows (all of one partition) that exist."""
+    ordered = sorted(keys, key=lambda key: key.order)
+    found: dict[EntityKey, Row] = {}
+    if len(ordered) < 4:
+        await _read_one_by_one(table, ordered, found)
+        return found
+    wanted = set(ordered)
+    first, last = ordered[0], ordered[-1]
+    # Ranges are open below, so the first key is read by itself.
+    await _read_one_by_one(table, [first], found)
+    cursor = first
+    async for page in table.scan(KeyRange(first, last)):
+        useful = 0
+        for row in page.rows:
+            key = key_of(row)
+            if key in wanted:
+                found[key] = row
+                useful += 1
+        cursor = page.cursor or cursor
+        if page.rows and useful < len(page.rows) * _LEAST_USEFUL_SHARE:
+            rest = [key for key in ordered if key.order > cursor.order]
+            await _read_one_by_one(table, rest, found)
+            break
+    return found
+
+
+async def _read_one_by_one(table: Table, keys: Iterable[EntityKey], found: dict[EntityKey, Row]) -> None:
+    async def read(key: EntityKey) -> None:
+        row = await table.get(key)
+        if row is not None:
+            found[key] = row
+
+    await for_each(keys, read, limit=_POINT_READS_AT_ONCE)

@@ -1,0 +1,98 @@
+"""Clocks: the machine's own, and one that a test moves.
+
+Rules kept here:
+
+* Time is an integer count of 100 ns ticks since 1970-01-01T00:00:00Z, the service's own resolution.
+* Code that waits asks its clock to; under `FakeClock` no test waits on real time.
+* While every task of a test waits, `FakeClock` jumps to the earliest moment that one of them waits for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+
+TICKS_PER_SECOND = 10_000_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Clock(Protocol):
+    """What memory tables and retries need of a clock."""
+
+    def ticks(self) -> int:
+        """Return the time in 100 ns ticks since the Unix epoch, UTC."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def ticks(self) -> int:
+        """Return the machine's time in 100 ns ticks since the Unix epoch."""
+        return time.time_ns() // 100
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait on real time."""
+        await asyncio.sleep(seconds)
+
+
+class FakeClock:
+    """A clock that stands still until somebody waits or a test moves it.
+
+    Args:
+        start: the first moment, `2024-01-01T00:00:00Z` by default.
+    """
+
+    def __init__(self, start: str = "2024-01-01T00:00:00Z") -> None:
+        self._now = ticks_of(start)
+        self._waiting: list[tuple[int, int]] = []
+        self._serial = 0
+
+    def ticks(self) -> int:
+        """Return the clock's time in 100 ns ticks since the Unix epoch."""
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock forward."""
+        self._now += round(seconds * TICKS_PER_SECOND)
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait until the clock stands `seconds` later; moves it when nothing earlier is waited for."""
+        self._serial += 1
+        entry = (self._now + round(seconds * TICKS_PER_SECOND), self._serial)
+        heapq.heappush(self._waiting, entry)
+        try:
+            await asyncio.sleep(0)
+            while self._now < entry[0]:
+                if self._waiting[0] == entry:
+                    self._now = entry[0]
+                    return
+                await asyncio.sleep(0)
+        finally:
+            self._waiting.remove(entry)
+            heapq.heapify(self._waiting)
+
+
+def format_ticks(ticks: int) -> str:
+    """Return ticks as the service writes a Timestamp: `2024-01-31T12:00:00.1234567Z`."""
+    seconds, fraction = divmod(ticks, TICKS_PER_SECOND)
+    moment = _EPOCH + timedelta(seconds=seconds)
+    return f"{moment.strftime('%Y-%m-%dT%H:%M:%S')}.{fraction:07d}Z"
+
+
+def ticks_of(text: str) -> int:
+    """Return the ticks of a UTC time as the service writes it. Raises ValueError for anything else."""
+    if not text.endswith("Z"):
+        raise ValueError("a UTC time ends with Z")
+    head, _, fraction = text[:-1].partition(".")
+    if len(fraction) > 7 or (fraction and not (fraction.isascii() and fraction.isdigit())):
+        raise ValueError("a UTC time has at most 7 fractional digits")
+    moment = datetime.strptime(head, "%Y-%m-%dT%H:%M:%S").replace(tzinfo=UTC)
+    since = moment - _EPOCH
+    whole = since.days * 86_400 + since.seconds
+    return whole * TICKS_PER_SECOND + int(fraction.ljust(7, "0"))

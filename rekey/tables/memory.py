@@ -1,0 +1,400 @@
+"""Tables in memory, with the service's exact semantics, seeded faults and a clock of their own.
+
+Rules kept here:
+
+* Everything `rekey.tables.base` promises, plus what Azurite does not check: sizes, names, the 40 seconds in
+  which a deleted table still refuses, pages that are empty although rows follow.
+* Every effect is atomic between two awaits. Each call awaits exactly one `gate` before its effect, so a
+  scheduler that owns the gate owns every interleaving.
+* ETags are opaque and change with every write of a row, also across delete and insert. Timestamps have
+  100 ns and rise per row; rows written in one moment share one, as on the service.
+* A read row is a copy: changing it changes nothing here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from rekey.errors import (
+    ConditionFailed,
+    RequestRejected,
+    RowExists,
+    RowMissing,
+    TableBeingDeleted,
+    TableMissing,
+)
+from rekey.model import (
+    ETAG,
+    EVERYTHING,
+    PARTITION_KEY,
+    ROW_KEY,
+    TIMESTAMP,
+    TYPE_SUFFIX,
+    EntityKey,
+    KeyRange,
+    Row,
+    is_custom,
+    key_of,
+)
+from rekey.tables.base import MAX_PAGE_ROWS, Operation, Page, Verb
+from rekey.tables.clock import TICKS_PER_SECOND, Clock, SystemClock, format_ticks, ticks_of
+from rekey.tables.faults import Call, Fault, FaultKind, Faults, NoFaults
+from rekey.tables.rules import check_batch, check_key_part, check_table_name, stored_form
+
+Gate = Callable[[Call], Awaitable[None]]
+
+_Order = tuple[bytes, bytes]
+
+
+@dataclass(slots=True)
+class _Stored:
+    """One row at rest: content in the service's form and the tick of its last write."""
+
+    content: Row
+    ticks: int
+
+    @property
+    def timestamp(self) -> str:
+        return format_ticks(self.ticks)
+
+    @property
+    def etag(self) -> str:
+        return f"W/\"datetime'{self.timestamp.replace(':', '%3A')}'\""
+
+    def as_read(self, select: Sequence[str] | None) -> Row:
+        row: Row = {ETAG: self.etag, **self.content, TIMESTAMP: self.timestamp}
+        if select is None:
+            return row
+        kept = {ETAG, PARTITION_KEY, ROW_KEY, TIMESTAMP, *select, *(name + TYPE_SUFFIX for name in select)}
+        return {name: value for name, value in row.items() if name in kept}
+
+
+@dataclass(slots=True)
+class _Rows:
+    """The rows of one table in service order."""
+
+    rows: dict[_Order, _Stored] = field(default_factory=dict)
+    order: list[_Order] = field(default_factory=list)
+    last_ticks: dict[_Order, int] = field(default_factory=dict)
+    """Last write of every key ever written, so that a row inserted again gets a new ETag."""
+
+    def put(self, place: _Order, content: Row, now: int) -> _Stored:
+        ticks = max(now, self.last_ticks.get(place, 0) + 1)
+        self.last_ticks[place] = ticks
+        stored = _Stored(content, ticks)
+        if place not in self.rows:
+            bisect.insort(self.order, place)
+        self.rows[place] = stored
+        return stored
+
+    def drop(self, place: _Order) -> None:
+        del self.rows[place]
+        del self.order[bisect.bisect_left(self.order, place)]
+
+    def restore(self, place: _Order, before: _Stored | None) -> None:
+        if before is not None:
+            if place not in self.rows:
+                bisect.insort(self.order, place)
+            self.rows[place] = before
+        elif place in self.rows:
+            self.drop(place)
+
+
+async def _pass(_call: Call) -> None:
+    """The gate without a scheduler: let other tasks run, as waiting for an answer would."""
+    await asyncio.sleep(0)
+
+
+class MemoryTableService:
+    """The tables of one account, in memory.
+
+    Args:
+        clock: where time comes from; the machine's clock by default.
+        faults: what goes wrong; nothing by default.
+        gate: awaited once before the effect of every call. A scheduler may hold calls there in any order,
+            and may cancel a caller there ("crash before this effect").
+        deletion_seconds: how long a deleted table's name answers TableBeingDeleted.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Clock | None = None,
+        faults: Faults | None = None,
+        gate: Gate | None = None,
+        deletion_seconds: float = 40.0,
+    ) -> None:
+        self.clock: Clock = clock or SystemClock()
+        self.faults: Faults = faults or NoFaults()
+        self.gate: Gate = gate or _pass
+        self._deletion_ticks = round(deletion_seconds * TICKS_PER_SECOND)
+        self._tables: dict[str, _Rows] = {}
+        self._being_deleted: dict[str, int] = {}
+        self._calls = 0
+
+    def table(self, name: str) -> MemoryTable:
+        """Return a handle; the table need not exist yet."""
+        return MemoryTable(self, name)
+
+    async def create_table(self, name: str) -> bool:
+        """Create a table; False when it was there already. Raises TableBeingDeleted, RequestRejected."""
+        check_table_name(name)
+        fault = await self.enter("create_table", name)
+        self._refuse_deleted(name)
+        made = name.lower() not in self._tables
+        self._tables.setdefault(name.lower(), _Rows())
+        self.leave(fault)
+        return made
+
+    async def delete_table(self, name: str) -> bool:
+        """Delete a table; False when there was none. Its name stays taken for `deletion_seconds`."""
+        fault = await self.enter("delete_table", name)
+        dropped = self._tables.pop(name.lower(), None) is not None
+        if dropped:
+            self._being_deleted[name.lower()] = self.clock.ticks() + self._deletion_ticks
+        self.leave(fault)
+        return dropped
+
+    async def table_exists(self, name: str) -> bool:
+        """Tell whether the table exists (one that is being deleted does not)."""
+        self.leave(await self.enter("table_exists", name))
+        return name.lower() in self._tables
+
+    async def server_time(self) -> str:
+        """Return the clock's time."""
+        self.leave(await self.enter("server_time", ""))
+        return format_ticks(self.clock.ticks())
+
+    async def close(self) -> None:
+        """Do nothing: there are no connections."""
+
+    def dump(self, name: str) -> list[Row]:
+        """Return all rows of a table as read, without a gate, a fault or a call being counted."""
+        rows = self._tables[name.lower()]
+        return [rows.rows[place].as_read(None) for place in rows.order]
+
+    async def enter(self, action: str, table: str, operations: tuple[Operation, ...] = ()) -> Fault | None:
+        """Pass the gate and learn what goes wrong with a call; latency passes on the clock.
+
+        Raises the fault's error at once when the call is not applied; otherwise `leave` raises it.
+        """
+        self._calls += 1
+        call = Call(action, table, operations, self._calls)
+        await self.gate(call)
+        fault = self.faults.decide(call)
+        if fault is not None and fault.seconds:
+            await self.clock.sleep(fault.seconds)
+        if fault is not None and not fault.applied:
+            self.leave(fault)
+        return fault
+
+    def leave(self, fault: Fault | None) -> None:
+        """Raise the error of a fault that has one."""
+        error = None if fault is None else fault.error()
+        if error is not None:
+            raise error
+
+    def rows(self, name: str) -> _Rows:
+        """Return a table's rows. Raises TableMissing, TableBeingDeleted."""
+        rows = self._tables.get(name.lower())
+        if rows is None:
+            self._refuse_deleted(name)
+            raise TableMissing(f"there is no table {name} (TableNotFound)", code="TableNotFound", status=404)
+        return rows
+
+    def _refuse_deleted(self, name: str) -> None:
+        until = self._being_deleted.get(name.lower())
+        if until is not None and self.clock.ticks() < until:
+            raise TableBeingDeleted(
+                f"table {name} is being deleted (TableBeingDeleted)", code="TableBeingDeleted", status=409
+            )
+
+
+class MemoryTable:
+    """One table of a `MemoryTableService`."""
+
+    def __init__(self, service: MemoryTableService, name: str) -> None:
+        self._service = service
+        self._name = name
+
+    @property
+    def name(self) -> str:
+        """The table's name as given."""
+        return self._name
+
+    async def get(self, key: EntityKey, *, select: Sequence[str] | None = None) -> Row | None:
+        """Return a copy of the row, or None."""
+        check_key_part(key.partition)
+        check_key_part(key.row)
+        self._service.leave(await self._service.enter("get", self._name))
+        stored = self._service.rows(self._name).rows.get(key.order)
+        return None if stored is None else stored.as_read(select)
+
+    async def insert(self, row: Row) -> str:
+        """Insert if absent and return the new ETag. Raises RowExists."""
+        return await self._write(Operation(Verb.INSERT, row))
+
+    async def replace(self, row: Row, *, etag: str = "*") -> str:
+        """Replace the row if its ETag matches. Raises RowMissing, ConditionFailed."""
+        return await self._write(Operation(Verb.REPLACE, row, etag))
+
+    async def merge(self, row: Row, *, etag: str = "*") -> str:
+        """Set the given properties if the ETag matches. Raises RowMissing, ConditionFailed."""
+        return await self._write(Operation(Verb.MERGE, row, etag))
+
+    async def upsert(self, row: Row, *, merge: bool = False) -> str:
+        """Insert, or replace (merge) whatever is there."""
+        return await self._write(Operation(Verb.INSERT_OR_MERGE if merge else Verb.INSERT_OR_REPLACE, row))
+
+    async def delete(self, key: EntityKey, *, etag: str = "*") -> None:
+        """Delete the row if its ETag matches. Raises RowMissing, ConditionFailed."""
+        operation = Operation(Verb.DELETE, {PARTITION_KEY: key.partition, ROW_KEY: key.row}, etag)
+        await self._run(operation.verb, (operation,))
+
+    async def transact(self, operations: Sequence[Operation]) -> list[str | None]:
+        """Apply all operations or none; return the new ETags."""
+        check_batch(operations)
+        return await self._run("transact", tuple(operations))
+
+    async def scan(
+        self,
+        within: KeyRange = EVERYTHING,
+        *,
+        select: Sequence[str] | None = None,
+        modified_from: str | None = None,
+        page_rows: int = MAX_PAGE_ROWS,
+    ) -> AsyncIterator[Page]:
+        """Iterate over a key range; each page is read in one moment, pages are not a snapshot."""
+        if not 1 <= page_rows <= MAX_PAGE_ROWS:
+            raise RequestRejected(
+                "a page has 1 to 1,000 rows (InvalidInput)", code="InvalidInput", status=400
+            )
+        since = None if modified_from is None else ticks_of(modified_from)
+        rest = within
+        while True:
+            fault = await self._service.enter("page", self._name)
+            limit = _page_limit(fault, page_rows)
+            places, more = self._places(rest, since, limit)
+            rows = self._service.rows(self._name).rows
+            page = [rows[place].as_read(select) for place in places]
+            if page:
+                rest = rest.behind(key_of(page[-1]))
+            if page or more:
+                yield Page(page, rest.after if rest is not within else None)
+            if not more:
+                return
+
+    def _places(self, rest: KeyRange, since: int | None, limit: int) -> tuple[list[_Order], bool]:
+        """Return where the next rows of a range are, at most `limit`, and whether more follow."""
+        rows = self._service.rows(self._name)
+        at = 0 if rest.after is None else bisect.bisect_right(rows.order, rest.after.order)
+        end = len(rows.order) if rest.upto is None else bisect.bisect_right(rows.order, rest.upto.order)
+        found: list[_Order] = []
+        for place in rows.order[at:end] if since is not None else rows.order[at : min(end, at + limit + 1)]:
+            if since is not None and rows.rows[place].ticks < since:
+                continue
+            if len(found) == limit:
+                return found, True
+            found.append(place)
+        return found, False
+
+    async def _write(self, operation: Operation) -> str:
+        [etag] = await self._run(operation.verb, (operation,))
+        if etag is None:
+            raise AssertionError("only deletes have no ETag")
+        return etag
+
+    async def _run(self, action: str, operations: tuple[Operation, ...]) -> list[str | None]:
+        """Check, pass the gate, apply all or none, then lose the answer if a fault says so."""
+        prepared = [
+            _prepare(operation, index if action == "transact" else None)
+            for index, operation in enumerate(operations)
+        ]
+        fault = await self._service.enter(action, self._name, operations)
+        etags = self._apply(action, operations, prepared)
+        self._service.leave(fault)
+        return etags
+
+    def _apply(self, action: str, operations: tuple[Operation, ...], prepared: list[Row]) -> list[str | None]:
+        rows = self._service.rows(self._name)
+        now = self._service.clock.ticks()
+        undo: list[tuple[_Order, _Stored | None]] = []
+        etags: list[str | None] = []
+        try:
+            for index, (operation, content) in enumerate(zip(operations, prepared, strict=True)):
+                place = key_of(content).order
+                before = rows.rows.get(place)
+                _check_condition(operation, before, index if action == "transact" else None)
+                undo.append((place, before))
+                etags.append(_apply_one(rows, operation.verb, place, content, now))
+        except (RowExists, RowMissing, ConditionFailed, RequestRejected):
+            for place, before in reversed(undo):
+                rows.restore(place, before)
+            raise
+        return etags
+
+
+def _prepare(operation: Operation, index: int | None) -> Row:
+    """Return the content to store (of a delete: its key), or raise RequestRejected as the service would."""
+    try:
+        if operation.verb is not Verb.DELETE:
+            return stored_form(operation.row)
+        check_key_part(operation.row.get(PARTITION_KEY))
+        check_key_part(operation.row.get(ROW_KEY))
+    except RequestRejected as refused:
+        refused.index = index
+        raise
+    return operation.row
+
+
+def _page_limit(fault: Fault | None, page_rows: int) -> int:
+    if fault is not None and fault.kind is FaultKind.EMPTY_PAGE:
+        return 0
+    if fault is not None and fault.kind is FaultKind.SHORT_PAGE:
+        return max(1, page_rows // 3)
+    return page_rows
+
+
+def _check_condition(operation: Operation, before: _Stored | None, index: int | None) -> None:
+    if operation.verb is Verb.INSERT:
+        if before is not None:
+            raise RowExists(
+                "the row exists (EntityAlreadyExists)", code="EntityAlreadyExists", status=409, index=index
+            )
+        return
+    if operation.verb in (Verb.INSERT_OR_MERGE, Verb.INSERT_OR_REPLACE):
+        return
+    if before is None:
+        raise RowMissing(
+            "the row does not exist (ResourceNotFound)", code="ResourceNotFound", status=404, index=index
+        )
+    if operation.etag not in (None, "*", before.etag):
+        raise ConditionFailed(
+            "the row was changed meanwhile (UpdateConditionNotSatisfied)",
+            code="UpdateConditionNotSatisfied",
+            status=412,
+            index=index,
+        )
+
+
+def _apply_one(rows: _Rows, verb: Verb, place: _Order, content: Row, now: int) -> str | None:
+    if verb is Verb.DELETE:
+        rows.drop(place)
+        return None
+    before = rows.rows.get(place)
+    if before is not None and verb in (Verb.MERGE, Verb.INSERT_OR_MERGE):
+        content = _merged(before.content, content)
+    return rows.put(place, dict(content), now).etag
+
+
+def _merged(before: Row, changes: Row) -> Row:
+    """Return a row with changed properties; the annotation of a changed value never stays behind."""
+    merged = dict(before)
+    for name in changes:
+        if is_custom(name):
+            merged.pop(name + TYPE_SUFFIX, None)
+    merged.update(changes)
+    return stored_form(merged)
