@@ -1,0 +1,41 @@
+"""What all tests share: one Azurite per test process, and tables of one's own in it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from rekey.rehearse.azurite import Azurite
+from rekey.tables.clock import FakeClock
+from rekey.tables.memory import MemoryTableService
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def azurite() -> Iterator[Azurite]:
+    """An Azurite of this test process (with xdist: of this worker): own port, own folder, own keys."""
+    with Azurite() as running:
+        yield running
+
+
+@pytest.fixture
+def table_name() -> Callable[[str], str]:
+    """Return a function that makes a base name a table name that no other test has."""
+    number = next(_numbers)
+    return lambda base: f"{base}{os.getpid()}x{number}"
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    """A clock that stands still until somebody waits."""
+    return FakeClock()
+
+
+@pytest.fixture
+def memory(clock: FakeClock) -> MemoryTableService:
+    """Tables in memory on the fake clock, without faults."""
+    return MemoryTableService(clock=clock)
