@@ -1,0 +1,359 @@
+"""`rekey.toml`: read, checked, and turned into frozen values.
+
+Rules kept here:
+
+* An unknown section or key is an error that names it and what is allowed: a typing error never means
+  "default".
+* Relative paths are relative to the file, not to the working directory.
+* `https` anywhere; `http` on the loopback addresses only. `localhost` is refused, because the Azure SDK takes
+  it for another service (Cosmos DB) on most ports.
+* The file holds no secret. A SAS, a key or a connection string that was pasted in is refused, and values of
+  the file are not repeated in messages, so that it is not echoed either.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from rekey import secrets_source
+from rekey.errors import ConfigurationError, SecretMissing
+from rekey.secrets_source import SecretKind, SecretSource
+from rekey.sections import Section
+
+DEFAULT_PATH = Path("rekey.toml")
+
+AZURITE_ACCOUNT = "devstoreaccount1"
+# Published in the documentation of Azurite; every installation has it, so it protects nothing.
+AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+
+_LOOPBACK = frozenset({"127.0.0.1", "::1"})
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+PASTED_CHARACTERS = 24
+_SECRET_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
+
+DEFAULT_CONFIG = """\
+# Configuration of rekey. No secret belongs in this file. Relative paths are relative to it.
+
+# The account whose tables are migrated. With https the identity of whoever runs the command is used
+# (az login, managed identity, ...). `key_env` names an environment variable that holds a shared key instead.
+# This default is a local Azurite.
+[tables]
+endpoint = "http://127.0.0.1:10002/devstoreaccount1"
+# endpoint = "https://ACCOUNT.table.core.windows.net"
+# key_env = "TABLES_KEY"
+
+# The restricted account: old keys, intents, the state of migrations. In production another account, which
+# only the runner and the clients of the application may open, with shared keys switched off.
+[restricted]
+endpoint = "http://127.0.0.1:10002/devstoreaccount1"
+# endpoint = "https://RESTRICTED.table.core.windows.net"
+# key_env = "RESTRICTED_KEY"
+
+# Progress of the runner. Holds old keys: keep it readable by its owner only. Losing it loses no data.
+[state]
+path = ".rekey/state.sqlite"
+
+# The migration scripts.
+[migrations]
+path = "migrations"
+
+# One section for each secret that a script names: `keys.opaque(..., secret="users")`. One of env, file,
+# key_vault. At least 16 bytes: `openssl rand -hex 32` makes a good one.
+# [secrets.users]
+# env = "REKEY_SECRET_USERS"
+# file = "/run/secrets/users"
+# key_vault = "https://VAULT.vault.azure.net/secrets/users"
+
+[limits]
+concurrency = 16             # requests in flight
+window_rows = 16384          # rows read ahead of what is written
+window_bytes = "64MiB"       # and their bytes, whichever is reached first
+# entities_per_second = 5000 # written to the targets at most; unlimited when absent
+
+[gates]
+verification_max_age = "24h" # cutover needs a full verification that is not older
+retention = "30d"            # retire deletes the source this long after complete, not earlier
+margin = "5m"                # capture "delta" reads this much again before its watermark
+freeze_timeout = "60s"       # cutover gives up and goes back when the journal is not empty by then
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """One storage account.
+
+    Attributes:
+        endpoint: `https://…` or, on loopback only, `http://…`, without a trailing slash.
+        key_env: name of the environment variable that holds its shared key, or None.
+    """
+
+    endpoint: str
+    key_env: str | None = None
+
+    @property
+    def is_https(self) -> bool:
+        """Tell whether a token credential may be used (OAuth is refused on http)."""
+        return self.endpoint.startswith("https:")
+
+    @property
+    def name(self) -> str:
+        """Return the account's name: the path of a loopback endpoint, else the host's first label."""
+        parts = urlsplit(self.endpoint)
+        return parts.path.strip("/") or (parts.hostname or "").partition(".")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds on what runs at a time. Rates in entities a second, None for no limit."""
+
+    concurrency: int = 16
+    window_rows: int = 16384
+    window_bytes: int = 64 * 1024**2
+    entities_per_second: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gates:
+    """What the gates ask for, in seconds."""
+
+    verification_max_age_s: float = 24 * 3600
+    retention_s: float = 30 * 86400
+    margin_s: float = 300
+    freeze_timeout_s: float = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The whole configuration. All paths are absolute."""
+
+    path: Path
+    tables: Account
+    restricted: Account
+    state: Path
+    migrations: Path
+    secrets: Mapping[str, SecretSource] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+    gates: Gates = field(default_factory=Gates)
+
+    def warnings(self) -> list[str]:
+        """Return what is doubtful though allowed, for people to read."""
+        found = [
+            text
+            for name, source in sorted(self.secrets.items())
+            for text in secrets_source.warnings_for(name, source)
+        ]
+        if self.restricted.is_https and self.restricted.endpoint.lower() == self.tables.endpoint.lower():
+            found.append(
+                "[restricted] is the same account as [tables]: whoever may read the migrated tables"
+                " may also read the old keys"
+            )
+        return found
+
+
+def load_config(path: Path) -> Config:
+    """Read and check a configuration file.
+
+    Raises:
+        ConfigurationError: absent, unreadable, not TOML, an unknown or missing key, a bad value. Names the
+            key and the cure; never repeats a value.
+    """
+    path = Path(path).absolute()
+    document = Section(path, "", _read(path))
+    document.allow("tables", "restricted", "state", "migrations", "secrets", "limits", "gates")
+    limits, gates = document.section("limits"), document.section("gates")
+    limits.allow("concurrency", "window_rows", "window_bytes", "entities_per_second")
+    gates.allow("verification_max_age", "retention", "margin", "freeze_timeout")
+    bounds, usual = Limits(), Gates()
+    return Config(
+        path=path,
+        tables=_account(document.section("tables", required=True)),
+        restricted=_account(document.section("restricted", required=True)),
+        state=_path(document.section("state"), ".rekey/state.sqlite"),
+        migrations=_path(document.section("migrations"), "migrations"),
+        secrets=_secrets(document.section("secrets")),
+        limits=Limits(
+            concurrency=limits.count("concurrency") or bounds.concurrency,
+            window_rows=limits.count("window_rows") or bounds.window_rows,
+            window_bytes=limits.size("window_bytes", bounds.window_bytes),
+            entities_per_second=limits.count("entities_per_second"),
+        ),
+        gates=Gates(
+            verification_max_age_s=gates.duration("verification_max_age", usual.verification_max_age_s),
+            retention_s=gates.duration("retention", usual.retention_s),
+            margin_s=gates.duration("margin", usual.margin_s),
+            freeze_timeout_s=gates.duration("freeze_timeout", usual.freeze_timeout_s),
+        ),
+    )
+
+
+def resolve_secret(config: Config, name: str, *, environ: Mapping[str, str] | None = None) -> bytes:
+    """Return the bytes of the secret that a declaration calls `name`.
+
+    Raises:
+        SecretMissing: there is no `[secrets.NAME]`, or the secret is absent, empty or under 16 bytes.
+        ConfigurationError, CredentialRefused, EndpointDown, Unavailable: see `secrets_source.read_secret`.
+    """
+    source = config.secrets.get(name)
+    if source is None:
+        raise SecretMissing(
+            f"secret `{name}` is not configured",
+            hint=f"add a section [secrets.{name}] with env, file or key_vault to {config.path}",
+        )
+    return secrets_source.read_secret(name, source, environ=environ)
+
+
+def account_key(account: Account, *, environ: Mapping[str, str] | None = None) -> str | None:
+    """Return the account's shared key in base64, or None when a token credential is to be used.
+
+    Raises:
+        ConfigurationError: `key_env` is not set or holds no key, or an http endpoint has no key at all.
+    """
+    if account.key_env is None:
+        if account.is_https:
+            return None
+        if account.name == AZURITE_ACCOUNT:
+            return AZURITE_KEY
+        raise ConfigurationError(
+            f"the http endpoint of account {account.name} has no key",
+            hint="name the environment variable that holds it: `key_env`; tokens are refused on http",
+        )
+    value = (os.environ if environ is None else environ).get(account.key_env, "").strip()
+    if not value:
+        raise ConfigurationError(
+            f"the environment variable {account.key_env} (key_env) is not set or empty",
+            hint="put the account's shared key there, or remove `key_env` to use your own identity",
+        )
+    try:
+        base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError):
+        raise ConfigurationError(
+            f"the environment variable {account.key_env} (key_env) does not hold a shared key",
+            hint="it must be the key alone, in base64; not a connection string, not a SAS",
+        ) from None
+    return value
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigurationError(
+            f"there is no configuration file {path}",
+            hint="`rekey init` writes one; or name another with --config",
+        ) from None
+    except OSError as error:
+        raise ConfigurationError(
+            f"the configuration file {path} cannot be read ({type(error).__name__})",
+            hint="make it a file that this user can read, or name another with --config",
+        ) from None
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{path} is not UTF-8", hint="save it as UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        # the parser's text may quote the file; only the position is taken from it
+        position = re.search(r"\(at [^)]*\)", str(error))
+        raise ConfigurationError(
+            f"{path} is not valid TOML {position.group() if position else ''}".rstrip(),
+            hint="mend that line; strings stand in double quotes",
+        ) from None
+
+
+def _account(section: Section) -> Account:
+    section.allow("endpoint", "key_env")
+    endpoint = section.text("endpoint")
+    if endpoint is None:
+        section.fail("endpoint", "is missing", 'write endpoint = "https://ACCOUNT.table.core.windows.net"')
+    key_env = section.text("key_env")
+    if key_env is not None and not _is_variable(key_env):
+        section.fail(
+            "key_env",
+            "is not the name of an environment variable",
+            "put the key into an environment variable and write that variable's name here; if a key was"
+            " pasted here, treat it as known to others and renew it",
+        )
+    return Account(_endpoint(section, endpoint.strip()), key_env)
+
+
+def _endpoint(section: Section, text: str) -> str:
+    """Check an endpoint and return it without trailing slashes. Its text is never repeated in an error."""
+    cure = 'write endpoint = "https://ACCOUNT.table.core.windows.net"'
+    renew = "; if it was a real secret, treat it as known to others and renew it"
+    if any(
+        mark in text.lower() for mark in ("accountkey=", "endpointsprotocol=", "sharedaccesssignature=", ";")
+    ):
+        section.fail("endpoint", "looks like a connection string, which holds a secret", cure + renew)
+    try:
+        parts = urlsplit(text)
+        host, _port = parts.hostname, parts.port
+    except ValueError:
+        section.fail("endpoint", "is not a URL", cure)
+    if parts.query or parts.fragment or "?" in text or "#" in text or parts.username or parts.password:
+        section.fail("endpoint", "holds a SAS, a query or a user", cure + ", without `?...`" + renew)
+    if parts.scheme not in ("http", "https") or not host:
+        section.fail("endpoint", "is not an https URL", cure)
+    if host == "localhost" or host.endswith(".localhost"):
+        section.fail(
+            "endpoint",
+            "`localhost` is taken for another service by the Azure SDK",
+            "write 127.0.0.1 instead of localhost",
+        )
+    if parts.scheme == "http" and host not in _LOOPBACK:
+        section.fail(
+            "endpoint", "http is allowed on 127.0.0.1 and [::1] only", "write https://, which encrypts"
+        )
+    return text.rstrip("/")
+
+
+def _is_variable(text: str) -> bool:
+    """Tell whether this can be a variable's name. A long run without `_` is rather a pasted secret (hex,
+    say), which a later message would echo as a name."""
+    return _VARIABLE.fullmatch(text) is not None and (len(text) < PASTED_CHARACTERS or "_" in text)
+
+
+def _path(section: Section, usual: str) -> Path:
+    section.allow("path")
+    # absolute, not resolved: a link that the operator set up stays one
+    return Path(os.path.normpath(section.path.parent / Path(section.text("path") or usual).expanduser()))
+
+
+def _secrets(section: Section) -> dict[str, SecretSource]:
+    return {name: _secret(section, name) for name in section.content}
+
+
+def _secret(secrets: Section, name: str) -> SecretSource:
+    if not _SECRET_NAME.fullmatch(name):
+        secrets.fail(name, "is not a name", "use letters, digits, `_` and `-`")
+    section = secrets.section(name)
+    kinds: Iterable[SecretKind] = SecretKind
+    section.allow(*kinds)
+    given = [kind for kind in kinds if kind in section.content]
+    if len(given) != 1:
+        section.fail("", "must have exactly one of env, file, key_vault", 'write for example env = "NAME"')
+    kind = given[0]
+    where = section.text(kind) or ""
+    if kind is SecretKind.ENV and not _is_variable(where):
+        section.fail(
+            "env",
+            "is not the name of an environment variable",
+            "write the variable's name, not the secret; a secret that was pasted here is no longer one",
+        )
+    if kind is SecretKind.FILE:
+        where = str(Path(os.path.normpath(section.path.parent / Path(where).expanduser())))
+    if kind is SecretKind.KEY_VAULT:
+        try:
+            secrets_source.split_key_vault_url(where)
+        except ValueError:
+            section.fail(
+                "key_vault",
+                "is not the https URL of a Key Vault secret",
+                'write key_vault = "https://VAULT.vault.azure.net/secrets/NAME"',
+            )
+    return SecretSource(kind, where)

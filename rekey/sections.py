@@ -1,0 +1,93 @@
+"""A table of a TOML file that knows where it stands: its readers name the key and the cure.
+
+Rules kept here:
+
+* Values are never repeated in an error: a secret pasted into the file is not echoed.
+* An amount is written with its unit: `"24h"`, `"64MiB"`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rekey.errors import ConfigurationError
+
+_DURATION = re.compile(r"(\d+)(s|m|h|d)")
+_SIZE = re.compile(r"(\d+)(B|KiB|MiB|GiB)")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_BYTES = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
+
+
+class Section:
+    """One table of a file.
+
+    Attributes:
+        path: the file, for messages.
+        name: the table's dotted name, "" for the whole file.
+        content: what the TOML parser returned for it.
+    """
+
+    def __init__(self, path: Path, name: str, content: dict[str, Any]) -> None:
+        self.path = path
+        self.name = name
+        self.content = content
+
+    def fail(self, key: str, problem: str, cure: str) -> NoReturn:
+        """Raise the ConfigurationError that names file, table, key and cure."""
+        where = f"[{self.name}] {key}".strip() if self.name else f"[{key}]"
+        raise ConfigurationError(f"{self.path}: {where}: {problem}", hint=cure)
+
+    def allow(self, *keys: str) -> None:
+        """Refuse keys other than these."""
+        for key in self.content:
+            if key not in keys:
+                what = "key" if self.name else "section"
+                self.fail(key, f"unknown {what}", f"remove it; known here: {', '.join(keys)}")
+
+    def section(self, key: str, *, required: bool = False) -> Section:
+        """Return a table within this one; an empty one when it is absent and not required."""
+        value = self.content.get(key, {})
+        name = f"{self.name}.{key}" if self.name else key
+        if required and key not in self.content:
+            self.fail(key, "is missing", f"add the section [{name}]; `rekey init` shows how")
+        if not isinstance(value, dict):
+            self.fail(key, "is not a section", f"write it as a section: [{name}]")
+        return Section(self.path, name, value)
+
+    def text(self, key: str) -> str | None:
+        """Read a text that is not blank; None when absent."""
+        value = self.content.get(key)
+        if value is not None and (not isinstance(value, str) or not value.strip()):
+            self.fail(key, "is not a text", f'write {key} = "..."')
+        return value
+
+    def count(self, key: str) -> int | None:
+        """Read a whole number of at least 1; None when absent."""
+        value = self.content.get(key)
+        if value is None:
+            return None
+        if type(value) is not int or value < 1:
+            self.fail(key, "is not a whole number of at least 1", f"write for example {key} = 16")
+        return value
+
+    def duration(self, key: str, usual: float) -> float:
+        """Read `"90s"`, `"15m"`, `"24h"`, `"30d"` as seconds."""
+        return self._with_unit(key, usual, _DURATION, _SECONDS, '"90s", "15m", "24h" or "30d"')
+
+    def size(self, key: str, usual: int) -> int:
+        """Read `"64MiB"` as bytes."""
+        return int(self._with_unit(key, usual, _SIZE, _BYTES, '"512KiB", "64MiB" or "1GiB"'))
+
+    def _with_unit(
+        self, key: str, usual: float, form: re.Pattern[str], units: Mapping[str, int], examples: str
+    ) -> float:
+        value = self.content.get(key)
+        if value is None:
+            return usual
+        found = form.fullmatch(value.strip()) if isinstance(value, str) else None
+        if found is None or int(found.group(1)) == 0:
+            self.fail(key, "is not an amount with its unit", f"write for example {examples}")
+        return int(found.group(1)) * units[found.group(2)]

@@ -1,0 +1,219 @@
+"""yoyo's SQLite backend, made safe for the state file; and our own schema, applied through it.
+
+Rules kept here:
+
+* The file is opened by its path (`files.connect`): yoyo's own URI opens another file when the path holds
+  `?`, `#` or `%`. Opening writes nothing; yoyo's `get_backend` does.
+* One migration table for our schema (`state-NNNN-name`) and for the phases (`<script>.<phase>`): yoyo cannot
+  have two in one file. An id belongs to the schema when it starts with `state-` and has no dot.
+* A schema step and its entry in the ledger are one transaction: killed in between, neither is there.
+* Times are bound as text: the default adapters of `sqlite3` are deprecated since Python 3.12.
+* Our schema expands, then contracts: a file made by a newer program has ids that this one does not know.
+* yoyo's log goes nowhere: rekey reports by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sqlite3
+import uuid
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from yoyo.backends.core.sqlite3 import SQLiteBackend
+from yoyo.internalmigrations import schema_versions
+from yoyo.migrations import Migration as YoyoMigration
+from yoyo.migrations import MigrationList, default_migration_table, read_sql_migration
+
+from rekey.errors import StateUnusable
+from rekey.phases import Phase
+from rekey.runner.filelock import FileLock
+from rekey.state import files
+from rekey.state.audit import current_actor, utc_now
+
+SCHEMA_PREFIX = "state-"
+SCHEMA_FOLDER = Path(__file__).parent / "schema"
+_INTERNAL = frozenset({"_yoyo_log", "_yoyo_version", "_yoyo_migration", "yoyo_lock", "sqlite_sequence"})
+
+_PHASES = frozenset(Phase)
+
+_log = logging.getLogger("yoyo")
+_log.addHandler(logging.NullHandler())
+_log.propagate = False
+
+
+class StateBackend(SQLiteBackend):  # type: ignore[misc]
+    """yoyo's view of one state file. Made from a path, not from a URI."""
+
+    def __init__(self, path: Path, migration_table: str = default_migration_table) -> None:
+        super().__init__(path, migration_table)
+
+    def connect(self, dburi: Path) -> sqlite3.Connection:
+        """Open the file; called by the base class, also for every copy of the backend."""
+        return files.connect(dburi)
+
+    def __enter__(self) -> StateBackend:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.connection.close()
+
+    def execute(self, sql: str, params: Mapping[str, Any] | None = None) -> Any:
+        """Run one statement, with times as text."""
+        bound = {
+            name: value.isoformat(" ") if isinstance(value, datetime) else value
+            for name, value in (params or {}).items()
+        }
+        return super().execute(sql, bound)
+
+    def list_tables(self, **_: Any) -> list[str]:
+        """Return the names of the tables in the file."""
+        return _tables(self.connection)
+
+    def get_log_data(self, migration: Any = None, operation: str = "apply") -> dict[str, Any]:
+        """Return what yoyo writes into its log. Its own asks the network for the host's full name."""
+        return {
+            "id": str(uuid.uuid4()),
+            "migration_id": migration.id if migration else None,
+            "migration_hash": migration.hash if migration else None,
+            "username": current_actor(),
+            "hostname": socket.gethostname(),
+            "created_at_utc": utc_now().replace(tzinfo=None),
+            "operation": operation,
+        }
+
+    def begin_exclusive_use(self) -> None:
+        """Make yoyo's lock table and break a lock row that a killed process left.
+
+        Call only while holding the file lock: that is what shows that the process is dead.
+        """
+        self.execute(self.format_sql(self.create_lock_table_sql).replace("TABLE", "TABLE IF NOT EXISTS", 1))
+        self.break_lock()
+
+    def apply_one(self, migration: Any, force: bool = False, mark: bool = True) -> None:
+        """Apply one migration; a transactional one together with its entry in the ledger."""
+        migration.load()
+        if not migration.use_transactions:
+            super().apply_one(migration, force=force, mark=mark)
+            return
+        self.ensure_internal_schema_updated()
+        with self.transaction():
+            migration.process_steps(self, "apply", force=force)
+            self.log_migration(migration, "apply")
+            if mark:
+                self.mark_one(migration, log=False)
+
+
+def schema_migrations(folder: Path = SCHEMA_FOLDER) -> MigrationList:
+    """Return our schema's migrations in order, loaded at once.
+
+    yoyo resolves dependencies through a table of the whole process, so that what is read later can take them
+    away from what is loaded later still.
+    """
+    scripts = [
+        YoyoMigration(path.stem, str(path), str(folder))
+        for path in sorted(folder.glob("*.sql"))
+        if not path.name.endswith(".rollback.sql")
+    ]
+    for script in scripts:
+        script.load()
+    return MigrationList(scripts)
+
+
+def prepare(path: Path, lock: FileLock | None, *, folder: Path = SCHEMA_FOLDER) -> sqlite3.Connection:
+    """Open the state file for writing and bring its schema up to this program. The caller closes.
+
+    Args:
+        path: the state file; made when there is none.
+        lock: the file lock on it, held; None to take it here for as long as the schema changes.
+        folder: where the schema's scripts are.
+
+    Raises:
+        StateUnusable: newer than this program, damaged, read-only, not a state file.
+        Locked: the schema must change, and another process holds the lock.
+        MachineFailed: disk full or failing.
+    """
+    connection = files.open_for_writing(path)
+    try:
+        with files.translating(path):
+            if _missing(connection, path, folder):
+                if lock is None:
+                    with FileLock(path):
+                        _upgrade(path, folder)
+                else:
+                    lock.require(path)
+                    _upgrade(path, folder)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def upgrade_copy(memory: sqlite3.Connection, path: Path, *, folder: Path = SCHEMA_FOLDER) -> None:
+    """Bring a private copy up to this program's schema. The file is not touched."""
+    for script_id in _missing(memory, path, folder):
+        _, _, statements = read_sql_migration(str(folder / f"{script_id}.sql"))
+        for statement in statements:
+            memory.execute(statement)
+
+
+def ledger_ids(connection: sqlite3.Connection) -> list[str]:
+    """Return the ids of all applied entries: schema steps and phases."""
+    if default_migration_table not in _tables(connection):
+        return []
+    found = connection.execute(f"SELECT migration_id FROM {default_migration_table}")  # noqa: S608 - a constant
+    return [row[0] for row in found]
+
+
+def schema_version(ids: Iterable[str]) -> int:
+    """Return the number of the newest schema step among ledger ids, 0 when there is none."""
+    return max((int(entry.split("-")[1]) for entry in ids if _is_schema(entry)), default=0)
+
+
+def _upgrade(path: Path, folder: Path) -> None:
+    with StateBackend(path) as backend:
+        backend.begin_exclusive_use()
+        with backend.lock():
+            backend.apply_migrations(backend.to_apply(schema_migrations(folder)))
+
+
+def _missing(connection: sqlite3.Connection, path: Path, folder: Path) -> list[str]:
+    """Return the schema steps that the file lacks. Raises StateUnusable when it is newer or not ours."""
+    known = sorted(p.stem for p in folder.glob("*.sql") if not p.name.endswith(".rollback.sql"))
+    ids = set(ledger_ids(connection))
+    schema = {entry for entry in ids if _is_schema(entry)}
+    if schema - set(known) or _has_unknown_phase(ids - schema) or _yoyo_is_newer(connection):
+        raise StateUnusable(
+            f"the state file {path} was written by a newer rekey"
+            f" (schema {schema_version(schema)}, this program knows {schema_version(known)})",
+            kept="the state file, unchanged",
+            hint="install the newer rekey again, or point [state] path to another file",
+        )
+    if not schema and set(_tables(connection)) - _INTERNAL:
+        raise files.damaged(path, "a database, but not one of rekey")
+    return [entry for entry in known if entry not in schema]
+
+
+def _is_schema(entry: str) -> bool:
+    return entry.startswith(SCHEMA_PREFIX) and "." not in entry
+
+
+def _has_unknown_phase(entries: Iterable[str]) -> bool:
+    return any(entry.rpartition(".")[2] not in _PHASES for entry in entries)
+
+
+def _yoyo_is_newer(connection: sqlite3.Connection) -> bool:
+    if "_yoyo_version" not in _tables(connection):
+        return False
+    with closing(connection.execute("SELECT max(version) FROM _yoyo_version")) as cursor:
+        version = cursor.fetchone()[0]
+    return version is not None and version not in schema_versions
+
+
+def _tables(connection: sqlite3.Connection) -> list[str]:
+    found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+    return [row[0] for row in found]

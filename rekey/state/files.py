@@ -1,0 +1,216 @@
+"""The state file as a file: made, opened, checked, and its failures told apart.
+
+Rules kept here:
+
+* Made with mode 0600 in a folder with mode 0700: it holds old keys.
+* A reader changes nothing: it takes a copy into memory and lets go of the file. No file reads as empty.
+* Whatever character its path holds, this file and no other is opened.
+* Errors of SQLite do not leave this package as such. A damaged or read-only file is `StateUnusable`, a full
+  disk or a failed write `MachineFailed`, a file that another process keeps busy `Locked`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from sqlalchemy.exc import DBAPIError
+
+from rekey.errors import Locked, MachineFailed, RekeyError, StateUnusable
+
+MAGIC = b"SQLite format 3\0"
+BUSY_TIMEOUT_S = 20.0
+_KEPT = "the file as it is, and all tables; a state file that is lost loses no data"
+_COPY_ATTEMPTS = 5
+
+
+@contextmanager
+def translating(path: Path) -> Iterator[None]:
+    """Turn SQLite's errors, bare or wrapped by SQLAlchemy, into errors that lead to an action."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise translated(error, path) from error
+    except DBAPIError as error:
+        cause = error.orig
+        # the wrapper's text quotes statement and parameters, which may hold keys: it is left behind
+        raise translated(cause if isinstance(cause, sqlite3.Error) else error, path) from cause
+
+
+def translated(error: Exception, path: Path) -> RekeyError:
+    """Return the error that tells the operator what to do about an error of SQLite."""
+    name = getattr(error, "sqlite_errorname", None) or type(error).__name__
+    if name == "SQLITE_FULL":
+        return MachineFailed(
+            f"no space is left for the state file {path}",
+            kept="everything up to the last checkpoint; later work is done again, not lost",
+            hint="free space on that disk, then run the same command again",
+        )
+    if name.startswith(("SQLITE_IOERR", "SQLITE_NOMEM")):
+        return MachineFailed(
+            f"the state file {path} could not be written or read ({name})",
+            kept="everything up to the last checkpoint; later work is done again, not lost",
+            hint="check the disk (space, quota, health), then run the same command again",
+        )
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        return Locked(
+            f"the state file {path} is kept busy by another process",
+            kept="everything up to the last checkpoint",
+            hint="wait for the other command to end, then run the same command again",
+        )
+    if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH")):
+        return not_writable(path, name)
+    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_FORMAT", "SQLITE_SCHEMA")):
+        return damaged(path, name)
+    return MachineFailed(
+        f"the state file {path} refused a statement ({name})",
+        kept="everything up to the last checkpoint",
+        hint="run the same command again; if it fails again, report it with this text",
+    )
+
+
+def damaged(path: Path, why: str) -> StateUnusable:
+    """Return the error for a file that is no intact database."""
+    return StateUnusable(
+        f"the state file {path} is damaged or is no state file ({why})",
+        kept=_KEPT,
+        hint="move it away, with its -wal and -shm files, and run the same command again: it copies again"
+        " and compares, so nothing is lost or doubled; or point [state] path to the right file",
+    )
+
+
+def not_writable(path: Path, why: str) -> StateUnusable:
+    """Return the error for a file or folder that cannot be written (or opened)."""
+    return StateUnusable(
+        f"the state file {path} or its folder is read-only for this user ({why})",
+        kept=_KEPT,
+        hint="give this user write permission on the file and its folder, or change [state] path",
+    )
+
+
+def open_for_writing(path: Path) -> sqlite3.Connection:
+    """Open the file for writing, making it when there is none. The caller closes the connection.
+
+    Raises:
+        StateUnusable: not a file, no database, damaged, or read-only.
+        MachineFailed, Locked: see `translated`.
+    """
+    _make(path)
+    _check_header(path)
+    with translating(path):
+        connection = connect(path)
+        try:
+            # the mode is a property of the file: readers in other processes are not stopped by a writer
+            connection.execute("PRAGMA journal_mode = WAL").fetchone()
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("ROLLBACK")
+            _check_intact(connection, path)
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """Return a connection without implicit transactions, that syncs every commit to the disk.
+
+    The path goes to SQLite as a path, not as a URI, in which `?`, `#` and `%` mean something else.
+    """
+    connection = sqlite3.connect(
+        path.absolute(), timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False, uri=False
+    )
+    try:
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA foreign_keys = ON")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def copy_into_memory(path: Path) -> sqlite3.Connection:
+    """Return a private copy of what the file holds now; an empty one when there is no file.
+
+    Raises:
+        StateUnusable: damaged, no database, or not readable.
+    """
+    memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    try:
+        if path.exists():
+            _check_header(path)
+            with translating(path):
+                _copy(path, memory)
+                _check_intact(memory, path)
+        memory.execute("PRAGMA foreign_keys = ON")
+    except BaseException:
+        memory.close()
+        raise
+    return memory
+
+
+def _copy(path: Path, memory: sqlite3.Connection) -> None:
+    for _ in range(_COPY_ATTEMPTS):
+        before = _fingerprint(path)
+        # Opening a file in WAL mode makes -wal and -shm beside it. When they are not there, nobody writes,
+        # and the file can be read as one that never changes; afterwards it is checked that it did not.
+        mode = "mode=ro" if before[-1] else "mode=ro&immutable=1"
+        uri = f"{path.absolute().as_uri()}?{mode}"
+        with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S)) as source:
+            source.backup(memory)
+        if before[-1] or _fingerprint(path) == before:
+            return
+    raise Locked(
+        f"the state file {path} changes too fast to be read",
+        hint="wait for the other command to end, then run the same command again",
+    )
+
+
+def _fingerprint(path: Path) -> tuple[int, int, bool]:
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size, path.with_name(path.name + "-wal").exists()
+
+
+def _make(path: Path) -> None:
+    try:
+        if not path.parent.exists():
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # SQLite gives -wal and -shm the mode of the main file, so that it is right from the first byte
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600))
+    except IsADirectoryError:
+        raise StateUnusable(
+            f"the state file {path} is a folder", hint="name a file: [state] path in the configuration"
+        ) from None
+    except PermissionError:
+        raise not_writable(path, "PermissionError") from None
+    except OSError as error:
+        if error.errno == errno.EROFS:
+            raise not_writable(path, "read-only file system") from None
+        raise MachineFailed(
+            f"the state file {path} cannot be made ({type(error).__name__})",
+            hint="check that its folder exists and has space, or change [state] path",
+        ) from None
+
+
+def _check_header(path: Path) -> None:
+    """Refuse a file that does not begin as a database does. An empty file is a new database."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(len(MAGIC))
+    except IsADirectoryError:
+        raise StateUnusable(
+            f"the state file {path} is a folder", hint="name a file: [state] path in the configuration"
+        ) from None
+    except PermissionError:
+        raise not_writable(path, "PermissionError") from None
+    if head and head != MAGIC:
+        raise damaged(path, "not a database")
+
+
+def _check_intact(connection: sqlite3.Connection, path: Path) -> None:
+    verdict = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if verdict is None or verdict[0] != "ok":
+        raise damaged(path, "its pages do not fit together")

@@ -1,0 +1,234 @@
+"""What the state file holds, as frozen values, and its tables.
+
+Rules kept here:
+
+* The tables are described here for queries only; they are made by the migrations in `schema/`. A test keeps
+  the two equal.
+* Source keys stand in the state file (that is where a scan resumes), which is why it is readable by its owner
+  only. No repr here shows them.
+* Keys are stored as JSON arrays in ASCII: whatever a key holds, the file gives it back unchanged.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Column, Integer, MetaData, Table, Text
+
+from rekey.errors import Moved, StateUnusable
+from rekey.model import EntityKey, KeyRange
+
+METADATA = MetaData()
+
+MIGRATION = Table(
+    "migration",
+    METADATA,
+    Column("script_id", Text, primary_key=True),
+    Column("digest", Text, nullable=False),
+    Column("source", Text, nullable=False),
+    Column("run_id", Text, nullable=False),
+    Column("endpoint_id", Text, nullable=False),
+    Column("secret_fingerprints", Text, nullable=False),
+    Column("registered_at", Text, nullable=False),
+)
+FACT = Table(
+    "fact",
+    METADATA,
+    Column("script_id", Text, primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("value", Text, nullable=False),
+)
+SEGMENT = Table(
+    "segment",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("script_id", Text, nullable=False),
+    Column("purpose", Text, nullable=False),
+    Column("after_key", Text),
+    Column("upto_key", Text),
+    Column("cursor_key", Text),
+    Column("row_count", Integer, nullable=False),
+    Column("byte_count", Integer, nullable=False),
+    Column("done", Integer, nullable=False),
+)
+PHASE_RUN = Table(
+    "phase_run",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("script_id", Text, nullable=False),
+    Column("phase", Text, nullable=False),
+    Column("started_at", Text, nullable=False),
+    Column("finished_at", Text),
+    Column("outcome", Text),
+    Column("counters", Text, nullable=False),
+)
+VERIFICATION = Table(
+    "verification",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("script_id", Text, nullable=False),
+    Column("mode", Text, nullable=False),
+    Column("started_at", Text, nullable=False),
+    Column("finished_at", Text, nullable=False),
+    Column("digest", Text, nullable=False),
+    Column("rows_source", Integer, nullable=False),
+    Column("rows_target", Integer, nullable=False),
+    Column("divergences", Integer, nullable=False),
+    Column("transient", Integer, nullable=False),
+    Column("report", Text, nullable=False),
+)
+AUDIT_EVENT = Table(
+    "audit_event",
+    METADATA,
+    Column("seq", Integer, primary_key=True),
+    Column("at", Text, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("event", Text, nullable=False),
+    Column("script_id", Text),
+    Column("details", Text, nullable=False),
+    Column("prev", Text, nullable=False),
+    Column("hash", Text, nullable=False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationRecord:
+    """What a migration started with; whatever differs later is refused.
+
+    Attributes:
+        script_id: the script.
+        digest: of its declaration, hex SHA-256.
+        source: name of the source table.
+        run_id: the run that made the control row.
+        endpoint_id: which account, as the caller names it (no secret).
+        secret_fingerprints: secret name to fingerprint.
+        registered_at: UTC, ISO 8601.
+    """
+
+    script_id: str
+    digest: str
+    source: str
+    run_id: str
+    endpoint_id: str
+    secret_fingerprints: Mapping[str, str]
+    registered_at: str
+
+    def require_same_place(self, *, source: str, endpoint_id: str, run_id: str) -> None:
+        """Refuse a state file that belongs to another migration of the same name. Raises StateUnusable."""
+        ours = (self.source.lower(), self.endpoint_id, self.run_id)
+        if ours == (source.lower(), endpoint_id, run_id):
+            return
+        part = "run"
+        if self.endpoint_id != endpoint_id:
+            part = "account"
+        elif self.source.lower() != source.lower():
+            part = "source table"
+        raise StateUnusable(
+            f"the state file is of another migration: its {self.script_id} has another {part}",
+            kept="the state file and all tables, unchanged",
+            hint="give this migration a state file of its own: [state] path in the configuration;"
+            " without its file a migration copies again and loses nothing",
+        )
+
+    def require_same_rules(self, *, digest: str, secret_fingerprints: Mapping[str, str]) -> None:
+        """Refuse a declaration or a secret that changed since the first phase. Raises Moved."""
+        if digest != self.digest:
+            raise Moved(
+                f"the script {self.script_id} was edited after its first phase:"
+                f" digest {digest[:12]}, started with {self.digest[:12]}",
+                kept="everything done so far; nothing was written with the edited script",
+                hint="restore the script; or `rekey rollback`, then apply the edited one from the start",
+            )
+        names = sorted({*secret_fingerprints, *self.secret_fingerprints})
+        changed = [n for n in names if secret_fingerprints.get(n) != self.secret_fingerprints.get(n)]
+        if changed:
+            raise Moved(
+                f"the secret {', '.join(f'`{name}`' for name in changed)} is not the one that"
+                f" {self.script_id} started with",
+                kept="everything done so far; nothing was written with the other secret",
+                hint="configure the secret that was used at the start; or `rekey rollback`, then apply anew",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A half-open key range of a table: the unit of scan and checkpoint.
+
+    Attributes:
+        id: in the state file.
+        script_id: the migration it belongs to.
+        purpose: what the scan is for, e.g. `backfill`.
+        after, upto: the range; None is unbounded.
+        cursor: everything up to and including this key is done; None before the first checkpoint.
+        rows, bytes: done so far.
+        done: the whole range is done.
+    """
+
+    id: int
+    script_id: str
+    purpose: str
+    after: EntityKey | None = field(default=None, repr=False)
+    upto: EntityKey | None = field(default=None, repr=False)
+    cursor: EntityKey | None = field(default=None, repr=False)
+    rows: int = 0
+    bytes: int = 0
+    done: bool = False
+
+    @property
+    def rest(self) -> KeyRange:
+        """Return what is left to do behind the cursor."""
+        return KeyRange(self.after if self.cursor is None else self.cursor, self.upto)
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseRun:
+    """One attempt at one phase. `finished_at` and `outcome` are None while it runs, or when it was killed."""
+
+    id: int
+    script_id: str
+    phase: str
+    started_at: str
+    finished_at: str | None
+    outcome: str | None
+    counters: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The result of one verification; holds no keys.
+
+    Attributes:
+        mode: `count`, `sample` or `full`.
+        started_at, finished_at: UTC, ISO 8601.
+        digest: of the declaration that was verified.
+        rows_source, rows_target: rows seen on each side.
+        divergences: stable ones.
+        transient: those that were gone on recheck.
+        report: further figures, JSON-able, without keys.
+    """
+
+    mode: str
+    started_at: str
+    finished_at: str
+    digest: str
+    rows_source: int
+    rows_target: int
+    divergences: int
+    transient: int
+    report: Mapping[str, Any] = field(default_factory=dict)
+
+
+def key_to_text(key: EntityKey | None) -> str | None:
+    """Return a key as it is stored: a JSON array in ASCII."""
+    return None if key is None else json.dumps([key.partition, key.row], separators=(",", ":"))
+
+
+def key_from_text(text: str | None) -> EntityKey | None:
+    """Return the key that `key_to_text` stored."""
+    if text is None:
+        return None
+    partition, row = json.loads(text)
+    return EntityKey(partition, row)
