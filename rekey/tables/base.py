@@ -7,21 +7,23 @@ Rules kept here:
 * A call that returns has been applied; one that raises RowExists, RowMissing, ConditionFailed,
   RequestRejected, TableMissing, CredentialRefused or EndpointDown has not. Only Unavailable and Ambiguous
   leave it open. Implementations retry and settle ambiguous outcomes by reading back before they say so.
-* `transact` is all or nothing: at most 100 operations of one partition and 4 MiB of body (`wire.py` counts).
+* `transact` is all or nothing: at most 100 operations of one partition, each row once, and MAX_BATCH_BYTES
+  as `encoded_size` counts them.
 * Results of `scan` come in service order (`EntityKey.order`) and are not a snapshot.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
 from rekey.model import EVERYTHING, EntityKey, KeyRange, Row, key_of
 
 MAX_BATCH_OPERATIONS = 100
-MAX_BATCH_BYTES = 4 * 1024 * 1024
+MAX_BATCH_BYTES = 4 * 1024 * 1024 - 1024
+"""What the operations of a transaction may take: 4 MiB, less the frame around them."""
 MAX_PAGE_ROWS = 1000
 
 
@@ -41,8 +43,10 @@ class Operation:
     """One write: a verb, a wire row (for DELETE only its key counts) and, for conditional verbs, an ETag."""
 
     verb: Verb
-    row: Row
+    row: Row = field(repr=False)
     etag: str | None = None
+    encoded: tuple[object, bytes] | None = field(default=None, init=False, repr=False, compare=False)
+    """The bytes of the operation on the wire and who made them: kept between counting and sending."""
 
     @property
     def key(self) -> EntityKey:
@@ -59,8 +63,8 @@ class Page:
         cursor: everything up to and including this key has been returned; None if nothing was yet.
     """
 
-    rows: list[Row]
-    cursor: EntityKey | None
+    rows: list[Row] = field(repr=False)
+    cursor: EntityKey | None = field(repr=False)
 
 
 class Table(Protocol):
@@ -87,6 +91,9 @@ class Table(Protocol):
 
     async def delete(self, key: EntityKey, *, etag: str = "*") -> None:
         """Delete the row if its ETag matches. Raises RowMissing, ConditionFailed."""
+
+    def encoded_size(self, operation: Operation) -> int:
+        """Return how many bytes an operation takes of `MAX_BATCH_BYTES`. Raises RequestRejected."""
 
     async def transact(self, operations: Sequence[Operation]) -> list[str | None]:
         """Apply all operations or none; return the new ETags (None for deletes).

@@ -39,10 +39,11 @@ from rekey.model import (
     is_custom,
     key_of,
 )
-from rekey.tables.base import MAX_PAGE_ROWS, Operation, Page, Verb
+from rekey.tables.base import MAX_BATCH_BYTES, MAX_PAGE_ROWS, Operation, Page, Verb
 from rekey.tables.clock import TICKS_PER_SECOND, Clock, SystemClock, format_ticks, ticks_of
 from rekey.tables.faults import Call, Fault, FaultKind, Faults, NoFaults
 from rekey.tables.rules import check_batch, check_key_part, check_table_name, stored_form
+from rekey.tables.wire import Encoder
 
 Gate = Callable[[Call], Awaitable[None]]
 
@@ -219,6 +220,7 @@ class MemoryTable:
     def __init__(self, service: MemoryTableService, name: str) -> None:
         self._service = service
         self._name = name
+        self._encoder = Encoder("https://account.table.core.windows.net", name)
 
     @property
     def name(self) -> str:
@@ -254,9 +256,19 @@ class MemoryTable:
         operation = Operation(Verb.DELETE, {PARTITION_KEY: key.partition, ROW_KEY: key.row}, etag)
         await self._run(operation.verb, (operation,))
 
+    def encoded_size(self, operation: Operation) -> int:
+        """Return how many bytes an operation takes in a transaction, counted as on the wire."""
+        return self._encoder.size(operation)
+
     async def transact(self, operations: Sequence[Operation]) -> list[str | None]:
         """Apply all operations or none; return the new ETags."""
         check_batch(operations)
+        if sum(map(self.encoded_size, operations)) > MAX_BATCH_BYTES:
+            raise RequestRejected(
+                "a transaction has more than 4 MiB (RequestBodyTooLarge)",
+                code="RequestBodyTooLarge",
+                status=413,
+            )
         return await self._run("transact", tuple(operations))
 
     async def scan(

@@ -1,0 +1,270 @@
+"""The wire format: addresses, JSON, `$batch` bodies and their answers, as pure functions.
+
+Rules kept here:
+
+* Keys are percent-encoded whole (UTF-8, nothing but unreserved characters left bare), so that no client or
+  server on the way has anything left to decode twice.
+* JSON goes out as UTF-8, not ASCII-escaped: a CJK character costs 3 bytes instead of 6, an emoji 4 instead
+  of 12. U+2028 and U+2029 are escaped all the same: Azurite ends a body there.
+* A whole Double goes out annotated: without its annotation a server may read it as Int32.
+* Python values that JSON would change silently (NaN, UUID, datetime, bytes) are refused.
+* An operation is encoded once. Its bytes are what the packer counts and what the batch sends.
+* Sources: "Performing entity group transactions" and "Payload format for Table service operations" in the
+  Azure documentation.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import orjson
+
+from rekey.edm import DOUBLE
+from rekey.errors import RequestRejected
+from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, TIMESTAMP, TYPE_SUFFIX, EntityKey, Row, content_of
+from rekey.tables.base import Operation, Verb
+
+API_VERSION = "2020-12-06"
+"""The oldest version that takes tokens; Azurite 3.35 knows it."""
+
+ACCEPT = "application/json;odata=minimalmetadata"
+
+_PART_HEAD = b"Content-Type: application/http\r\nContent-Transfer-Encoding: binary\r\n\r\n"
+_JSON_HEAD = (
+    b" HTTP/1.1\r\nAccept: application/json;odata=minimalmetadata\r\nContent-Type: application/json\r\n"
+    b"Prefer: return-no-content\r\nDataServiceVersion: 3.0\r\n"
+)
+_PLAIN_HEAD = b" HTTP/1.1\r\nAccept: application/json;odata=minimalmetadata\r\nDataServiceVersion: 3.0\r\n"
+_METHODS = {
+    Verb.INSERT: b"POST ",
+    Verb.REPLACE: b"PUT ",
+    Verb.MERGE: b"PATCH ",
+    Verb.INSERT_OR_REPLACE: b"PUT ",
+    Verb.INSERT_OR_MERGE: b"PATCH ",
+    Verb.DELETE: b"DELETE ",
+}
+_CONDITIONAL = frozenset({Verb.REPLACE, Verb.MERGE, Verb.DELETE})
+_PLAIN_CLASSES = frozenset({str, bool, int, type(None)})
+_ANSWER = re.compile(rb"^HTTP/1\.1 (\d{3})[^\r\n]*\r?\n((?:[^\r\n]+\r?\n)*)", re.MULTILINE)
+_ETAG_HEADER = re.compile(rb"^ETag: ?([^\r\n]+)", re.MULTILINE | re.IGNORECASE)
+_INDEXED = re.compile(r"(\d{1,3}):")
+
+BOUNDARY_BYTES = len("--changeset_") + 32 + 4
+"""What separates two operations of a batch: `--changeset_<32 hex>` and two line ends."""
+
+
+# --- addresses -----------------------------------------------------------------------------------------
+
+
+def escape(value: str) -> str:
+    """Return text percent-encoded for a path or a query; only `A-Za-z0-9_.-~` stay bare."""
+    return quote(value, safe="", errors="strict")
+
+
+def entity_path(table: str, key: EntityKey) -> str:
+    """Return the path of one row below the account's endpoint: `T(PartitionKey='p',RowKey='r')`.
+
+    Raises RequestRejected for a key that is no text or cannot be encoded (a lone surrogate).
+    """
+    try:
+        partition = escape(key.partition.replace("'", "''"))
+        row = escape(key.row.replace("'", "''"))
+    except (UnicodeEncodeError, AttributeError, TypeError):
+        raise RequestRejected(
+            "a key cannot be written into an address (OutOfRangeInput)", code="OutOfRangeInput", status=400
+        ) from None
+    return f"{table}(PartitionKey='{partition}',RowKey='{row}')"
+
+
+def query_string(parameters: Sequence[tuple[str, str]]) -> str:
+    """Return `?name=value&…` with values percent-encoded, "" without parameters."""
+    if not parameters:
+        return ""
+    return "?" + "&".join(f"{name}={escape(value)}" for name, value in parameters)
+
+
+# --- JSON ----------------------------------------------------------------------------------------------
+
+
+def encode_row(row: Row) -> bytes:
+    """Return the JSON to send for a row: content only, without what the server owns.
+
+    Raises RequestRejected for values that are not wire values.
+    """
+    if ETAG in row or TIMESTAMP in row:
+        row = content_of(row)
+    if row.get(PARTITION_KEY).__class__ is not str or row.get(ROW_KEY).__class__ is not str:
+        raise RequestRejected(
+            "a row needs PartitionKey and RowKey, both text (PropertiesNeedValue)",
+            code="PropertiesNeedValue",
+            status=400,
+        )
+    whole = None
+    for name, value in row.items():
+        kind = value.__class__
+        if kind is str:
+            continue
+        if kind is float:
+            if value - value != 0.0:
+                raise _not_a_wire_value()
+            if value.is_integer() and name + TYPE_SUFFIX not in row:
+                whole = {**(whole or {}), name + TYPE_SUFFIX: DOUBLE}
+        elif kind not in _PLAIN_CLASSES:
+            raise _not_a_wire_value()
+    return _dumps({**row, **whole} if whole else row)
+
+
+def _dumps(row: Row) -> bytes:
+    try:
+        data = orjson.dumps(row)
+    except TypeError:
+        # Lone surrogates, and numbers beyond 64 bits, which the service then refuses itself.
+        data = json.dumps(row, separators=(",", ":"), allow_nan=False).encode("ascii")
+    if b"\xe2\x80\xa8" in data or b"\xe2\x80\xa9" in data:
+        data = data.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
+    return data
+
+
+def decode_rows(body: bytes) -> list[Row]:
+    """Return the rows of one page. Raises ValueError when the body is not such a page."""
+    rows: list[Row] = _loads(body)["value"]
+    for row in rows:
+        row.pop(TIMESTAMP + TYPE_SUFFIX, None)
+    return rows
+
+
+def decode_row(body: bytes) -> Row:
+    """Return the row of a point read. Raises ValueError when the body is not a row."""
+    row: Row = _loads(body)
+    row.pop("odata.metadata", None)
+    row.pop(TIMESTAMP + TYPE_SUFFIX, None)
+    return row
+
+
+def projected(row: Row, select: Sequence[str]) -> Row:
+    """Return a read row as `select` asks for it: absent properties absent, not null."""
+    kept = {ETAG, PARTITION_KEY, ROW_KEY, TIMESTAMP, *select, *(name + TYPE_SUFFIX for name in select)}
+    return {name: value for name, value in row.items() if name in kept and value is not None}
+
+
+def _loads(body: bytes) -> Any:
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        # A lone surrogate, which JSON can write as \ud800 and orjson does not read.
+        return json.loads(body)
+
+
+def _not_a_wire_value() -> RequestRejected:
+    return RequestRejected(
+        "a row holds a value that is not a wire value (InvalidInput)",
+        code="InvalidInput",
+        status=400,
+        hint="NaN and infinities travel as annotated text, as do Guid, DateTime and Binary",
+    )
+
+
+# --- batches -------------------------------------------------------------------------------------------
+
+
+class Encoder:
+    """Encodes the operations on one table.
+
+    Args:
+        endpoint: the account's endpoint without a trailing slash.
+        table: the table's name.
+    """
+
+    def __init__(self, endpoint: str, table: str) -> None:
+        self._base = f"{endpoint}/".encode()
+        self._table = table
+        self._insert_head = _PART_HEAD + b"POST " + self._base + table.encode() + _JSON_HEAD + b"\r\n"
+
+    def encode(self, operation: Operation) -> bytes:
+        """Return an operation as one part of a batch body, encoding it only the first time."""
+        kept = operation.encoded
+        if kept is not None and kept[0] is self:
+            return kept[1]
+        part = self._encode(operation)
+        object.__setattr__(operation, "encoded", (self, part))  # a cache; the value stays what it was
+        return part
+
+    def size(self, operation: Operation) -> int:
+        """Return how many bytes an operation takes in a batch body, its boundary included."""
+        return len(self.encode(operation)) + BOUNDARY_BYTES
+
+    def _encode(self, operation: Operation) -> bytes:
+        verb = operation.verb
+        if verb is Verb.INSERT:
+            return b"%b%b\r\n" % (self._insert_head, encode_row(operation.row))
+        path = entity_path(self._table, operation.key).encode()
+        condition = b""
+        if verb in _CONDITIONAL:
+            condition = b"If-Match: " + (operation.etag or "*").encode() + b"\r\n"
+        if verb is Verb.DELETE:
+            return b"".join((_PART_HEAD, b"DELETE ", self._base, path, _PLAIN_HEAD, condition, b"\r\n"))
+        body = encode_row(operation.row)
+        return b"".join(
+            (_PART_HEAD, _METHODS[verb], self._base, path, _JSON_HEAD, condition, b"\r\n", body, b"\r\n")
+        )
+
+
+def batch_body(parts: Sequence[bytes], mark: str) -> bytes:
+    """Return a `$batch` body of encoded operations.
+
+    Args:
+        parts: what `Encoder.encode` returned, all of one partition.
+        mark: 32 random hex digits, which no row can hold by accident.
+    """
+    separator = b"--changeset_" + mark.encode() + b"\r\n"
+    head = f"--batch_{mark}\r\nContent-Type: multipart/mixed; boundary=changeset_{mark}\r\n\r\n".encode()
+    tail = f"--changeset_{mark}--\r\n--batch_{mark}--\r\n".encode()
+    return b"".join((head, separator, (b"\r\n" + separator).join(parts), b"\r\n", tail))
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFailure:
+    """The one failing operation of a batch: HTTP status, error code, its index (None if not said)."""
+
+    status: int
+    code: str
+    index: int | None
+
+
+def parse_batch(body: bytes, count: int) -> list[str | None] | BatchFailure:
+    """Return the ETags of a batch answer, or its failure.
+
+    Raises ValueError when the answer is not one for `count` operations.
+    """
+    etags: list[str | None] = []
+    for answer in _ANSWER.finditer(body):
+        status = int(answer[1])
+        if status >= 400:
+            code, index = error_code(body[answer.end() :].lstrip(), batch=True)
+            return BatchFailure(status, code, index)
+        found = _ETAG_HEADER.search(answer[2])
+        etags.append(None if found is None else found[1].decode("latin-1").strip())
+    if len(etags) != count:
+        raise ValueError(f"the answer to a batch of {count} has {len(etags)} parts")
+    return etags
+
+
+def error_code(body: bytes, *, batch: bool = False) -> tuple[str, int | None]:
+    """Return the error code of an answer, and the index of the failing operation when it is named.
+
+    The service's message is read for the index only: it can echo keys.
+    """
+    try:
+        described, _ = json.JSONDecoder().raw_decode(body.decode("utf-8", "replace").lstrip("\ufeff"))
+        error = described["odata.error"]
+        code = str(error["code"])
+        message = str(error["message"]["value"])
+    except (ValueError, KeyError, TypeError):
+        return "", None
+    indexed = _INDEXED.match(message) if batch else None
+    return code, None if indexed is None else int(indexed[1])
