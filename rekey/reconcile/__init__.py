@@ -1,0 +1,1 @@
+"""Comparing the targets with what the source says: `count`, `sample`, `full`; and `repair`."""

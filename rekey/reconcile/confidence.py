@@ -1,0 +1,77 @@
+"""What a sample proves: the exact bound of Clopper and Pearson.
+
+Rules kept here:
+
+* With k wrong rows among n drawn at random, the bound is the share p at which k or fewer wrong rows would be
+  seen with probability 1 - confidence (Clopper and Pearson, Biometrika 26, 1934, the upper limit alone).
+  For k = 0 it is 1 - (1 - confidence)^(1/n), about 3/n at 95 % ("rule of three").
+* Drawing without replacement from a finite table only makes the truth better than the bound; a sample that is
+  the whole table proves its own share exactly.
+* A bound is rounded up for people, never down.
+"""
+
+from __future__ import annotations
+
+import math
+
+CONFIDENCE = 0.95
+_HALVINGS = 100
+
+
+def upper_bound(wrong: int, drawn: int, *, population: int, confidence: float = CONFIDENCE) -> float:
+    """Return the largest share of wrong rows that a sample leaves possible.
+
+    Args:
+        wrong: wrong rows in the sample, 0 up to `drawn`.
+        drawn: rows in the sample.
+        population: rows in the table.
+        confidence: above 0, below 1.
+    """
+    if population == 0 or wrong == drawn == population:
+        return 0.0 if population == 0 else 1.0
+    if drawn >= population:
+        return wrong / drawn
+    if drawn == 0 or wrong >= drawn:
+        return 1.0
+    risk = 1.0 - confidence
+    if wrong == 0:
+        return float(-math.expm1(math.log(risk) / drawn))
+    low, high = wrong / drawn, 1.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        if _at_most(wrong, drawn, middle) > risk:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def as_percent(share: float) -> str:
+    """Return a share in percent with two significant digits, rounded up: 0.000998 → `0.1 %`."""
+    percent = share * 100
+    if percent <= 0:
+        return "0 %"
+    digits = max(1 - math.floor(math.log10(percent)), 0)
+    scale = 10**digits
+    # the product may miss a whole number by the last bit of a double; that is not worth rounding up
+    rounded = min(math.ceil(percent * scale - 1e-9) / scale, 100.0)
+    text = f"{rounded:.{digits}f}"
+    return (text.rstrip("0").rstrip(".") if digits else text) + " %"
+
+
+def _at_most(wrong: int, drawn: int, share: float) -> float:
+    """Return the probability of at most `wrong` wrong rows among `drawn` when `share` of all are wrong."""
+    if share >= 1.0:
+        return 0.0
+    log_share, log_rest = math.log(share), math.log1p(-share)
+    whole = math.lgamma(drawn + 1)
+    return math.fsum(
+        math.exp(
+            whole
+            - math.lgamma(seen + 1)
+            - math.lgamma(drawn - seen + 1)
+            + seen * log_share
+            + (drawn - seen) * log_rest
+        )
+        for seen in range(wrong + 1)
+    )

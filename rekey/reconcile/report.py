@@ -1,0 +1,435 @@
+"""What a verification found: frozen values without keys.
+
+Rules kept here:
+
+* A report names rows by safe id and properties by name; it holds no key and no value of a row.
+* `as_json` gives everything that is needed to judge and to recompute: what was compared, counts, digests,
+  sums on request, the seed of a sample. Field names and the words for kinds are stable.
+* `findings` decides the exit code: a difference that stood still, or a row that could not be settled, is a
+  finding; one that went away by itself is counted and is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+from rekey.errors import ExitCode
+
+LISTED = 1000
+"""A report lists at most this many divergences; all are counted."""
+
+
+class Kind(StrEnum):
+    """What is wrong with a row."""
+
+    MISSING = "missing"
+    """A source row's target row is not there."""
+    EXTRA = "extra"
+    """A target row that no source row gives."""
+    ALTERED = "altered"
+    """A target row whose content is not what its source row gives."""
+    WRONG_KEY = "wrong-key"
+    """A source row's target row is not there, but its content is, under another key."""
+    COLLISION = "collision"
+    """Several source rows give the same target key."""
+    REFUSED = "refused"
+    """A source row that the mapping cannot key."""
+
+
+class Change(StrEnum):
+    """How one property differs."""
+
+    VALUE = "value"
+    TYPE = "type"
+    MISSING = "missing"
+    EXTRA = "extra"
+
+
+@dataclass(frozen=True, slots=True)
+class PropertyDifference:
+    """One property of an altered row: its name and how it differs, never its values."""
+
+    name: str
+    change: Change
+
+    def as_json(self) -> dict[str, str]:
+        """Return a JSON object."""
+        return {"property": self.name, "change": self.change.value}
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """One row that differs and stood still.
+
+    Attributes:
+        kind: what is wrong.
+        table: the target table (for `refused` the source table).
+        row_id: safe id of the target row ("" for `refused`).
+        source_id: safe id of the source row; "" when nothing maps to the row (a foreign row).
+        properties: what differs, for `altered`.
+        stray_id: for `wrong-key`, the safe id of the row under the wrong key.
+        code: for `refused`, the refusal's stable code.
+    """
+
+    kind: Kind
+    table: str
+    row_id: str
+    source_id: str
+    properties: tuple[PropertyDifference, ...] = ()
+    stray_id: str = ""
+    code: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object without empty members."""
+        members: dict[str, Any] = {
+            "kind": self.kind.value,
+            "table": self.table,
+            "row": self.row_id,
+            "source_row": self.source_id,
+            "properties": [difference.as_json() for difference in self.properties],
+            "stray_row": self.stray_id,
+            "code": self.code,
+        }
+        return {name: value for name, value in members.items() if value}
+
+
+class Outcome(StrEnum):
+    """What a repair did about one divergence."""
+
+    PROPAGATED = "propagated"
+    """The rows of its source row were made equal to what the authority says."""
+    MOVED = "moved"
+    """The row was written under its right key, and the one under the wrong key deleted."""
+    DELETED = "deleted"
+    """The row, to which nothing maps, was deleted."""
+    GONE = "gone"
+    """The row was mended, or went away, before the repair came to it."""
+    CHANGED = "changed"
+    """The row changed under the repair and was left alone: verify again."""
+    REFUSED = "refused"
+    """The mapping or a collision forbids it: mend the source row, then verify again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """One divergence and what was done about it."""
+
+    divergence: Divergence
+    outcome: Outcome
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {**self.divergence.as_json(), "outcome": self.outcome.value}
+
+
+@dataclass(frozen=True, slots=True)
+class RepairReport:
+    """All repairs of one run. `repairs` lists at most `LISTED` of them."""
+
+    counts: Mapping[str, int]
+    repairs: tuple[Repair, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {"counts": dict(self.counts), "repairs": [repair.as_json() for repair in self.repairs]}
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """Stable divergences by kind, and those that were not stable.
+
+    Attributes:
+        counts: stable divergences by kind.
+        listed: the first `LISTED` of them.
+        transient: differences that were gone on recheck.
+        unsettled: rows that neither became equal nor stood still within the time allowed.
+        unchecked: differences not looked at because enough had been found already.
+    """
+
+    counts: Mapping[str, int] = field(default_factory=dict)
+    listed: tuple[Divergence, ...] = ()
+    transient: int = 0
+    unsettled: int = 0
+    unchecked: int = 0
+
+    @property
+    def stable(self) -> int:
+        """How many divergences stood still."""
+        return sum(self.counts.values())
+
+    @property
+    def any(self) -> bool:
+        """True when something is wrong or could not be settled."""
+        return bool(self.stable or self.unsettled or self.unchecked)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {
+            "stable": self.stable,
+            "by_kind": dict(self.counts),
+            "transient": self.transient,
+            "unsettled": self.unsettled,
+            "unchecked": self.unchecked,
+            "divergences": [divergence.as_json() for divergence in self.listed],
+            "not_listed": self.stable - len(self.listed),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class TableComparison:
+    """One target table: what the source gives and what it holds.
+
+    Attributes:
+        table: its name.
+        expected_rows, actual_rows: rows that the source's rows give; rows that are there.
+        expected_digest, actual_digest: content digests (`rekey.reconcile.sums`).
+        differing_buckets: buckets whose sums differ; more than 0 without a stable divergence when rows
+            changed while they were being read.
+        expected_sums, actual_sums: packed sums in base64, from which the digests can be recomputed.
+    """
+
+    table: str
+    expected_rows: int
+    actual_rows: int
+    expected_digest: str
+    actual_digest: str
+    differing_buckets: int
+    expected_sums: str = field(repr=False)
+    actual_sums: str = field(repr=False)
+
+    def as_json(self, *, sums: bool = False) -> dict[str, Any]:
+        """Return a JSON object, with all sums (about 1 MB) when asked."""
+        members: dict[str, Any] = {
+            "table": self.table,
+            "expected_rows": self.expected_rows,
+            "actual_rows": self.actual_rows,
+            "expected_digest": self.expected_digest,
+            "actual_digest": self.actual_digest,
+            "differing_buckets": self.differing_buckets,
+        }
+        if sums:
+            members |= {"expected_sums": self.expected_sums, "actual_sums": self.actual_sums}
+        return members
+
+
+@dataclass(frozen=True, slots=True)
+class FullReport:
+    """A full verification: every row and every property, both directions."""
+
+    started_at: str
+    finished_at: str
+    source: str
+    source_rows: int
+    refused_rows: int
+    tables: tuple[TableComparison, ...]
+    found: Findings
+    repair: RepairReport | None = None
+
+    mode = "full"
+
+    @property
+    def findings(self) -> bool:
+        """True when the exit code must say so."""
+        return self.found.any
+
+    @property
+    def target_rows(self) -> int:
+        """Rows of all target tables together."""
+        return sum(table.actual_rows for table in self.tables)
+
+    @property
+    def digest(self) -> str:
+        """The content digest of the main target table as it is."""
+        return self.tables[0].actual_digest
+
+    def as_json(self, *, sums: bool = False) -> dict[str, Any]:
+        """Return a JSON object without keys."""
+        return {
+            "mode": self.mode,
+            "started_at": self.started_at,
+            "finished_at": self.finished_at,
+            "source": self.source,
+            "source_rows": self.source_rows,
+            "refused_rows": self.refused_rows,
+            "tables": [table.as_json(sums=sums) for table in self.tables],
+            **self.found.as_json(),
+            "repair": None if self.repair is None else self.repair.as_json(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionDifference:
+    """One partition of a target table that holds another number of rows than the source gives."""
+
+    partition_id: str
+    expected: int
+    actual: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {"partition": self.partition_id, "expected": self.expected, "actual": self.actual}
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionSize:
+    """One partition of the source and its number of rows."""
+
+    partition_id: str
+    rows: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {"partition": self.partition_id, "rows": self.rows}
+
+
+@dataclass(frozen=True, slots=True)
+class TableCount:
+    """The counts of one target table.
+
+    Attributes:
+        expected, actual: rows the source gives; rows that are there.
+        partitions: partitions that either side knows.
+        differing: partitions whose counts differ and stood still over two passes.
+        moving: partitions whose counts differed in one pass only: rows came or went while counting.
+        listed: those that differ most, at most `LISTED`.
+    """
+
+    table: str
+    expected: int
+    actual: int
+    partitions: int
+    differing: int
+    moving: int
+    listed: tuple[PartitionDifference, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {
+            "table": self.table,
+            "expected": self.expected,
+            "actual": self.actual,
+            "partitions": self.partitions,
+            "differing": self.differing,
+            "moving": self.moving,
+            "differences": [difference.as_json() for difference in self.listed],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class CountReport:
+    """Rows of both sides, per partition and in total."""
+
+    started_at: str
+    finished_at: str
+    source: str
+    source_rows: int
+    source_partitions: int
+    refused_rows: int
+    largest: tuple[PartitionSize, ...]
+    tables: tuple[TableCount, ...]
+    passes: int
+
+    mode = "count"
+
+    @property
+    def findings(self) -> bool:
+        """True when the exit code must say so."""
+        return self.refused_rows > 0 or any(table.differing for table in self.tables)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object without keys."""
+        return {
+            "mode": self.mode,
+            "started_at": self.started_at,
+            "finished_at": self.finished_at,
+            "source": self.source,
+            "source_rows": self.source_rows,
+            "source_partitions": self.source_partitions,
+            "refused_rows": self.refused_rows,
+            "largest_source_partitions": [size.as_json() for size in self.largest],
+            "tables": [table.as_json() for table in self.tables],
+            "passes": self.passes,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Direction:
+    """One direction of a sample: rows of one table looked up on the other side.
+
+    Attributes:
+        table: where the rows were drawn.
+        population: rows the table had.
+        checked: rows drawn and still there when looked at.
+        wrong: rows with a stable divergence.
+        at_most: with the given confidence, no larger share of the table's rows is wrong.
+    """
+
+    table: str
+    population: int
+    checked: int
+    wrong: int
+    at_most: float
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {
+            "table": self.table,
+            "population": self.population,
+            "checked": self.checked,
+            "wrong": self.wrong,
+            "at_most": self.at_most,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SampleReport:
+    """Random rows in both directions, drawn by a seed, and the confidence they buy."""
+
+    started_at: str
+    finished_at: str
+    source: str
+    seed: int
+    asked: int
+    confidence: float
+    directions: tuple[Direction, ...]
+    found: Findings
+
+    mode = "sample"
+
+    @property
+    def findings(self) -> bool:
+        """True when the exit code must say so."""
+        return self.found.any
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object without keys."""
+        return {
+            "mode": self.mode,
+            "started_at": self.started_at,
+            "finished_at": self.finished_at,
+            "source": self.source,
+            "seed": self.seed,
+            "asked": self.asked,
+            "confidence": self.confidence,
+            "directions": [direction.as_json() for direction in self.directions],
+            **self.found.as_json(),
+        }
+
+
+class Report(Protocol):
+    """What every report can say."""
+
+    @property
+    def findings(self) -> bool:
+        """True when something is wrong."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object without keys."""
+
+
+def exit_code(report: Report) -> ExitCode:
+    """Return the exit code a report asks for: 0, or 1 when there are findings."""
+    return ExitCode.FINDINGS if report.findings else ExitCode.DONE

@@ -1,0 +1,222 @@
+"""Sums of row digests: what makes a comparison of two tables resumable and distributable.
+
+Rules kept here:
+
+* A bucket's sum is the sum of its rows' digests modulo 2^128. Sums of parts of a table add up to the sums of
+  the table, in any order and wherever they were made.
+* The content digest of a table is SHA-256 over `rekey/table/v1` ‖ 0 followed, for every bucket in order, by
+  its sum (16 bytes, big-endian) and its number of rows (8 bytes, big-endian). Nothing else goes in: no time, no
+  ETag. Equal digests mean equal tables.
+* What is stored to go on later (`Partial.as_state`) holds the key up to which a part was read, and belongs in
+  the state file, nowhere else. Sums themselves hold no keys.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rekey.errors import StateUnusable
+from rekey.model import EVERYTHING, EntityKey, KeyRange
+from rekey.reconcile.digest import BUCKETS, DIGEST_BYTES
+
+SOURCE = -1
+"""The number of the source table, where targets are 0, 1, ..."""
+
+COUNT_BYTES = 8
+_MASK = (1 << 8 * DIGEST_BYTES) - 1
+_HEADER = b"rekey/table/v1\0"
+
+
+class BucketSums:
+    """Sums and row counts of all buckets of one table, or of a part of it."""
+
+    __slots__ = ("counts", "sums")
+
+    def __init__(self) -> None:
+        self.sums = [0] * BUCKETS
+        self.counts = [0] * BUCKETS
+
+    def add(self, bucket: int, digest: bytes) -> None:
+        """Add one row. (Sums grow past 128 bits here and are reduced when they are read.)"""
+        self.sums[bucket] += int.from_bytes(digest)
+        self.counts[bucket] += 1
+
+    def merge(self, other: BucketSums) -> None:
+        """Add the sums of another part of the same table."""
+        self.sums = [mine + theirs for mine, theirs in zip(self.sums, other.sums, strict=True)]
+        self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
+
+    @property
+    def rows(self) -> int:
+        """The number of rows added."""
+        return sum(self.counts)
+
+    def differing(self, other: BucketSums) -> frozenset[int]:
+        """Return the buckets whose rows differ."""
+        return frozenset(
+            bucket
+            for bucket in range(BUCKETS)
+            if self.counts[bucket] != other.counts[bucket] or (self.sums[bucket] - other.sums[bucket]) & _MASK
+        )
+
+    def rows_in(self, buckets: frozenset[int]) -> int:
+        """Return the number of rows in the given buckets."""
+        return sum(self.counts[bucket] for bucket in buckets)
+
+    def packed(self) -> bytes:
+        """Return all buckets, each as sum (16 bytes) and count (8 bytes), big-endian."""
+        return b"".join(
+            (total & _MASK).to_bytes(DIGEST_BYTES) + count.to_bytes(COUNT_BYTES)
+            for total, count in zip(self.sums, self.counts, strict=True)
+        )
+
+    def content_digest(self) -> str:
+        """Return the table's content digest, 64 hexadecimal digits."""
+        return hashlib.sha256(_HEADER + self.packed()).hexdigest()
+
+    def as_json(self) -> str:
+        """Return the packed sums in base64."""
+        return base64.b64encode(self.packed()).decode("ascii")
+
+    @classmethod
+    def from_json(cls, text: str) -> BucketSums:
+        """Read what `as_json` wrote. Raises StateUnusable."""
+        try:
+            data = base64.b64decode(text, validate=True)
+        except ValueError:
+            data = b""
+        step = DIGEST_BYTES + COUNT_BYTES
+        if len(data) != BUCKETS * step:
+            raise _unusable()
+        sums = cls()
+        for bucket in range(BUCKETS):
+            begin = bucket * step
+            sums.sums[bucket] = int.from_bytes(data[begin : begin + DIGEST_BYTES])
+            sums.counts[bucket] = int.from_bytes(data[begin + DIGEST_BYTES : begin + step])
+        return sums
+
+
+@dataclass(slots=True)
+class Part:
+    """A key range of one table and how far it has been read.
+
+    Attributes:
+        table: `SOURCE`, or the number of a target.
+        within: the range.
+        cursor: everything up to and including this key is in the sums.
+        done: all of the range is.
+    """
+
+    table: int
+    within: KeyRange = field(repr=False)
+    cursor: EntityKey | None = field(default=None, repr=False)
+    done: bool = False
+
+    @property
+    def rest(self) -> KeyRange:
+        """What is left to read."""
+        return self.within if self.cursor is None else self.within.behind(self.cursor)
+
+
+@dataclass(slots=True)
+class Partial:
+    """Sums made so far, and what is left to read. Additive: `merge` joins two disjoint pieces of work.
+
+    Attributes:
+        parts: the key ranges this work consists of.
+        expected: per target, the sums of the rows that the source's rows give.
+        actual: per target, the sums of the rows it holds.
+        source_rows: source rows read.
+        refused: source rows the mapping refused.
+    """
+
+    parts: list[Part] = field(repr=False)
+    expected: list[BucketSums] = field(repr=False)
+    actual: list[BucketSums] = field(repr=False)
+    source_rows: int = 0
+    refused: int = 0
+
+    @classmethod
+    def fresh(
+        cls,
+        targets: int,
+        *,
+        source_ranges: Sequence[KeyRange] = (EVERYTHING,),
+        target_ranges: Sequence[Sequence[KeyRange]] | None = None,
+    ) -> Partial:
+        """Plan a comparison with `targets` target tables.
+
+        Args:
+            targets: how many target tables there are.
+            source_ranges: disjoint ranges that together are what shall be read of the source.
+            target_ranges: the same per target; None reads each in one piece, an empty sequence not at all.
+        """
+        ranges = [(EVERYTHING,)] * targets if target_ranges is None else target_ranges
+        parts = [Part(SOURCE, within) for within in source_ranges]
+        parts += [Part(table, within) for table, piece in enumerate(ranges) for within in piece]
+        return cls(parts, [BucketSums() for _ in range(targets)], [BucketSums() for _ in range(targets)])
+
+    @property
+    def done(self) -> bool:
+        """True when every part has been read to its end."""
+        return all(part.done for part in self.parts)
+
+    def merge(self, other: Partial) -> None:
+        """Take over another piece of the same comparison; the two must not overlap."""
+        self.parts += other.parts
+        for mine, theirs in zip(self.expected, other.expected, strict=True):
+            mine.merge(theirs)
+        for mine, theirs in zip(self.actual, other.actual, strict=True):
+            mine.merge(theirs)
+        self.source_rows += other.source_rows
+        self.refused += other.refused
+
+    def as_state(self) -> dict[str, Any]:
+        """Return a JSON-able value to go on from. It holds keys: for the state file only."""
+        return {
+            "buckets": BUCKETS,
+            "parts": [
+                [part.table, part.within.after, part.within.upto, part.cursor, part.done]
+                for part in self.parts
+            ],
+            "expected": [sums.as_json() for sums in self.expected],
+            "actual": [sums.as_json() for sums in self.actual],
+            "source_rows": self.source_rows,
+            "refused": self.refused,
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any], *, targets: int) -> Partial:
+        """Read what `as_state` gave. Raises StateUnusable when it is not of this comparison."""
+        try:
+            if state["buckets"] != BUCKETS or len(state["expected"]) != targets:
+                raise _unusable()
+            parts = [
+                Part(int(table), KeyRange(_key(after), _key(upto)), _key(cursor), bool(done))
+                for table, after, upto, cursor, done in state["parts"]
+            ]
+            return cls(
+                parts,
+                [BucketSums.from_json(text) for text in state["expected"]],
+                [BucketSums.from_json(text) for text in state["actual"]],
+                int(state["source_rows"]),
+                int(state["refused"]),
+            )
+        except (KeyError, TypeError, ValueError):
+            raise _unusable() from None
+
+
+def _key(pair: Sequence[str] | None) -> EntityKey | None:
+    return None if pair is None else EntityKey(pair[0], pair[1])
+
+
+def _unusable() -> StateUnusable:
+    return StateUnusable(
+        "the stored sums of an earlier verification cannot be read, or are of another one",
+        kept="all tables; a verification changes none",
+        hint="run `rekey verify --mode full` from its beginning",
+    )
