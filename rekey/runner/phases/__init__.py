@@ -1,0 +1,1 @@
+"""The phases, one file each, with one lifecycle: gate, run, undo."""

@@ -1,0 +1,49 @@
+"""Packing operations into entity group transactions, as a pure function.
+
+Rules kept here:
+
+* A batch holds one partition of one table, at most 100 operations, at most 4 MiB of encoded body, and each
+  row once (the service's limits).
+* Within a partition operations are ordered by row key, so that a batch's keys lie close together and a
+  conflict can be looked up with one range query.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+
+from rekey.model import PARTITION_KEY, ROW_KEY, utf16_order
+from rekey.tables.base import MAX_BATCH_BYTES, MAX_BATCH_OPERATIONS, Operation
+
+SizeOf = Callable[[Operation], int]
+"""Encoded bytes of one operation in a batch body, its multipart headers included."""
+
+
+def pack(operations: Iterable[Operation], size_of: SizeOf) -> Iterator[list[Operation]]:
+    """Yield batches of operations of one table, each within the limits of one transaction."""
+    partitions: defaultdict[str, list[Operation]] = defaultdict(list)
+    for operation in operations:
+        partitions[operation.row[PARTITION_KEY]].append(operation)
+    for members in partitions.values():
+        if len(members) > 1:
+            members.sort(key=_row_order)
+        yield from _cut(members, size_of)
+
+
+def _row_order(operation: Operation) -> bytes:
+    return utf16_order(operation.row[ROW_KEY])
+
+
+def _cut(members: list[Operation], size_of: SizeOf) -> Iterator[list[Operation]]:
+    batch: list[Operation] = []
+    size = 0
+    for operation in members:
+        bytes_more = size_of(operation)
+        if batch and (len(batch) == MAX_BATCH_OPERATIONS or size + bytes_more > MAX_BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(operation)
+        size += bytes_more
+    if batch:
+        yield batch

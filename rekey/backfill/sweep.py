@@ -1,0 +1,117 @@
+"""Sweep: find every mapping row whose row is gone, so that what it stands for can be removed.
+
+Rules kept here:
+
+* A sweep only names candidates; propagate reads both sides afresh before anything is deleted, so a row that
+  was written while the sweep ran is safe.
+* Two scans and no point reads: the digests of all keys of one table are set aside on disk by their first two
+  characters (1,024 parts), then the mapping, which is sorted by the same digests, is walked part by part.
+* Memory holds one part: a thousandth of the table's digests.
+* Parts hold keyed digests only, no keys; their folder goes when the sweep ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from types import TracebackType
+
+from rekey.mapping.ids import SafeIds
+from rekey.mapping.rows import read_source
+from rekey.mapping.store import MappingStore
+from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, key_of
+from rekey.tables.base import Table
+
+_PREFIX = 2
+_DIGEST_CHARACTERS = 32
+_BUFFERED = 65_536
+"""Digests held in memory before they are written to their parts."""
+
+
+class DigestParts:
+    """A set of row digests on disk, in parts by prefix. Use as a context manager."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        """Take the folder under which the parts' own temporary folder is made (the system's by default)."""
+        self._temporary = tempfile.TemporaryDirectory(prefix="rekey-sweep-", dir=folder)
+        self._buffers: defaultdict[str, list[str]] = defaultdict(list)
+        self._buffered = 0
+
+    def __enter__(self) -> DigestParts:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._temporary.cleanup()
+
+    def add(self, digest: str) -> None:
+        """Add one 32-character digest."""
+        self._buffers[digest[:_PREFIX]].append(digest)
+        self._buffered += 1
+        if self._buffered >= _BUFFERED:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is buffered to the parts."""
+        for prefix, digests in self._buffers.items():
+            with self._part(prefix).open("a", encoding="ascii") as part:
+                part.write("".join(digests))
+        self._buffers.clear()
+        self._buffered = 0
+
+    def read(self, prefix: str) -> set[str]:
+        """Return all digests that start with a two-character prefix. Call `flush` first."""
+        path = self._part(prefix)
+        if not path.exists():
+            return set()
+        text = path.read_text(encoding="ascii")
+        return {text[at : at + _DIGEST_CHARACTERS] for at in range(0, len(text), _DIGEST_CHARACTERS)}
+
+    def _part(self, prefix: str) -> Path:
+        return Path(self._temporary.name) / prefix
+
+
+async def gone(
+    table: Table,
+    ids: SafeIds,
+    mapping: MappingStore,
+    direction: str,
+    *,
+    advance: Callable[[int], None],
+    check: Callable[[], None],
+    folder: Path | None = None,
+) -> AsyncIterator[list[EntityKey]]:
+    """Yield, in portions, the source keys of mapping rows whose row is not in `table`.
+
+    Args:
+        table: the source (direction `f`) or the main target (direction `r`).
+        ids: the safe ids of the migration.
+        mapping: its mapping store.
+        direction: which mapping rows to walk: `f` forward, `r` reverse.
+        advance: told how many rows were scanned.
+        check: called between pages; raises to stop.
+        folder: where to keep the parts.
+    """
+    with DigestParts(folder) as parts:
+        async for page in table.scan(select=[PARTITION_KEY, ROW_KEY]):
+            check()
+            for row in page.rows:
+                parts.add(ids.long(table.name, key_of(row)))
+            advance(len(page.rows))
+        parts.flush()
+        prefix, present = "", set[str]()
+        async for page in mapping.scan(direction):
+            check()
+            missing = []
+            for row in page.rows:
+                digest = row[ROW_KEY]
+                if not digest.startswith(prefix) or not prefix:
+                    prefix = digest[:_PREFIX]
+                    present = parts.read(prefix)
+                if digest not in present:
+                    missing.append(read_source(row))
+            if missing:
+                yield missing

@@ -1,0 +1,47 @@
+"""Bounded concurrency for the engines.
+
+Rules kept here:
+
+* Every fan-out has a bound.
+* The first error ends the fan-out: the other tasks are cancelled and awaited, and that error itself is
+  raised (not an ExceptionGroup), so that one request's failure reads the same alone and among a thousand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[object]], *, limit: int) -> None:
+    """Await `work(item)` for every item, at most `limit` at once. Raises the first error met."""
+    queue = iter(items)
+
+    async def worker() -> None:
+        # The iterator is shared: each worker takes the next item when it is free.
+        for item in queue:
+            await work(item)
+
+    await together(worker() for _ in range(limit))
+
+
+async def together(coroutines: Iterable[Awaitable[object]]) -> None:
+    """Await all; on the first error cancel and await the others, then raise it."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION) if tasks else (set(), set())
+        for task in done:
+            task.result()
+    finally:
+        await cancel(tasks)
+
+
+async def cancel(tasks: Iterable[asyncio.Future[object]]) -> None:
+    """Cancel tasks and wait until they have ended; their errors are of no interest any more."""
+    pending = list(tasks)
+    for task in pending:
+        task.cancel()
+    await asyncio.gather(*pending, return_exceptions=True)

@@ -1,0 +1,1 @@
+"""Capture "delta": following the source without a client in the application."""

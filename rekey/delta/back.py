@@ -1,0 +1,155 @@
+"""The way back after cutover: copying the target's changes to the source (capture "delta").
+
+Rules kept here:
+
+* The authority is the main target. As in propagate, the replica (the source row) is read first, every write
+  is conditional on what was read, and only a round without insert-if-absent ends the work on a key.
+* Nothing written after cutover is lost: a row goes back only if mapping it forward again gives exactly the
+  target row. Where it does not (a property the mapping drops, a changed carrier of the old key), the way
+  back is refused, before anything is written.
+* A row written new in the target finds its old key in its own properties (a copied key); otherwise refused.
+"""
+
+from __future__ import annotations
+
+from rekey.dualwrite.propagate import MAX_ROUNDS, Propagator, apply_one, same_content
+from rekey.edm import canonical_content
+from rekey.errors import RowRefused, Unavailable
+from rekey.mapping.rows import TargetKey
+from rekey.model import TIMESTAMP, EntityKey, Row, etag_of, key_of
+from rekey.tables.base import Operation, Verb
+
+_CURE = (
+    "mend the row in the target so that it can be expressed in the source, or stay with the target and"
+    " go on to `complete`"
+)
+
+
+class BackPropagator:
+    """Makes source rows equal to what the main target says."""
+
+    def __init__(self, propagator: Propagator) -> None:
+        """Take the forward propagator: tables, mapping and mapper are the same."""
+        self.forward = propagator
+        self.source = propagator.source
+        self.main = propagator.targets[0]
+        self.mapper = propagator.mapper
+        self.mapping = propagator.mapping
+
+    def target_id(self, target_key: EntityKey) -> str:
+        """Return the safe id of a main target row."""
+        return self.mapping.rows.ids.short(self.main.name, target_key)
+
+    async def owner_of(self, target_row: Row) -> EntityKey:
+        """Return the old key of a main target row: the mapping's, or for a new row its own properties'.
+
+        Raises:
+            RowRefused: a new row does not say what its old key is.
+        """
+        owner = await self.mapping.owner(key_of(target_row))
+        if owner is not None:
+            return owner.source
+        try:
+            return self.mapper.source_key(target_row)
+        except RowRefused as refused:
+            raise refused.for_row(self.target_id(key_of(target_row))) from None
+
+    async def check(self, target_row: Row) -> None:
+        """Raise RowRefused when a main target row cannot go back; writes nothing."""
+        source_key = await self.owner_of(target_row)
+        self._desired(source_key, await self.source.get(source_key), target_row)
+
+    async def claim_new(self, target_row: Row) -> EntityKey:
+        """Give a row written new in the target its mapping rows; return its old key."""
+        source_key = await self.owner_of(target_row)
+        target = TargetKey(0, *key_of(target_row))
+        for _ in range(MAX_ROUNDS):
+            forward = await self.mapping.forward(source_key)
+            owner = await self.mapping.owner(target.key)
+            if forward is not None and target in forward.targets and owner is not None:
+                return source_key
+            await self.mapping.claim(source_key, forward, {target}, self._exists)
+        raise Unavailable("a mapping row kept changing", hint="run the same command again")
+
+    async def propagate(self, source_key: EntityKey) -> bool:
+        """Make the source row of a key equal what the main target says; tell whether it changed."""
+        changed = False
+        for _ in range(MAX_ROUNDS):
+            replica = await self.source.get(source_key)
+            authority = await self._authority(source_key)
+            write = self._write(source_key, replica, authority)
+            if write is None:
+                return changed
+            applied = await apply_one(self.source, write)
+            changed = changed or applied
+            if applied and write.verb is not Verb.INSERT:
+                return True
+        raise Unavailable(
+            f"row {self.forward.row_id(source_key)} changed in every one of {MAX_ROUNDS} attempts to copy it"
+            " back",
+            hint="stop the writers and run the same command again",
+        )
+
+    def _write(self, source_key: EntityKey, replica: Row | None, authority: Row | None) -> Operation | None:
+        """Return the conditional write that makes the replica equal, None when it is."""
+        if authority is None:
+            return None if replica is None else Operation(Verb.DELETE, replica, etag_of(replica))
+        desired = self._desired(source_key, replica, authority)
+        if replica is None:
+            return Operation(Verb.INSERT, desired)
+        if same_content(desired, replica):
+            return None
+        return Operation(Verb.REPLACE, desired, etag_of(replica))
+
+    async def _authority(self, source_key: EntityKey) -> Row | None:
+        """Return the main target row of a source key: of all keys it ever had, the one that exists."""
+        forward = await self.mapping.forward(source_key)
+        present = []
+        for target in sorted(forward.targets if forward else ()):
+            if target.table == 0:
+                owner = await self.mapping.owner(target.key)
+                row = await self.main.get(target.key)
+                if row is not None and owner is not None and owner.source == source_key:
+                    present.append(row)
+        if len(present) > 1:
+            first, second = (self.target_id(key_of(row)) for row in present[:2])
+            raise RowRefused(
+                "not-reversible",
+                "target",
+                f"rows {first} and {second} of the target claim the same old key",
+                cure="delete the one that is stale, then run the same command again",
+                row_id=self.forward.row_id(source_key),
+            )
+        return present[0] if present else None
+
+    def _desired(self, source_key: EntityKey, replica: Row | None, authority: Row) -> Row:
+        """Return the source row a target row stands for; raise RowRefused if anything would be lost."""
+        row_id = self.target_id(key_of(authority))
+        try:
+            if replica is not None and self._lost(replica, authority) is None:
+                return replica
+            desired = self.mapper.reverse(authority, source_key, replica)
+            # What the server will set cannot be foreseen; the old value stands in for a copied Timestamp.
+            timed = {**desired, TIMESTAMP: (replica or authority)[TIMESTAMP]}
+            lost = self._lost(timed, authority)
+        except RowRefused as refused:
+            raise refused.for_row(row_id) from None
+        if lost is not None:
+            raise RowRefused("not-reversible", "target", lost, cure=_CURE, row_id=row_id)
+        return desired
+
+    def _lost(self, source_row: Row, authority: Row) -> str | None:
+        """Map a source row forward; say what of the target row it does not reproduce, None if nothing."""
+        main = self.mapper.map(source_row)[0].row
+        if key_of(main) != key_of(authority):
+            return "mapped forward again, it would stand under another key"
+        now, then = canonical_content(authority), canonical_content(main)
+        timed = self.mapper.timestamp_properties
+        names = {name for name, *_ in set(now) ^ set(then) if name not in timed}
+        if names:
+            return f"the way back would lose or change {len(names)} of its properties: {', '.join(sorted(names))}"
+        return None
+
+    async def _exists(self, source_key: EntityKey, target: TargetKey) -> bool:
+        authority = await self._authority(source_key)
+        return authority is not None and key_of(authority) == target.key

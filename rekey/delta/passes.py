@@ -1,0 +1,98 @@
+"""Delta passes: bring the targets up to date with what changed in the source since the last pass.
+
+Rules kept here:
+
+* The watermark is the service's clock, read before a pass begins, and stored only after the pass is whole; a
+  pass that was cut off is done again.
+* A pass asks for rows from `watermark - margin` on: a request that was under way when the clock was read may
+  carry a Timestamp a little older. Rows seen twice cost a comparison.
+* A Timestamp scan never shows deletes; only the sweep does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from rekey.backfill.copier import Copied, Copier
+from rekey.backfill.engine import WindowSize, copy_segments
+from rekey.backfill.sweep import gone
+from rekey.concurrency import for_each
+from rekey.dualwrite.propagate import Propagator
+from rekey.model import EntityKey
+from rekey.state.models import Segment
+from rekey.tables.base import Table
+from rekey.tables.clock import TICKS_PER_SECOND, format_ticks, ticks_of
+
+
+@dataclass(frozen=True, slots=True)
+class PassResult:
+    """One delta pass: when it began (the next watermark), what it did, whether it was whole."""
+
+    started_at: str
+    copied: Copied
+    whole: bool
+
+
+def earlier(timestamp: str, seconds: float) -> str:
+    """Return the time `seconds` before a timestamp."""
+    return format_ticks(ticks_of(timestamp) - round(seconds * TICKS_PER_SECOND))
+
+
+def later(timestamp: str, seconds: float) -> str:
+    """Return the time `seconds` after a timestamp."""
+    return earlier(timestamp, -seconds)
+
+
+async def delta_pass(
+    source: Table,
+    copier: Copier,
+    *,
+    server_time: Callable[[], Awaitable[str]],
+    watermark: str,
+    margin_seconds: float,
+    size: WindowSize,
+    stop_requested: Callable[[], bool],
+    advance: Callable[[int], None],
+) -> PassResult:
+    """Copy what changed since `watermark - margin`; the caller stores `started_at` if the pass was whole."""
+    started_at = await server_time()
+    everything = Segment(
+        id=0, script_id="", purpose="delta", after=None, upto=None, cursor=None, rows=0, bytes=0, done=False
+    )
+    copied, whole = await copy_segments(
+        source,
+        [everything],
+        copier,
+        size=size,
+        checkpoint=lambda _segments: None,
+        stop_requested=stop_requested,
+        advance=advance,
+        modified_from=earlier(watermark, margin_seconds),
+    )
+    return PassResult(started_at, copied, whole)
+
+
+async def sweep(
+    propagator: Propagator,
+    *,
+    concurrency: int,
+    advance: Callable[[int], None],
+    check: Callable[[], None],
+) -> int:
+    """Propagate every mapping row whose source row is gone; return how many keys this changed.
+
+    Closes "deleted while being copied", crashes between copy and checkpoint, and all deletes of a delta
+    capture.
+    """
+    changed = 0
+
+    async def settle(source_key: EntityKey) -> None:
+        nonlocal changed
+        changed += (await propagator.propagate(source_key)).changed
+
+    mapping = propagator.mapping
+    candidates = gone(propagator.source, mapping.rows.ids, mapping, "f", advance=advance, check=check)
+    async for portion in candidates:
+        await for_each(portion, settle, limit=concurrency)
+    return changed

@@ -1,0 +1,138 @@
+"""The rows of the mapping table: their keys and content, as pure functions.
+
+Rules kept here:
+
+* Forward: one row per source key; it lists every target key that source key ever had in this migration.
+* Reverse: one row per main target key; it names the source key that owns it. Being inserted before the
+  target row, it makes two sources of one target key a conflict before anything is written.
+* Index rows need no reverse row: their pointer names the main row, which has one.
+* Row keys are keyed digests (`SafeIds`), so any old key fits, whatever its length or characters, and rows
+  spread evenly over 32 partitions a direction. The digest's first character is the partition.
+* The content (which holds legacy keys) exists only in the restricted store.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from rekey.crockford import ALPHABET
+from rekey.errors import RowRefused
+from rekey.mapping.ids import SafeIds
+from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, EntityKey, Row
+
+CONTROL_TABLE = "rekeycontrol"
+JOURNAL_TABLE = "rekeyjournal"
+MAPPING_TABLE = "rekeymap"
+
+_CHUNK = 30_000
+"""Characters of target list a property holds (a string property holds at most 32,768 UTF-16 units)."""
+_MAX_CHUNKS = 15
+"""Chunks a row holds within 1 MiB; beyond it the fan-out of one source row is refused."""
+
+
+class TargetKey(NamedTuple):
+    """A key in one of the migration's target tables (0 = main, 1.. = index tables)."""
+
+    table: int
+    partition: str
+    row: str
+
+    @property
+    def key(self) -> EntityKey:
+        """Return the key without the table."""
+        return EntityKey(self.partition, self.row)
+
+
+class Forward(NamedTuple):
+    """What a forward row says: the source key, all its target keys ever, and the row's ETag."""
+
+    source: EntityKey
+    targets: frozenset[TargetKey]
+    etag: str
+
+
+class Owner(NamedTuple):
+    """What a reverse row says: the source key that owns a main target key, and the row's ETag."""
+
+    source: EntityKey
+    etag: str
+
+
+class MappingRows:
+    """Builds and reads the mapping rows of one migration."""
+
+    def __init__(self, script_id: str, source: str, tables: Sequence[str], ids: SafeIds) -> None:
+        """Take the migration's id, its source's name and its target tables' names (main first)."""
+        self.script_id = script_id
+        self.source = source
+        self.tables = tuple(tables)
+        self.ids = ids
+
+    def forward_key(self, source_key: EntityKey) -> EntityKey:
+        """Return where the forward row of a source key lives."""
+        digest = self.ids.long(self.source, source_key)
+        return EntityKey(f"{self.script_id}.f.{digest[0]}", digest)
+
+    def reverse_key(self, target_key: EntityKey) -> EntityKey:
+        """Return where the reverse row of a main target key lives."""
+        digest = self.ids.long(self.tables[0], target_key)
+        return EntityKey(f"{self.script_id}.r.{digest[0]}", digest)
+
+    def forward_row(self, source_key: EntityKey, targets: Iterable[TargetKey]) -> Row:
+        """Return the forward row. Raises RowRefused when one row fans out to more keys than fit."""
+        text = json.dumps(sorted(targets), separators=(",", ":"))
+        chunks = [text[start : start + _CHUNK] for start in range(0, len(text), _CHUNK)]
+        if len(chunks) > _MAX_CHUNKS:
+            raise RowRefused(
+                "row-too-large",
+                "indexes",
+                "the row fans out to more target keys than one mapping row can list",
+                cure="split the fan-out: index fewer values of this row",
+                row_id=self.ids.short(self.source, source_key),
+            )
+        partition, row = self.forward_key(source_key)
+        content: Row = {
+            PARTITION_KEY: partition,
+            ROW_KEY: row,
+            "OldPartitionKey": source_key.partition,
+            "OldRowKey": source_key.row,
+        }
+        content.update((f"Targets{number}", chunk) for number, chunk in enumerate(chunks))
+        return content
+
+    def reverse_row(self, source_key: EntityKey, target_key: EntityKey) -> Row:
+        """Return the reverse row of a main target key."""
+        partition, row = self.reverse_key(target_key)
+        return {
+            PARTITION_KEY: partition,
+            ROW_KEY: row,
+            "OldPartitionKey": source_key.partition,
+            "OldRowKey": source_key.row,
+            "NewPartitionKey": target_key.partition,
+            "NewRowKey": target_key.row,
+        }
+
+    def partitions(self, direction: str) -> list[str]:
+        """Return all partitions of a direction, `f` or `r`, in key order."""
+        return [f"{self.script_id}.{direction}.{first}" for first in ALPHABET]
+
+
+def read_forward(row: Row) -> Forward:
+    """Read a forward row."""
+    chunks = []
+    while (chunk := row.get(f"Targets{len(chunks)}")) is not None:
+        chunks.append(chunk)
+    targets = frozenset(TargetKey(*item) for item in json.loads("".join(chunks)))
+    return Forward(read_source(row), targets, row[ETAG])
+
+
+def read_owner(row: Row) -> Owner:
+    """Read a reverse row."""
+    return Owner(read_source(row), row[ETAG])
+
+
+def read_source(row: Row) -> EntityKey:
+    """Return the source key that a mapping row, of either direction, names."""
+    return EntityKey(row["OldPartitionKey"], row["OldRowKey"])

@@ -1,0 +1,121 @@
+"""The mapping table of one migration: looking keys up, and claiming target keys.
+
+Rules kept here:
+
+* A target key is claimed before a row is written under it: the reverse row first, the forward row second,
+  so nothing ever exists in a target that the mapping does not account for.
+* A target key has one owner. A second claimant is a collision, unless the owner's source row is gone or maps
+  elsewhere by now (an old row deleted, a new one written under a key that maps alike): then the claim passes
+  over, conditionally on the reverse row that was read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+
+from rekey.errors import Collision, ConditionFailed, RowExists, RowMissing, Unavailable
+from rekey.mapping.rows import Forward, MappingRows, Owner, TargetKey, read_forward, read_owner
+from rekey.model import EntityKey, KeyRange, Row
+from rekey.tables.base import Page, Table
+
+_MAX_ROUNDS = 50
+
+StillOwns = Callable[[EntityKey, TargetKey], Awaitable[bool]]
+"""Tells whether a source key's row exists now and maps to a target key."""
+
+
+class MappingStore:
+    """Reads and extends the mapping rows of one migration."""
+
+    def __init__(self, table: Table, rows: MappingRows) -> None:
+        """Take the restricted mapping table and the builder of its rows."""
+        self.table = table
+        self.rows = rows
+
+    async def forward(self, source_key: EntityKey) -> Forward | None:
+        """Return the forward row of a source key, None when it was never copied."""
+        row = await self.table.get(self.rows.forward_key(source_key))
+        return None if row is None else read_forward(row)
+
+    async def owner(self, target_key: EntityKey) -> Owner | None:
+        """Return the owner of a main target key, None when nobody claimed it."""
+        row = await self.table.get(self.rows.reverse_key(target_key))
+        return None if row is None else read_owner(row)
+
+    async def claim(
+        self,
+        source_key: EntityKey,
+        forward: Forward | None,
+        targets: Iterable[TargetKey],
+        still_owns: StillOwns,
+    ) -> None:
+        """Claim target keys for a source key: reverse rows first, then the forward row.
+
+        The caller reads the forward row again afterwards: somebody else may have extended it meanwhile.
+
+        Args:
+            source_key: the claimant.
+            forward: its forward row as read, None when there was none.
+            targets: the target keys it is about to be written under.
+            still_owns: asked about the present owner of a key that is taken.
+
+        Raises:
+            Collision: a main target key belongs to another source row that exists and maps to it.
+            RowRefused: more target keys than one forward row can list.
+        """
+        wanted = frozenset(targets)
+        for target in sorted(wanted):
+            if target.table == 0:
+                await self._claim_main(source_key, target, still_owns)
+        known = forward.targets if forward else frozenset()
+        row = self.rows.forward_row(source_key, known | wanted)
+        try:
+            if forward is None:
+                await self.table.insert(row)
+            else:
+                await self.table.replace(row, etag=forward.etag)
+        except (RowExists, RowMissing, ConditionFailed):
+            # Another writer extended the forward row; the caller's next round reads what it says now.
+            return
+
+    async def _claim_main(self, source_key: EntityKey, target: TargetKey, still_owns: StillOwns) -> None:
+        row = self.rows.reverse_row(source_key, target.key)
+        for _ in range(_MAX_ROUNDS):
+            owner = await self.owner(target.key)
+            try:
+                if owner is None:
+                    await self.table.insert(row)
+                elif owner.source != source_key:
+                    if await still_owns(owner.source, target):
+                        raise self.collision(target, owner.source, source_key)
+                    await self.table.replace(row, etag=owner.etag)
+                return
+            except (RowExists, RowMissing, ConditionFailed):
+                continue
+        raise Unavailable(
+            "a mapping row kept changing while it was claimed",
+            hint="run the same command again; if it stays so, look for a second writer of the mapping table",
+        )
+
+    def collision(self, target: TargetKey, first: EntityKey, second: EntityKey) -> Collision:
+        """Return the error that names two source rows of one target key by their safe ids."""
+        ids, source = self.rows.ids, self.rows.source
+        return Collision(self.rows.tables[target.table], ids.short(source, first), ids.short(source, second))
+
+    async def scan(self, direction: str) -> AsyncIterator[Page]:
+        """Iterate over all mapping rows of a direction: `f` (forward) or `r` (reverse)."""
+        for partition in self.rows.partitions(direction):
+            bounds = KeyRange(EntityKey(partition, ""), EntityKey(partition, "\uffff"))
+            async for page in self.table.scan(bounds):
+                yield page
+
+    async def lookup(self, direction: str, prefix: str) -> list[Row]:
+        """Return the mapping rows of a direction whose digest starts with `prefix` (a safe id)."""
+        if not prefix:
+            return []
+        partition = f"{self.rows.script_id}.{direction}.{prefix[0]}"
+        bounds = KeyRange(EntityKey(partition, prefix[:-1]), EntityKey(partition, prefix + "\uffff"))
+        found = []
+        async for page in self.table.scan(bounds):
+            found.extend(row for row in page.rows if row["RowKey"].startswith(prefix))
+        return found

@@ -1,0 +1,32 @@
+"""How engines tell how far they are, without knowing who listens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+Advance = Callable[[int], None]
+"""Told how many more rows are done."""
+
+
+class Progress(Protocol):
+    """Shows tasks one after another; the command line draws them with tqdm on standard error."""
+
+    def task(self, label: str, *, total: int | None = None) -> AbstractContextManager[Advance]:
+        """Begin a task of `total` rows (None: unknown) and return what to call as rows are done."""
+
+    def note(self, text: str) -> None:
+        """Say one sentence to whoever watches; it holds no key."""
+
+
+class Silent:
+    """Progress that nobody watches."""
+
+    @contextmanager
+    def task(self, label: str, *, total: int | None = None) -> Iterator[Advance]:
+        """Count nothing."""
+        yield lambda _rows: None
+
+    def note(self, text: str) -> None:
+        """Say nothing."""

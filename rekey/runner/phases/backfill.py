@@ -1,0 +1,75 @@
+"""backfill: copy what is there, then sweep what went meanwhile.
+
+Rules kept here:
+
+* Segments and cursors are in the state file; a run that was cut off goes on behind its last checkpoint.
+* Without a state file the whole table is copied again: inserts-if-absent make that safe.
+* The sweep follows the last segment; it closes the race "deleted while being copied".
+"""
+
+from __future__ import annotations
+
+from rekey.backfill.engine import copy_segments
+from rekey.delta.passes import sweep
+from rekey.model import EVERYTHING
+from rekey.phases import Phase
+from rekey.runner.phases.operation import Counters, Operation, open_gate
+from rekey.runner.run import Run
+from rekey.state.models import Segment
+
+PURPOSE = "backfill"
+
+
+async def run(run: Run) -> Counters:
+    """Copy every segment that is not done, then sweep."""
+    segments = run.state.segments(run.script_id, PURPOSE)
+    if not segments:
+        segments = run.state.add_segments(run.script_id, PURPOSE, [EVERYTHING])
+    done = sum(segment.rows for segment in segments)
+
+    def checkpoint(moved: list[Segment]) -> None:
+        run.still_alone()
+        run.state.checkpoint(moved)
+
+    with run.progress.task("backfill", total=estimated_rows(run)) as advance:
+        advance(done)
+        copied, whole = await copy_segments(
+            run.source,
+            segments,
+            run.copier,
+            size=run.window,
+            checkpoint=checkpoint,
+            stop_requested=run.stop.requested,
+            advance=advance,
+        )
+    if not whole:
+        run.stop.check()
+    swept = await swept_rows(run)
+    return {
+        "source_rows": done + copied.rows,
+        "target_rows_inserted": copied.inserted,
+        "rows_propagated": copied.propagated,
+        "rows_swept": swept,
+    }
+
+
+async def swept_rows(run: Run) -> int:
+    """Sweep, with progress; return how many keys changed by it."""
+    with run.progress.task("sweep", total=estimated_rows(run)) as advance:
+        return await sweep(
+            run.propagator, concurrency=run.config.limits.concurrency, advance=advance, check=run.check
+        )
+
+
+def estimated_rows(run: Run) -> int | None:
+    """Return the source's rows as last counted or estimated, None when nobody has."""
+    fact = run.state.get_fact(run.script_id, "estimated_rows")
+    return int(fact) if fact else None
+
+
+async def undo(run: Run) -> None:
+    """Forget the checkpoints: a next backfill reads the whole source again. Rows stay until prepare's undo."""
+    run.state.clear_segments(run.script_id, PURPOSE)
+
+
+BACKFILL = Operation(Phase.BACKFILL, gate=open_gate, run=run, undo=undo)

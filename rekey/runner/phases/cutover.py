@@ -1,0 +1,217 @@
+"""cutover (capture "delta"): writers stop, a last pass, a last proof, authority moves to the target.
+
+Rules kept here:
+
+* The freeze time is a whole second of the service's clock that lies behind every write made before the
+  operator said that writers have stopped; the final pass begins after it. A source row newer than it is a
+  stray writer: refused, back to `dual_write`, nothing lost.
+* Order under freeze: final pass, sweep, full verification, stray check, move. Each sees what the one before
+  it could have missed.
+* A freeze that a killed run left behind is no state to stay in: the next run starts the cutover again, or
+  goes back.
+* Undo copies what was written to the target since cutover back to the source, first as a check that writes
+  nothing, then for real; nothing written after cutover is lost.
+"""
+
+from __future__ import annotations
+
+from rekey.backfill.sweep import gone
+from rekey.concurrency import for_each
+from rekey.delta.back import BackPropagator
+from rekey.delta.passes import earlier, later
+from rekey.errors import Findings, GateClosed, RowRefused, ServiceError
+from rekey.model import EntityKey, Row, key_of
+from rekey.phases import ControlPhase, Phase
+from rekey.reconcile.report import FullReport
+from rekey.runner.capture import WATERMARK, catch_up
+from rekey.runner.phases.backfill import swept_rows
+from rekey.runner.phases.operation import Counters, Operation
+from rekey.runner.run import Run
+from rekey.runner.verification import closed_by_verification, verify_full, wrong
+from rekey.tables.clock import ticks_of
+
+FROZEN_AT = "frozen_at"
+_NAMED = 20
+"""How many rows a refusal names."""
+
+
+async def gate(run: Run) -> list[str]:
+    """Collect what keeps authority from moving to the target."""
+    now = await run.control.read()
+    if now is None:
+        return ["the control row is gone from the restricted store"]
+    if now.phase is ControlPhase.CUTOVER:
+        return []
+    reasons = closed_by_verification(run)
+    if run.is_delta and not run.options.writers_stopped:
+        reasons.append("nobody has confirmed that the application's writers are stopped (--writers-stopped)")
+    return reasons
+
+
+async def run(run: Run) -> Counters:
+    """Freeze, prove, move; on any failure go back to `dual_write`."""
+    now = await run.control.read()
+    if now is not None and now.phase is ControlPhase.CUTOVER:
+        return {}
+    if now is not None and now.phase is ControlPhase.DUAL_WRITE:
+        await run.control.move(ControlPhase.DUAL_WRITE, ControlPhase.FREEZE)
+    try:
+        counters = await _prove_under_freeze(run)
+    except Exception:
+        await leave_freeze(run, ControlPhase.DUAL_WRITE)
+        raise
+    await run.control.move(ControlPhase.FREEZE, ControlPhase.CUTOVER)
+    return counters
+
+
+async def leave_freeze(run: Run, back_to: ControlPhase) -> None:
+    """Leave a freeze the way it was entered. If the service fails now, the next run does it."""
+    try:
+        now = await run.control.read()
+        if now is not None and now.phase is ControlPhase.FREEZE:
+            await run.control.move(ControlPhase.FREEZE, back_to)
+    except ServiceError:
+        run.progress.note("the control row still says `freeze`; the next `rekey` command on it puts it back")
+
+
+async def _prove_under_freeze(run: Run) -> Counters:
+    frozen_at = await _freeze_time(run)
+    caught = await catch_up(run, max_passes=1)
+    swept = await swept_rows(run)
+    report = await verify_full(run)
+    if report.findings:
+        raise Findings(
+            f"full verification under freeze found {wrong(report)} rows that differ",
+            kept="both tables; the migration is back in `dual_write`, the source is the authority",
+            hint=f"writers may go on; `rekey verify {run.script_id} --mode full` names the rows",
+        )
+    strays = await _newer_than(run, frozen_at)
+    if strays:
+        raise GateClosed(
+            "cutover",
+            [f"{len(strays)} source rows were written after the freeze: {', '.join(strays[:_NAMED])}"],
+            hint="a writer is still running: find it, stop it, and cut over again",
+        )
+    return {
+        "rows_changed_by_last_pass": caught.changed,
+        "rows_swept": swept,
+        "rows_compared": report.source_rows,
+    }
+
+
+async def _freeze_time(run: Run) -> str:
+    """Choose the freeze time and wait until it is over; keep it, `retire` compares with it."""
+    frozen_at = later(await run.tables.server_time(), 1.0)
+    while ticks_of(await run.tables.server_time()) < ticks_of(frozen_at):
+        await run.clock.sleep(0.2)
+    run.state.set_fact(run.script_id, FROZEN_AT, frozen_at)
+    return frozen_at
+
+
+async def _newer_than(run: Run, moment: str) -> list[str]:
+    """Return the safe ids of source rows written after `moment`."""
+    found = []
+    async for page in run.source.scan(modified_from=moment, select=["PartitionKey", "RowKey"]):
+        run.check()
+        found += [run.ids.short(run.source.name, key_of(row)) for row in page.rows]
+    return found
+
+
+async def undo(run: Run) -> None:
+    """Go back to `dual_write` with everything the target has seen since cutover."""
+    now = await run.control.read()
+    if now is None or now.phase is ControlPhase.DUAL_WRITE:
+        return
+    if not run.declared.migration.reverse:
+        raise GateClosed(
+            "dual_write",
+            ["the declaration says reverse=False: there is no way back after cutover"],
+            hint="stay with the target and go on to `complete`",
+        )
+    if run.is_delta and not run.options.writers_stopped:
+        raise GateClosed(
+            "dual_write",
+            ["nobody has confirmed that the application's writers are stopped (--writers-stopped)"],
+            hint="stop whatever writes to the target, then `rekey rollback --writers-stopped`",
+        )
+    since = earlier(now.cutover_at or now.updated_at, run.config.gates.margin_s)
+    back = BackPropagator(run.propagator)
+    await _refuse_what_cannot_go_back(run, back, since)
+    if now.phase is ControlPhase.CUTOVER:
+        await run.control.move(ControlPhase.CUTOVER, ControlPhase.FREEZE)
+    try:
+        await _copy_back(run, back, since)
+        report = await verify_full(run)
+        if report.findings and _only_index_tables(run, report):
+            # The application kept the index tables itself; from now on they follow the source again.
+            await verify_full(run, repair=True)
+            report = await verify_full(run)
+        if report.findings:
+            raise Findings(
+                f"after copying back, {wrong(report)} rows differ between source and targets",
+                kept="the target is still the authority; nothing was deleted from it",
+                hint="run `rekey rollback` again; if it stays so, see the runbook on divergences",
+            )
+    except Exception:
+        await leave_freeze(run, ControlPhase.CUTOVER)
+        raise
+    run.state.set_fact(run.script_id, WATERMARK, await run.tables.server_time())
+    await run.control.move(ControlPhase.FREEZE, ControlPhase.DUAL_WRITE)
+
+
+def _only_index_tables(run: Run, report: FullReport) -> bool:
+    """Tell whether every divergence is in an index table; the main target is the authority: never mended."""
+    listed = report.found.listed
+    main = run.targets[0].name
+    return len(listed) == wrong(report) and all(
+        divergence.table not in (main, run.source.name) for divergence in listed
+    )
+
+
+async def _refuse_what_cannot_go_back(run: Run, back: BackPropagator, since: str) -> None:
+    """Look at every changed target row before anything is written."""
+    refused: list[RowRefused] = []
+
+    async def look(row: Row) -> None:
+        try:
+            await back.check(row)
+        except RowRefused as problem:
+            refused.append(problem)
+
+    with run.progress.task("check the way back") as advance:
+        async for page in run.targets[0].scan(modified_from=since):
+            run.check()
+            await for_each(page.rows, look, limit=run.config.limits.concurrency)
+            advance(len(page.rows))
+    if refused:
+        listed = "; ".join(f"{problem.row_id}: {problem.problem}" for problem in refused[:_NAMED])
+        raise GateClosed(
+            "dual_write",
+            [f"{len(refused)} target rows cannot go back: {listed}"],
+            hint=refused[0].cure,
+        )
+
+
+async def _copy_back(run: Run, back: BackPropagator, since: str) -> None:
+    """Copy changed and new target rows to the source, then remove what was deleted in the target."""
+
+    async def settle(source_key: EntityKey) -> None:
+        if await back.propagate(source_key):
+            # The index tables follow the source again.
+            await run.propagator.propagate(source_key)
+
+    async def bring(row: Row) -> None:
+        await settle(await back.claim_new(row))
+
+    with run.progress.task("copy back") as advance:
+        async for page in run.targets[0].scan(modified_from=since):
+            run.check()
+            await for_each(page.rows, bring, limit=run.config.limits.concurrency)
+            advance(len(page.rows))
+    with run.progress.task("copy deletes back") as advance:
+        portions = gone(run.targets[0], run.ids, run.mapping, "r", advance=advance, check=run.check)
+        async for portion in portions:
+            await for_each(portion, settle, limit=run.config.limits.concurrency)
+
+
+CUTOVER = Operation(Phase.CUTOVER, gate=gate, run=run, undo=undo)

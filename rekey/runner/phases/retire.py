@@ -1,0 +1,97 @@
+"""retire: delete the source.
+
+Rules kept here:
+
+* Only after `complete`, after the retention period, with the table's name typed.
+* A row that changed after the freeze is never deleted: if there is one, the others are deleted one by one
+  with their ETags and the changed ones are reported; only an unchanged table is dropped whole.
+"""
+
+from __future__ import annotations
+
+from rekey.concurrency import for_each
+from rekey.delta.passes import later
+from rekey.errors import ConditionFailed, Findings, RowMissing
+from rekey.model import Row, etag_of, key_of
+from rekey.phases import ControlPhase, Phase
+from rekey.runner.phases.complete import undo as refuse
+from rekey.runner.phases.operation import Counters, Operation
+from rekey.runner.run import Run
+from rekey.tables.clock import ticks_of
+
+_NAMED = 20
+
+
+async def gate(run: Run) -> list[str]:
+    """Collect what keeps the source from being deleted."""
+    now = await run.control.read()
+    if now is None or now.phase not in (ControlPhase.COMPLETE, ControlPhase.RETIRED):
+        return [f"the control row says `{now.phase if now else 'nothing'}`, not `complete`"]
+    reasons = []
+    if now.phase is ControlPhase.COMPLETE:
+        over_at = later(now.completed_at or now.updated_at, run.config.gates.retention_s)
+        if ticks_of(await run.tables.server_time()) < ticks_of(over_at):
+            reasons.append(f"the retention period ends at {over_at}")
+    if run.options.typed_table != run.source.name:
+        reasons.append("the source table's name was not typed, or typed differently")
+    if await run.tables.table_exists(run.targets[0].name) is False:
+        reasons.append(f"the target table {run.targets[0].name} does not exist")
+    return reasons
+
+
+async def run(run: Run) -> Counters:
+    """Delete the whole source if nothing in it changed since the freeze, else all rows that did not."""
+    now = await run.control.read()
+    if now is None or now.phase is ControlPhase.RETIRED:
+        return {}
+    counters: Counters = {"rows_deleted": 0}
+    if await run.tables.table_exists(run.source.name):
+        frozen_at = now.frozen_at or now.updated_at
+        changed = (
+            await _delete_unchanged(run, frozen_at, counters) if await _any_newer(run, frozen_at) else []
+        )
+        if changed:
+            raise Findings(
+                f"{len(changed)} source rows changed after the freeze and were not deleted:"
+                f" {', '.join(changed[:_NAMED])}",
+                kept=f"those rows and the table {run.source.name}; {counters['rows_deleted']} others are deleted",
+                hint="find out who wrote them, copy what is worth keeping to the target, delete the table by hand",
+            )
+        await run.tables.delete_table(run.source.name)
+    await run.control.move(ControlPhase.COMPLETE, ControlPhase.RETIRED)
+    return counters
+
+
+async def _any_newer(run: Run, moment: str) -> bool:
+    async for page in run.source.scan(modified_from=moment, select=["PartitionKey", "RowKey"]):
+        if page.rows:
+            return True
+    return False
+
+
+async def _delete_unchanged(run: Run, moment: str, counters: Counters) -> list[str]:
+    """Delete rows that are older than `moment`, by ETag; return the safe ids of the others."""
+    changed: list[str] = []
+
+    async def remove(row: Row) -> None:
+        if ticks_of(row["Timestamp"]) < ticks_of(moment):
+            try:
+                await run.source.delete(key_of(row), etag=etag_of(row))
+            except RowMissing:
+                return
+            except ConditionFailed:
+                changed.append(run.ids.short(run.source.name, key_of(row)))
+            else:
+                counters["rows_deleted"] += 1
+        else:
+            changed.append(run.ids.short(run.source.name, key_of(row)))
+
+    with run.progress.task("delete source rows") as advance:
+        async for page in run.source.scan(select=["PartitionKey", "RowKey"]):
+            run.check()
+            await for_each(page.rows, remove, limit=run.config.limits.concurrency)
+            advance(len(page.rows))
+    return changed
+
+
+RETIRE = Operation(Phase.RETIRE, gate=gate, run=run, undo=refuse)

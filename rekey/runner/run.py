@@ -1,0 +1,127 @@
+"""One migration, opened: everything a phase needs, in one value.
+
+Rules kept here:
+
+* A `Run` is made by the session, which owns locks, connections and their ends; phases only use it.
+* Progress and stop requests are asked of the run, so that phases know neither terminal nor signals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rekey.backfill.copier import Copier
+from rekey.backfill.engine import WindowSize
+from rekey.config import Config
+from rekey.declaration import Declared
+from rekey.dualwrite.propagate import Propagator
+from rekey.errors import Interrupted
+from rekey.mapper import Mapper
+from rekey.mapping.ids import SafeIds
+from rekey.mapping.store import MappingStore
+from rekey.progress import Progress, Silent
+from rekey.runner.control import ControlStore
+from rekey.state.store import State
+from rekey.tables.base import Table, TableService
+from rekey.tables.clock import Clock, SystemClock
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the operator said on the command line that phases act on.
+
+    Attributes:
+        writers_stopped: the operator confirms that no application writes to the authority.
+        drop_targets: on rollback to `source`: drop the target tables (True) or keep them (False).
+        typed_table: the source's name as typed for `retire`.
+    """
+
+    writers_stopped: bool = False
+    drop_targets: bool = False
+    typed_table: str = ""
+
+
+class StopFlag:
+    """Set by a signal; asked between windows and pages."""
+
+    def __init__(self) -> None:
+        self._requested = False
+
+    def request(self) -> None:
+        """Ask the work to stop at the next safe place."""
+        self._requested = True
+
+    def requested(self) -> bool:
+        """Tell whether a stop was requested."""
+        return self._requested
+
+    def check(self) -> None:
+        """Raise Interrupted when a stop was requested."""
+        if self._requested:
+            raise Interrupted(
+                "stopped on request",
+                kept="all checkpoints; nothing is half done",
+                hint="run the same command again to go on from here",
+            )
+
+
+@dataclass(slots=True)
+class Run:
+    """One migration, opened for work."""
+
+    declared: Declared
+    config: Config
+    mapper: Mapper
+    tables: TableService
+    restricted: TableService
+    state: State
+    control: ControlStore
+    mapping: MappingStore
+    copier: Copier
+    options: Options = field(default_factory=Options)
+    progress: Progress = field(default_factory=Silent)
+    stop: StopFlag = field(default_factory=StopFlag)
+    clock: Clock = field(default_factory=SystemClock)
+    still_alone: Callable[[], None] = lambda: None
+    """Raises Locked when the runner lease was lost."""
+
+    @property
+    def script_id(self) -> str:
+        """The migration's id."""
+        return self.declared.script_id
+
+    @property
+    def ids(self) -> SafeIds:
+        """The safe ids of this migration."""
+        return self.mapping.rows.ids
+
+    @property
+    def propagator(self) -> Propagator:
+        """propagate(k) with the source as authority."""
+        return self.copier.propagator
+
+    @property
+    def source(self) -> Table:
+        """The source table."""
+        return self.propagator.source
+
+    @property
+    def targets(self) -> tuple[Table, ...]:
+        """The target tables, main first."""
+        return self.propagator.targets
+
+    @property
+    def window(self) -> WindowSize:
+        """When a window of rows is full."""
+        return WindowSize(self.config.limits.window_rows, self.config.limits.window_bytes)
+
+    @property
+    def is_delta(self) -> bool:
+        """Tell whether the migration follows the source by delta passes."""
+        return self.declared.migration.capture == "delta"
+
+    def check(self) -> None:
+        """Raise Interrupted or Locked when the work must not go on."""
+        self.still_alone()
+        self.stop.check()

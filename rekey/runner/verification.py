@@ -1,0 +1,126 @@
+"""Verification within a migration: the context for `reconcile`, the record in the state file, the gate.
+
+Rules kept here:
+
+* Every full verification is recorded, with its digests, also a failed one: a failed verification closes the
+  gate until a newer one succeeds.
+* In capture "delta" a source row that changed (or went) after the last pass began is pending, not divergent,
+  as long as writers may run; under freeze nothing is pending.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from rekey.model import EntityKey
+from rekey.phases import ControlPhase
+from rekey.progress import Advance
+from rekey.reconcile.context import ReconcileContext
+from rekey.reconcile.full import full
+from rekey.reconcile.report import FullReport
+from rekey.runner.capture import WATERMARK
+from rekey.runner.run import Run
+from rekey.state.models import Verification
+from rekey.tables.clock import TICKS_PER_SECOND, ticks_of
+
+
+class _Rows:
+    """Hears rows from `reconcile` and passes them on to a progress task."""
+
+    def __init__(self, advance: Advance) -> None:
+        self._advance = advance
+
+    def advance(self, rows: int, note: str) -> None:  # noqa: ARG002 - the task is labelled already
+        self._advance(rows)
+
+
+def context(run: Run, control: ControlPhase, advance: Advance) -> ReconcileContext:
+    """Return what the functions of `reconcile` need to know of a migration."""
+
+    async def owner(_table: str, target_key: EntityKey) -> EntityKey | None:
+        found = await run.mapping.owner(target_key)
+        return None if found is None else found.source
+
+    return ReconcileContext(
+        source=run.source,
+        targets=run.targets,
+        mapper=run.mapper,
+        ids=run.ids,
+        source_name=run.source.name,
+        owner=owner,
+        propagate=run.propagator.propagate,
+        folder=Path(tempfile.gettempdir()),
+        progress=_Rows(advance),
+        stop=run.check,
+        pending=_pending(run) if run.is_delta and control is ControlPhase.DUAL_WRITE else _never,
+        concurrency=run.config.limits.concurrency,
+        clock=run.clock,
+    )
+
+
+async def _never(_source_key: EntityKey) -> bool:
+    return False
+
+
+def _pending(run: Run) -> Callable[[EntityKey], Awaitable[bool]]:
+    """Tell whether a source row changed after the last pass began, so that the next pass brings it."""
+    watermark = run.state.get_fact(run.script_id, WATERMARK)
+
+    async def pending(source_key: EntityKey) -> bool:
+        row = await run.source.get(source_key, select=["Timestamp"])
+        if row is None:
+            return True
+        return watermark is not None and ticks_of(row["Timestamp"]) >= ticks_of(watermark)
+
+    return pending
+
+
+async def verify_full(run: Run, *, repair: bool = False) -> FullReport:
+    """Compare everything and record the result."""
+    now = await run.control.read()
+    control = now.phase if now is not None else ControlPhase.SOURCE
+    with run.progress.task("verify") as advance:
+        report = await full(context(run, control, advance), repair=repair)
+    record(run, report)
+    return report
+
+
+def wrong(report: FullReport) -> int:
+    """Return how many rows keep a verification from being clean."""
+    found = report.found
+    return found.stable + found.unsettled + found.unchecked
+
+
+def record(run: Run, report: FullReport) -> None:
+    """Keep a full verification in the state file and in the audit log."""
+    run.state.add_verification(
+        run.script_id,
+        Verification(
+            mode=report.mode,
+            started_at=report.started_at,
+            finished_at=report.finished_at,
+            digest=report.digest,
+            rows_source=report.source_rows,
+            rows_target=report.target_rows,
+            divergences=wrong(report),
+            transient=report.found.transient,
+            report=report.as_json(),
+        ),
+    )
+    run.state.audit("verification", run.script_id, report.as_json())
+
+
+def closed_by_verification(run: Run) -> list[str]:
+    """Return why the last full verification keeps the gate before cutover closed; empty when it does not."""
+    last = run.state.latest_verification(run.script_id, mode="full")
+    again = f"run `rekey verify {run.script_id} --mode full`"
+    if last is None:
+        return [f"nothing has been verified in full; {again}"]
+    if last.divergences:
+        return [f"the last full verification found {last.divergences} rows that differ; {again} --repair"]
+    age = run.clock.ticks() - ticks_of(last.finished_at)
+    if age > run.config.gates.verification_max_age_s * TICKS_PER_SECOND:
+        return [f"the last full verification is of {last.finished_at}, which is too old; {again}"]
+    return []
