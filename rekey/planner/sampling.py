@@ -1,0 +1,278 @@
+"""Estimating how many rows a table holds from a few dozen page reads.
+
+Rules kept here:
+
+* Table storage has no count. Rows read are certain; the rest is an estimate and is called one.
+* The keys form a tree of prefixes. From a page one can jump to the next prefix in a single request, so the
+  branches at one level are enumerated cheaply; branches that a page did not cover are *open*. Of all open
+  branches that split at the same depth one, drawn by lot, is looked into and stands for all of them (Chen,
+  "Heterogeneous sampling", SIAM J. Comput. 21(2), 1992, after Knuth's estimate of a tree's size). The
+  estimate is right on average; for keys of even form (padded numbers, dates, GUIDs) it is close.
+* The lot is seeded: the same table gives the same estimate.
+* The requests are bounded. A level with too many branches is cut short and continued by proportion.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_right
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from rekey.model import EntityKey
+
+Units: TypeAlias = tuple[int, ...]
+"""PartitionKey, 0, RowKey as UTF-16 code units: tuples of it compare as the service orders keys."""
+
+_ABOVE = 0xFFFD
+"""Sorts above every character a key is likely to hold, and is no noncharacter that a service might refuse."""
+_MAX_BRANCHES = 24
+"""Branches of one level that are enumerated before the rest is taken in proportion."""
+_SEED = 20
+_CLASSES = ((0x30, 0x39), (0x41, 0x5A), (0x61, 0x7A))
+"""Digits, upper case and lower case letters: what a level goes on with when some of a class was met."""
+
+
+def units_of(key: EntityKey) -> Units:
+    """Return a key as comparable code units."""
+    data = f"{key.partition}\0{key.row}".encode("utf-16-be", "surrogatepass")
+    return tuple(int.from_bytes(data[at : at + 2], "big") for at in range(0, len(data), 2))
+
+
+def key_from(units: Units) -> EntityKey:
+    """Return the key that `units` spell; a half surrogate pair at the end becomes the unit before it."""
+    data = b"".join(unit.to_bytes(2, "big") for unit in units)
+    try:
+        text = data.decode("utf-16-be")
+    except UnicodeDecodeError as error:
+        text = data[: error.start].decode("utf-16-be") + "\ud7ff"
+    partition, _, row = text.partition("\0")
+    return EntityKey(partition, row)
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Rows read in one go: their keys in order, and whether the table ended behind them."""
+
+    keys: Sequence[Units]
+    ended: bool
+
+
+Read: TypeAlias = Callable[[Units], Awaitable[Stretch]]
+"""Reads about one page of rows behind a key. Costs one request of the budget."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowEstimate:
+    """How many rows a table holds.
+
+    Attributes:
+        rows: the best estimate; the number itself when `exact`.
+        at_least: rows read: certain.
+        exact: the whole table was read.
+        settled: False when the requests ran out before the estimate covered the whole table: then the
+            table is likely to hold more.
+    """
+
+    rows: int
+    at_least: int
+    exact: bool
+    settled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A branch of which only the beginning was read: all keys beginning with `prefix` behind `last`.
+
+    Attributes:
+        depth: where the keys of the page that ends at `last` differ: the first level to enumerate.
+        generation: how many branchings lie above it; branches of one generation are of similar size.
+        shape: how deep the end of that page lies below `prefix`: the deeper, the fuller the branch.
+    """
+
+    prefix: Units
+    last: Units
+    depth: int
+    generation: int
+    shape: int
+
+
+@dataclass(slots=True)
+class _Stratum:
+    """Open branches of one level that look alike; one of them stands for all.
+
+    Attributes:
+        weight: how many branches there are.
+        branch: the one that stands for all.
+        rows: rows its enumeration spoke for; None while it was not looked into.
+        below: the strata that its enumeration opened.
+    """
+
+    weight: float
+    branch: _Open
+    rows: float | None = None
+    below: list[_Stratum] = field(default_factory=list)
+
+    @property
+    def order(self) -> tuple[int, int, float]:
+        """Return what to look into first: early generations, full branches, many branches."""
+        return self.branch.generation, -self.branch.shape, -self.weight
+
+
+class Sizer:
+    """Estimates how many rows follow a stretch that was read."""
+
+    def __init__(self, read: Read, requests: int) -> None:
+        """Take the reader and how many times it may be called."""
+        self._read = read
+        self._requests = requests
+        self._lot = random.Random(_SEED)  # noqa: S311 - a draw that must be repeatable, not secret
+        self._sizes: dict[tuple[int, int], list[float]] = {}
+        self.settled = True
+
+    async def rows_behind(self, keys: Sequence[Units]) -> float:
+        """Return the likely number of rows behind the last of `keys`, a page that was read before."""
+        root = _Stratum(1.0, _Open((), keys[-1], _shared(keys[0], keys[-1]), 0, 0))
+        waiting = [root]
+        while waiting and self._requests > 0:
+            stratum = min(waiting, key=lambda one: one.order)
+            waiting.remove(stratum)
+            walk = _Walk(stratum.branch)
+            stratum.rows = await self._enumerate(walk)
+            stratum.below = self._stratify(walk.opened())
+            waiting += stratum.below
+        return self._total(root)
+
+    async def _enumerate(self, walk: _Walk) -> float:
+        """Read one page of every branch that follows in `walk`, from the deepest level up."""
+        rows = 0.0
+        while not walk.finished:
+            if self._requests <= 0:
+                self.settled = False
+                break
+            self._requests -= 1
+            rows += walk.take(await self._read(walk.next_probe()))
+        return rows
+
+    def _stratify(self, opened: list[tuple[float, _Open]]) -> list[_Stratum]:
+        """Put branches that look alike together and draw which stands for the others."""
+        strata: dict[tuple[int, int], _Stratum] = {}
+        for weight, branch in opened:
+            alike = branch.generation, branch.shape
+            known = strata.get(alike)
+            if known is None:
+                strata[alike] = _Stratum(weight, branch)
+                continue
+            known.weight += weight
+            if self._lot.random() * known.weight < weight:
+                known.branch = branch
+        return list(strata.values())
+
+    def _total(self, stratum: _Stratum) -> float:
+        """Return the rows of a stratum; one that was never looked into is like others of its looks."""
+        alike = stratum.branch.generation, stratum.branch.shape
+        if stratum.rows is None:
+            return stratum.weight * self._typical(alike)
+        # Those that were looked into come first: the others are measured by them.
+        below = sorted(stratum.below, key=lambda one: one.rows is None)
+        size = stratum.rows + sum(self._total(one) for one in below)
+        self._sizes.setdefault(alike, []).append(size)
+        return stratum.weight * size
+
+    def _typical(self, alike: tuple[int, int]) -> float:
+        """Return the usual size of branches that look so; without any like them, the estimate is unsettled."""
+        sizes = self._sizes.get(alike)
+        if sizes is None:
+            self.settled = False
+            shape = alike[1]
+            sizes = [size for looks, known in self._sizes.items() if looks[1] == shape for size in known]
+        return sum(sizes) / len(sizes) if sizes else 0.0
+
+
+class _Walk:
+    """Enumerates what lies in one open branch behind the row that was read last."""
+
+    def __init__(self, branch: _Open) -> None:
+        self._branch = branch
+        self._floor = len(branch.prefix)
+        self._depth = max(branch.depth, self._floor)
+        self._last = branch.last
+        self._met = self._units_at_depth([branch.last])
+        self._climbs = 0
+        self._opened: list[tuple[int, float, Units, int, int]] = []
+        self.finished = False
+        if self._depth + 1 < len(branch.last):
+            self._note_open([branch.last], 1.0)
+
+    def next_probe(self) -> Units:
+        """Return behind which key the next branch begins."""
+        return (*self._last[: self._depth + 1], _ABOVE)
+
+    def take(self, page: Stretch) -> float:
+        """Take the page behind `next_probe`; return for how many rows it speaks."""
+        inside = [key for key in page.keys if key[: self._floor] == self._branch.prefix]
+        whole = len(inside) < len(page.keys) or page.ended
+        if not inside:
+            self.finished = True
+            return 0
+        climbed = _shared(inside[0], self._last)
+        if climbed < self._depth:
+            self._climbs += 1
+            self._met = set()
+        self._depth, self._last = climbed, inside[-1]
+        share = self._rest_of_level(inside) if len(self._met) >= _MAX_BRANCHES else 1.0
+        # The page may have run on to a higher level.
+        ran_on = _shared(inside[0], inside[-1])
+        if ran_on < self._depth:
+            self._climbs += 1
+            self._depth, self._met = ran_on, set()
+        self._met |= self._units_at_depth(inside)
+        self.finished = whole or share > 1.0
+        if not whole:
+            self._note_open(inside, share)
+        return len(inside) * share
+
+    def opened(self) -> list[tuple[float, _Open]]:
+        """Return the branches that were not read to their end, each with for how many it stands."""
+        return [
+            (share, _Open(last[:depth], last, below, self._branch.generation + 1 + self._climbs - climbs, shape))
+            for climbs, share, last, (depth, below, shape) in (
+                (climbs, share, last, self._measures(last, depth, shape))
+                for climbs, share, last, depth, shape in self._opened
+            )
+        ]
+
+    def _measures(self, last: Units, depth: int, shape: int) -> tuple[int, int, int]:
+        return depth, max(shape, depth), shape - depth
+
+    def _note_open(self, keys: Sequence[Units], share: float) -> None:
+        """Note that the branch one level below the current one that holds the last key goes on."""
+        last = keys[-1]
+        prefix = last[: self._depth + 1]
+        own = [key for key in keys if key[: len(prefix)] == prefix]
+        split = _shared(own[len(own) // 2], last) if len(own) > 1 else len(prefix)
+        self._opened.append((self._climbs, share, last, len(prefix), split))
+
+    def _units_at_depth(self, keys: Sequence[Units]) -> set[int]:
+        return {key[self._depth] for key in keys if len(key) > self._depth}
+
+    def _rest_of_level(self, inside: Sequence[Units]) -> float:
+        """Return for how many branches a page stands when the level is too wide to enumerate."""
+        candidates = set(self._met)
+        for low, high in _CLASSES:
+            if any(low <= unit <= high for unit in self._met):
+                candidates.update(range(low, high + 1))
+        ordered = sorted(candidates)
+        passed = bisect_right(ordered, max(self._met))
+        return max((len(ordered) - passed) * len(self._met) / passed, 1.0)
+
+
+def _shared(one: Units, other: Units) -> int:
+    """Return how many leading units two keys share."""
+    count = 0
+    for left, right in zip(one, other, strict=False):
+        if left != right:
+            break
+        count += 1
+    return count
