@@ -13,7 +13,6 @@ Calls block for about the time of one disk sync. A State may be used by several 
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -267,7 +266,7 @@ class State:
                     script_id=script_id, phase=str(phase), started_at=self._now(), counters="{}"
                 )
             )
-            return cast(int, made.lastrowid)
+            return made.lastrowid
 
     def finish_phase(self, run: int, outcome: str, counters: Mapping[str, int]) -> None:
         """Record how a run of a phase ended."""
