@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
-from rekey.rehearse.azurite import Azurite
+from rekey.rehearse.azurite import Azurite, AzuriteAccount
+from rekey.tables.azure import AzureTableService
 from rekey.tables.clock import FakeClock
+from rekey.tables.credentials import SharedKey
 from rekey.tables.memory import MemoryTableService
 
 _numbers = itertools.count(1)
@@ -39,3 +41,22 @@ def clock() -> FakeClock:
 def memory(clock: FakeClock) -> MemoryTableService:
     """Tables in memory on the fake clock, without faults."""
     return MemoryTableService(clock=clock)
+
+
+def open_account(account: AzuriteAccount) -> AzureTableService:
+    """Open the tables of one account of the Azurite that the tests run on."""
+    return AzureTableService.open(account.endpoint, SharedKey.of(account.name, account.key))
+
+
+@pytest.fixture
+async def tables_service(azurite: Azurite) -> AsyncIterator[AzureTableService]:
+    """The account for source and target tables, on Azurite."""
+    async with open_account(azurite.tables) as service:
+        yield service
+
+
+@pytest.fixture
+async def restricted_service(azurite: Azurite) -> AsyncIterator[AzureTableService]:
+    """The account for the restricted store, on Azurite."""
+    async with open_account(azurite.restricted) as service:
+        yield service

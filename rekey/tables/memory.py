@@ -281,9 +281,7 @@ class MemoryTable:
     ) -> AsyncIterator[Page]:
         """Iterate over a key range; each page is read in one moment, pages are not a snapshot."""
         if not 1 <= page_rows <= MAX_PAGE_ROWS:
-            raise RequestRejected(
-                "a page has 1 to 1,000 rows (InvalidInput)", code="InvalidInput", status=400
-            )
+            raise RequestRejected("a page has 1 to 1,000 rows", code="InvalidInput", status=400)
         since = None if modified_from is None else ticks_of(modified_from)
         rest = within
         while True:

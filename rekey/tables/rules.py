@@ -17,29 +17,27 @@ import binascii
 import re
 from collections.abc import Sequence
 
-from rekey.edm import BINARY, BOOLEAN, DATETIME, DOUBLE, GUID, INT32, INT64, STRING, TYPES
+from rekey.edm import BOOLEAN, DATETIME, DOUBLE, GUID, INT32, INT64, STRING, TYPES
 from rekey.errors import RequestRejected
+from rekey.limits import (
+    MAX_ENTITY_BYTES,
+    MAX_KEY_UNITS,
+    MAX_NAME_CHARACTERS,
+    MAX_PROPERTIES,
+    MAX_VALUE_BYTES,
+    entity_bytes,
+    utf16_units,
+)
 from rekey.model import PARTITION_KEY, ROW_KEY, TYPE_SUFFIX, Row, is_custom, key_of
 from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation
 from rekey.tables.clock import ticks_of
 
-MAX_KEY_UNITS = 512
-MAX_PROPERTIES = 252
-MAX_NAME_LENGTH = 255
-MAX_VALUE_BYTES = 65_535
-MAX_ENTITY_BYTES = 1024 * 1024
-
-_REFUSED = re.compile("[/\\\\#?\x00-\x1f\x7f-\x9f]")
+_REFUSED = re.compile("[/\\\\#?\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _NAME = re.compile(r"[^\W\d]\w*")
 _TABLE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9]{2,62}")
 _GUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _INT32_RANGE = range(-(2**31), 2**31)
 _INT64_RANGE = range(-(2**63), 2**63)
-
-
-def utf16_bytes(text: str) -> int:
-    """Return how many bytes a text takes as UTF-16."""
-    return len(text.encode("utf-16-le", "surrogatepass"))
 
 
 def check_table_name(name: str) -> None:
@@ -52,7 +50,7 @@ def check_key_part(value: object) -> None:
     """Raise RequestRejected when the service would refuse a PartitionKey or RowKey."""
     if not isinstance(value, str):
         raise _rejected("PropertiesNeedValue", "a row lacks PartitionKey or RowKey")
-    if utf16_bytes(value) > 2 * MAX_KEY_UNITS:
+    if utf16_units(value) > MAX_KEY_UNITS:
         raise _rejected("KeyValueTooLarge", f"a key is longer than {MAX_KEY_UNITS} UTF-16 units")
     if _REFUSED.search(value):
         raise _rejected("OutOfRangeInput", "a key has a character that the service refuses")
@@ -106,32 +104,11 @@ def stored_form(row: Row) -> Row:
     return kept
 
 
-def entity_bytes(row: Row) -> int:
-    """Return the size of a row by the documented formula (4 + keys + per property 8 + name + value)."""
-    total = 4 + utf16_bytes(row[PARTITION_KEY]) + utf16_bytes(row[ROW_KEY])
-    for name, value in row.items():
-        if is_custom(name):
-            total += 8 + utf16_bytes(name) + _value_bytes(value, row.get(name + TYPE_SUFFIX))
-    return total
-
-
-def _value_bytes(value: object, edm: str | None) -> int:
-    if isinstance(value, bool):
-        return 1
-    if isinstance(value, str) and edm in (None, STRING):
-        return 4 + utf16_bytes(value)
-    if isinstance(value, str) and edm == BINARY:
-        return 4 + len(value) // 4 * 3 - value.endswith("=") - value.endswith("==")
-    if edm == GUID:
-        return 16
-    if isinstance(value, int) and edm != DOUBLE:
-        return 4
-    return 8
-
-
 def _check_name(name: str) -> None:
-    if len(name) > MAX_NAME_LENGTH:
-        raise _rejected("PropertyNameTooLong", f"a property name is longer than {MAX_NAME_LENGTH} characters")
+    if len(name) > MAX_NAME_CHARACTERS:
+        raise _rejected(
+            "PropertyNameTooLong", f"a property name is longer than {MAX_NAME_CHARACTERS} characters"
+        )
     if not _NAME.fullmatch(name):
         raise _rejected("PropertyNameInvalid", "a property name is not an identifier")
 
@@ -174,7 +151,7 @@ def _double_form(value: float, edm: str | None) -> tuple[object, str | None]:
 
 def _text_form(value: str, edm: str | None) -> tuple[object, str | None]:
     if edm in (None, STRING):
-        if utf16_bytes(value) > MAX_VALUE_BYTES:
+        if 2 * utf16_units(value) > MAX_VALUE_BYTES:
             raise _rejected("PropertyValueTooLarge", "a string is longer than 64 KiB")
         return value, None
     if edm == DOUBLE:

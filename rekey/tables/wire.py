@@ -75,9 +75,7 @@ def entity_path(table: str, key: EntityKey) -> str:
         partition = escape(key.partition.replace("'", "''"))
         row = escape(key.row.replace("'", "''"))
     except (UnicodeEncodeError, AttributeError, TypeError):
-        raise RequestRejected(
-            "a key cannot be written into an address (OutOfRangeInput)", code="OutOfRangeInput", status=400
-        ) from None
+        raise _unaddressable() from None
     return f"{table}(PartitionKey='{partition}',RowKey='{row}')"
 
 
@@ -124,6 +122,8 @@ def _dumps(row: Row) -> bytes:
         data = orjson.dumps(row)
     except TypeError:
         # Lone surrogates, and numbers beyond 64 bits, which the service then refuses itself.
+        if not _encodable(row[PARTITION_KEY]) or not _encodable(row[ROW_KEY]):
+            raise _unaddressable() from None
         data = json.dumps(row, separators=(",", ":"), allow_nan=False).encode("ascii")
     if b"\xe2\x80\xa8" in data or b"\xe2\x80\xa9" in data:
         data = data.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
@@ -132,7 +132,10 @@ def _dumps(row: Row) -> bytes:
 
 def decode_rows(body: bytes) -> list[Row]:
     """Return the rows of one page. Raises ValueError when the body is not such a page."""
-    rows: list[Row] = _loads(body)["value"]
+    page = _loads(body)
+    if not isinstance(page, dict) or not isinstance(page.get("value"), list):
+        raise ValueError("not a page of rows")
+    rows: list[Row] = page["value"]
     for row in rows:
         row.pop(TIMESTAMP + TYPE_SUFFIX, None)
     return rows
@@ -141,6 +144,8 @@ def decode_rows(body: bytes) -> list[Row]:
 def decode_row(body: bytes) -> Row:
     """Return the row of a point read. Raises ValueError when the body is not a row."""
     row: Row = _loads(body)
+    if not isinstance(row, dict) or ETAG not in row:
+        raise ValueError("not a row")
     row.pop("odata.metadata", None)
     row.pop(TIMESTAMP + TYPE_SUFFIX, None)
     return row
@@ -158,6 +163,20 @@ def _loads(body: bytes) -> Any:
     except orjson.JSONDecodeError:
         # A lone surrogate, which JSON can write as \ud800 and orjson does not read.
         return json.loads(body)
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _unaddressable() -> RequestRejected:
+    return RequestRejected(
+        "a key cannot be written into an address (OutOfRangeInput)", code="OutOfRangeInput", status=400
+    )
 
 
 def _not_a_wire_value() -> RequestRejected:

@@ -1,0 +1,439 @@
+"""Tables of an Azure Storage account (or Azurite), spoken to directly over HTTP.
+
+Rules kept here:
+
+* Everything `rekey.tables.base` promises. A write whose answer was lost is settled by reading back
+  (`settle.py`); what stays open after that is raised as Ambiguous, or Unavailable.
+* An update without a condition is sent with `If-Match: *`: without the header it would be an upsert.
+* A scan resends the same filter and selection with every continuation; a page may be empty and the row key
+  of a continuation may be missing.
+* While one page is worked on the next is fetched; a scan that is given up leaves no request behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from importlib.metadata import version
+from types import TracebackType
+from typing import NamedTuple
+
+import orjson
+
+from rekey.errors import (
+    Ambiguous,
+    ConditionFailed,
+    EndpointDown,
+    RequestRejected,
+    RowExists,
+    RowMissing,
+    ServiceError,
+    TableBeingDeleted,
+    TableMissing,
+    Unavailable,
+)
+from rekey.model import ETAG, EVERYTHING, PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, KeyRange, Row, key_of
+from rekey.tables.answers import error_of
+from rekey.tables.base import MAX_BATCH_BYTES, MAX_PAGE_ROWS, Operation, Page, Verb
+from rekey.tables.clock import Clock, SystemClock
+from rekey.tables.credentials import Credential
+from rekey.tables.filters import both, modified_filter, range_filters
+from rekey.tables.requests import Outcome, Requester
+from rekey.tables.retry import RetryPolicy
+from rekey.tables.rules import check_batch, check_table_name
+from rekey.tables.settle import Landed, all_landed
+from rekey.tables.transport import Answer, Request, Timeouts, Transport
+from rekey.tables.wire import (
+    ACCEPT,
+    API_VERSION,
+    BatchFailure,
+    Encoder,
+    batch_body,
+    decode_row,
+    decode_rows,
+    encode_row,
+    entity_path,
+    error_code,
+    parse_batch,
+    projected,
+    query_string,
+)
+
+_COMMON = {"Accept": ACCEPT, "DataServiceVersion": "3.0", "x-ms-version": API_VERSION}
+_SENDING = {**_COMMON, "Content-Type": "application/json", "Prefer": "return-no-content"}
+_METHODS = {
+    Verb.REPLACE: "PUT",
+    Verb.MERGE: "PATCH",
+    Verb.INSERT_OR_REPLACE: "PUT",
+    Verb.INSERT_OR_MERGE: "PATCH",
+    Verb.DELETE: "DELETE",
+}
+_CONDITIONAL = frozenset({Verb.REPLACE, Verb.MERGE, Verb.DELETE})
+
+
+class AzureTableService:
+    """The tables of one account.
+
+    >>> async with AzureTableService.open(endpoint, credential) as service:
+    ...     await service.create_table("Users")
+    """
+
+    def __init__(self, endpoint: str, transport: Transport, requester: Requester) -> None:
+        self._endpoint = endpoint
+        self._transport = transport
+        self._requester = requester
+
+    @classmethod
+    def open(
+        cls,
+        endpoint: str,
+        credential: Credential,
+        *,
+        retry: RetryPolicy | None = None,
+        timeouts: Timeouts | None = None,
+        connections: int = 64,
+        clock: Clock | None = None,
+        seed: int | None = None,
+    ) -> AzureTableService:
+        """Return a service; the first request connects.
+
+        Args:
+            endpoint: `https://ACCOUNT.table.core.windows.net`, or `http://127.0.0.1:PORT/ACCOUNT`.
+            credential: from `rekey.tables.credentials`; closed with the service.
+            retry: how often and how patiently requests are repeated.
+            timeouts: of one attempt.
+            connections: at most this many at a time; further requests wait for one.
+            clock: what retries wait on.
+            seed: of the jitter, to repeat a run.
+        """
+        endpoint = endpoint.rstrip("/")
+        transport = Transport(
+            endpoint,
+            credential,
+            timeouts=timeouts or Timeouts(),
+            connections=connections,
+            agent=f"rekey/{version('rekey-tables')}",
+        )
+        jitter = random.Random(seed)  # noqa: S311 - spreads retries, keeps no secret
+        requester = Requester(transport, retry or RetryPolicy(), clock or SystemClock(), jitter)
+        return cls(endpoint, transport, requester)
+
+    def table(self, name: str) -> AzureTable:
+        """Return a handle; nothing is asked of the service. Raises RequestRejected for an impossible name."""
+        check_table_name(name)
+        return AzureTable(name, self._endpoint, self._requester)
+
+    async def create_table(self, name: str) -> bool:
+        """Create a table; False when it was there already. Raises TableBeingDeleted."""
+        check_table_name(name)
+        doing = f"create table {name}"
+        request = Request("POST", "Tables", doing, _SENDING, orjson.dumps({"TableName": name}))
+        outcome = await self._requester.call(request, lambda answer: _done(answer, doing))
+        if outcome.error is not None and outcome.error.code == "TableAlreadyExists":
+            return False
+        if isinstance(outcome.error, RowMissing):
+            raise RequestRejected(
+                f"{doing}: the endpoint has no such account ({outcome.error.code})",
+                code=outcome.error.code,
+                status=outcome.error.status,
+                hint="check the account's name in the endpoint of rekey.toml",
+            )
+        return outcome.result()
+
+    async def delete_table(self, name: str) -> bool:
+        """Delete a table; False when there was none (or it is being deleted already)."""
+        check_table_name(name)
+        doing = f"delete table {name}"
+        request = Request("DELETE", f"Tables('{name}')", doing, _COMMON)
+        outcome = await self._requester.call(request, lambda answer: _done(answer, doing))
+        if isinstance(outcome.error, TableMissing | RowMissing | TableBeingDeleted):
+            return outcome.ambiguous
+        return outcome.result()
+
+    async def table_exists(self, name: str) -> bool:
+        """Tell whether the table exists. Needs to read that table only."""
+        check_table_name(name)
+        doing = f"look for table {name}"
+        path = f"{name}()" + query_string([("$select", PARTITION_KEY), ("$top", "1")])
+        try:
+            return await self._requester.read(
+                Request("GET", path, doing, _COMMON), lambda answer: _done(answer, doing)
+            )
+        except (TableMissing, RowMissing, TableBeingDeleted):
+            return False
+
+    async def server_time(self) -> str:
+        """Return the service's clock, in whole seconds. Any answer tells it, also "you may not list"."""
+        doing = "ask the service for its time"
+        path = "Tables" + query_string([("$top", "1")])
+        return await self._requester.read(
+            Request("GET", path, doing, _COMMON), lambda answer: _time(answer, doing)
+        )
+
+    async def close(self) -> None:
+        """Close connections and the credential. Idempotent."""
+        await self._transport.close()
+
+    async def __aenter__(self) -> AzureTableService:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class _Fetched(NamedTuple):
+    """One answer of a query and the parameters that continue it (None: the query is at its end)."""
+
+    rows: list[Row]
+    continuation: list[tuple[str, str]] | None
+
+
+class AzureTable:
+    """One table of an account."""
+
+    def __init__(self, name: str, endpoint: str, requester: Requester) -> None:
+        self._name = name
+        self._requester = requester
+        self._encoder = Encoder(endpoint, name)
+
+    @property
+    def name(self) -> str:
+        """The table's name as declared."""
+        return self._name
+
+    async def get(self, key: EntityKey, *, select: Sequence[str] | None = None) -> Row | None:
+        """Return the row with its ETag and Timestamp, or None when there is none."""
+        doing = f"read a row of {self._name}"
+        parameters = [] if select is None else [("$select", _selection(select))]
+        path = entity_path(self._name, key) + query_string(parameters)
+        try:
+            row = await self._requester.read(
+                Request("GET", path, doing, _COMMON), lambda answer: _row(answer, doing)
+            )
+        except RowMissing:
+            return None
+        return row if select is None else projected(row, select)
+
+    async def insert(self, row: Row) -> str:
+        """Insert if absent and return the new ETag. Raises RowExists."""
+        doing = f"insert into {self._name}"
+        request = Request("POST", self._name, doing, _SENDING, encode_row(row))
+        return await self._write(request, Operation(Verb.INSERT, row))
+
+    async def replace(self, row: Row, *, etag: str = "*") -> str:
+        """Replace the whole row if its ETag matches. Raises RowMissing, ConditionFailed."""
+        return await self._update(Operation(Verb.REPLACE, row, etag))
+
+    async def merge(self, row: Row, *, etag: str = "*") -> str:
+        """Set the given properties if the ETag matches. Raises RowMissing, ConditionFailed."""
+        return await self._update(Operation(Verb.MERGE, row, etag))
+
+    async def upsert(self, row: Row, *, merge: bool = False) -> str:
+        """Insert, or replace (merge) whatever is there."""
+        return await self._update(Operation(Verb.INSERT_OR_MERGE if merge else Verb.INSERT_OR_REPLACE, row))
+
+    async def delete(self, key: EntityKey, *, etag: str = "*") -> None:
+        """Delete the row if its ETag matches. Raises RowMissing, ConditionFailed."""
+        await self._update(Operation(Verb.DELETE, {PARTITION_KEY: key.partition, ROW_KEY: key.row}, etag))
+
+    def encoded_size(self, operation: Operation) -> int:
+        """Return how many bytes an operation takes of MAX_BATCH_BYTES; its encoding is kept for sending."""
+        return self._encoder.size(operation)
+
+    async def transact(self, operations: Sequence[Operation]) -> list[str | None]:
+        """Apply all operations or none; return the new ETags (None for deletes)."""
+        check_batch(operations)
+        parts = [self._encoder.encode(operation) for operation in operations]
+        if sum(map(self._encoder.size, operations)) > MAX_BATCH_BYTES:
+            raise RequestRejected(
+                "a transaction has more than 4 MiB (RequestBodyTooLarge)",
+                code="RequestBodyTooLarge",
+                status=413,
+            )
+        mark = secrets.token_hex(16)
+        doing = f"write a batch to {self._name}"
+        headers = {**_COMMON, "Content-Type": f"multipart/mixed; boundary=batch_{mark}"}
+        request = Request("POST", "$batch", doing, headers, batch_body(parts, mark))
+        outcome = await self._requester.call(request, lambda answer: _etags(answer, doing, operations))
+        return await self._settled(operations, outcome)
+
+    async def scan(
+        self,
+        within: KeyRange = EVERYTHING,
+        *,
+        select: Sequence[str] | None = None,
+        modified_from: str | None = None,
+        page_rows: int = MAX_PAGE_ROWS,
+    ) -> AsyncIterator[Page]:
+        """Iterate over the rows of a key range in service order, fetching one page ahead."""
+        if not 1 <= page_rows <= MAX_PAGE_ROWS:
+            raise RequestRejected(
+                "a page has 1 to 1,000 rows (InvalidInput)", code="InvalidInput", status=400
+            )
+        common = [("$top", str(page_rows))] if page_rows < MAX_PAGE_ROWS else []
+        if select is not None:
+            common.append(("$select", _selection(select)))
+        changed = "" if modified_from is None else modified_filter(modified_from)
+        cursor = within.after
+        filters = [both(one, changed) for one in range_filters(within)]
+        async with aclosing(self._pages(filters, common)) as pages:
+            async for rows, more in pages:
+                if rows:
+                    cursor = key_of(rows[-1])
+                if rows or more:
+                    yield Page(rows if select is None else [projected(row, select) for row in rows], cursor)
+
+    async def _pages(
+        self, filters: Sequence[str], common: Sequence[tuple[str, str]]
+    ) -> AsyncGenerator[tuple[list[Row], bool], None]:
+        """Iterate over the answers of several queries, one after the other, and whether more follow."""
+        queries = [[*common, ("$filter", one)] if one else list(common) for one in filters]
+        ahead = asyncio.ensure_future(self._fetch(queries[0], [])) if queries else None
+        at = 0
+        try:
+            while ahead is not None:
+                fetched = await ahead
+                following = fetched.continuation
+                if following is None:
+                    at, following = at + 1, []
+                ahead = (
+                    asyncio.ensure_future(self._fetch(queries[at], following)) if at < len(queries) else None
+                )
+                yield fetched.rows, ahead is not None
+        finally:
+            if ahead is not None:
+                ahead.cancel()
+                await asyncio.gather(ahead, return_exceptions=True)
+
+    async def _fetch(
+        self, query: Sequence[tuple[str, str]], continuation: Sequence[tuple[str, str]]
+    ) -> _Fetched:
+        doing = f"read a page of {self._name}"
+        path = f"{self._name}()" + query_string([*query, *continuation])
+        try:
+            return await self._requester.read(
+                Request("GET", path, doing, _COMMON), lambda answer: _fetched(answer, doing)
+            )
+        except RowMissing as missing:
+            # Some versions of the service say "resource" of a table.
+            raise TableMissing(
+                f"there is no table {self._name} ({missing.code})", code=missing.code, status=missing.status
+            ) from None
+
+    async def _update(self, operation: Operation) -> str:
+        verb = operation.verb
+        doing = f"{verb.replace('_', ' ')} a row of {self._name}"
+        condition = {"If-Match": operation.etag or "*"} if verb in _CONDITIONAL else {}
+        deletes = verb is Verb.DELETE
+        request = Request(
+            _METHODS[verb],
+            entity_path(self._name, operation.key),
+            doing,
+            {**(_COMMON if deletes else _SENDING), **condition},
+            None if deletes else encode_row(operation.row),
+        )
+        return await self._write(request, operation)
+
+    async def _write(self, request: Request, operation: Operation) -> str:
+        outcome = await self._requester.call(request, lambda answer: _one_etag(answer, request.doing))
+        [etag] = await self._settled([operation], outcome)
+        return etag or ""
+
+    async def _settled(
+        self, operations: Sequence[Operation], outcome: Outcome[list[str | None]]
+    ) -> list[str | None]:
+        """Return the ETags of a write; when its outcome is ambiguous, decide it by reading back."""
+        error = outcome.error
+        if error is None or not outcome.ambiguous or not _can_be_settled(error):
+            return outcome.result()
+        try:
+            now = await asyncio.gather(*(self.get(operation.key) for operation in operations))
+        except (Unavailable, EndpointDown) as failed:
+            raise _left_open(error, failed.code) from None
+        verdict = all_landed(operations, now)
+        if verdict is Landed.YES:
+            return [None if row is None else row[ETAG] for row in now]
+        if verdict is Landed.NO or not outcome.final:
+            raise error
+        raise _left_open(error, error.code)
+
+
+def _can_be_settled(error: ServiceError) -> bool:
+    """Tell whether an error may be the echo of a write that was applied, or leaves it open."""
+    return isinstance(error, RowExists | RowMissing | ConditionFailed | Unavailable | Ambiguous)
+
+
+def _left_open(error: ServiceError, code: str) -> Ambiguous:
+    return Ambiguous(
+        f"a write was repeated after a lost answer, and what is there now does not tell whether it was"
+        f" applied ({code})",
+        code=code,
+        status=error.status,
+        index=error.index,
+        hint="repeat the command, which goes on where it stopped and compares what is there",
+    )
+
+
+# --- reading answers -----------------------------------------------------------------------------------
+
+
+def _check(answer: Answer, doing: str) -> None:
+    if answer.status >= 300:
+        code, _ = error_code(answer.body)
+        raise error_of(answer.status, code or answer.headers.get("x-ms-error-code", ""), doing)
+
+
+def _done(answer: Answer, doing: str) -> bool:
+    _check(answer, doing)
+    return True
+
+
+def _time(answer: Answer, doing: str) -> str:
+    if answer.status not in (200, 403):
+        _check(answer, doing)
+    moment = parsedate_to_datetime(answer.headers.get("Date", ""))
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.0000000Z")
+
+
+def _row(answer: Answer, doing: str) -> Row:
+    _check(answer, doing)
+    return decode_row(answer.body)
+
+
+def _fetched(answer: Answer, doing: str) -> _Fetched:
+    _check(answer, doing)
+    partition = answer.headers.get("x-ms-continuation-NextPartitionKey")
+    if partition is None:
+        return _Fetched(decode_rows(answer.body), None)
+    continuation = [("NextPartitionKey", partition)]
+    row = answer.headers.get("x-ms-continuation-NextRowKey")
+    if row is not None:
+        continuation.append(("NextRowKey", row))
+    return _Fetched(decode_rows(answer.body), continuation)
+
+
+def _one_etag(answer: Answer, doing: str) -> list[str | None]:
+    _check(answer, doing)
+    return [answer.headers.get("ETag")]
+
+
+def _etags(answer: Answer, doing: str, operations: Sequence[Operation]) -> list[str | None]:
+    _check(answer, doing)
+    read = parse_batch(answer.body, len(operations))
+    if isinstance(read, BatchFailure):
+        raise error_of(read.status, read.code, doing, index=read.index)
+    return [
+        None if operation.verb is Verb.DELETE else etag
+        for operation, etag in zip(operations, read, strict=True)
+    ]
+
+
+def _selection(select: Sequence[str]) -> str:
+    return ",".join(dict.fromkeys((PARTITION_KEY, ROW_KEY, TIMESTAMP, *select)))

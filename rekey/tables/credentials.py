@@ -1,0 +1,104 @@
+"""Credentials: from an account of the configuration to what signs its requests.
+
+Rules kept here:
+
+* https without a key uses the identity of whoever runs (`DefaultAzureCredential`); a shared key comes from
+  an environment variable only; http, which is loopback, always needs a key (tokens are refused on http).
+* A repr never shows a key. A request is signed after everything else was decided about it, over the address
+  as it goes out.
+* Source: "Authorize with Shared Key", section "Table service (Shared Key Lite authorization)".
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from typing import TypeAlias
+from urllib.parse import urlsplit
+
+from azure.core.credentials_async import AsyncTokenCredential
+from azure.core.pipeline import PipelineRequest
+from azure.core.pipeline.policies import (
+    AsyncBearerTokenCredentialPolicy,
+    AsyncHTTPPolicy,
+    SansIOHTTPPolicy,
+)
+from azure.core.pipeline.transport import AsyncHttpResponse, HttpRequest
+from azure.identity.aio import DefaultAzureCredential
+
+from rekey.config import Account, account_key
+from rekey.errors import ConfigurationError
+
+SCOPE = "https://storage.azure.com/.default"
+
+
+@dataclass(frozen=True, slots=True)
+class SharedKey:
+    """A storage account's name and shared key."""
+
+    account: str
+    key: bytes = field(repr=False)
+
+    @classmethod
+    def of(cls, account: str, key: str) -> SharedKey:
+        """Return the credential of an account and its key in base64. Raises ConfigurationError."""
+        try:
+            return cls(account, base64.b64decode(key, validate=True))
+        except (binascii.Error, ValueError):
+            raise ConfigurationError(
+                f"the key of account {account} is not base64",
+                hint="use the key alone as the portal shows it; not a connection string, not a SAS",
+            ) from None
+
+
+Credential: TypeAlias = SharedKey | AsyncTokenCredential
+
+
+def credential_for(account: Account, *, environ: Mapping[str, str] | None = None) -> Credential:
+    """Return the credential of a configured account. Raises ConfigurationError.
+
+    Whoever opens a service with it owns it: the service closes a token credential with itself.
+    """
+    key = account_key(account, environ=environ)
+    return DefaultAzureCredential() if key is None else SharedKey.of(account.name, key)
+
+
+class SharedKeyLitePolicy(SansIOHTTPPolicy[HttpRequest, AsyncHttpResponse]):
+    """Signs each attempt of a request with a shared key."""
+
+    def __init__(self, credential: SharedKey) -> None:
+        self._credential = credential
+
+    def on_request(self, request: PipelineRequest[HttpRequest]) -> None:
+        """Set date and signature."""
+        date = formatdate(usegmt=True)
+        signature = signature_of(self._credential, date, request.http_request.url)
+        request.http_request.headers["x-ms-date"] = date
+        request.http_request.headers["Authorization"] = (
+            f"SharedKeyLite {self._credential.account}:{signature}"
+        )
+
+
+AuthPolicy: TypeAlias = SharedKeyLitePolicy | AsyncHTTPPolicy[HttpRequest, AsyncHttpResponse]
+
+
+def auth_policy(credential: Credential) -> AuthPolicy:
+    """Return the pipeline policy that authorises requests with a credential."""
+    if isinstance(credential, SharedKey):
+        return SharedKeyLitePolicy(credential)
+    return AsyncBearerTokenCredentialPolicy(credential, SCOPE)
+
+
+def signature_of(credential: SharedKey, date: str, url: str) -> str:
+    """Return the Shared Key Lite signature of a request to a table service, base64.
+
+    No request of rekey has a `comp` parameter, the only one that would be signed.
+    """
+    text = f"{date}\n/{credential.account}{urlsplit(url).path}"
+    digest = hmac.new(credential.key, text.encode(), hashlib.sha256).digest()
+    return base64.b64encode(digest).decode("ascii")

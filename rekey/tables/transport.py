@@ -1,0 +1,206 @@
+"""One attempt of one request: azure-core's pipeline over aiohttp, and what is known when it fails.
+
+Rules kept here:
+
+* A failed attempt says whether anything was sent. aiohttp repeats GET, PUT and DELETE by itself when a kept
+  connection turns out to be closed; such an answer says so too, because it may be the answer to a repetition.
+* Addresses hold keys: no policy here logs an address, and the address goes out exactly as it was made and
+  signed, without being normalised on the way.
+* Timeouts are explicit; connections are bounded. A connection that was idle for 4 seconds is not used again
+  (servers close them from 5 seconds on).
+* Proxies come from the environment, as in azure-core, but are looked up once, not for every request.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit
+
+import aiohttp
+from azure.core.exceptions import AzureError, ClientAuthenticationError
+from azure.core.pipeline import AsyncPipeline
+from azure.core.pipeline.policies import (
+    AsyncHTTPPolicy,
+    ProxyPolicy,
+    RequestIdPolicy,
+    SansIOHTTPPolicy,
+    UserAgentPolicy,
+)
+from azure.core.pipeline.transport import AioHttpTransport, AsyncHttpResponse, HttpRequest
+from yarl import URL
+
+from rekey.errors import CredentialRefused
+from rekey.tables.credentials import Credential, auth_policy
+
+_LOG = logging.getLogger("rekey.tables")
+_IDLE_SECONDS = 4.0
+_Policy: TypeAlias = AsyncHTTPPolicy[Any, Any] | SansIOHTTPPolicy[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds to connect, and to wait for (more of) an answer: the service's own limit is 30 s a request."""
+
+    connect: float = 5.0
+    read: float = 40.0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request: method, address below the endpoint, headers, body. `doing` describes it without keys."""
+
+    method: str
+    path: str = field(repr=False)
+    doing: str
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    body: bytes | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer. `repeated` tells that the request may have been sent more than once."""
+
+    status: int
+    headers: Mapping[str, str] = field(repr=False)
+    body: bytes = field(repr=False)
+    repeated: bool
+
+
+class NotSent(Exception):
+    """The attempt failed before anything was sent. The argument names the failure, without an address."""
+
+
+class NoAnswer(Exception):
+    """Something was sent, and no (whole) answer came. The argument names the failure."""
+
+
+class Transport:
+    """Sends requests to one endpoint.
+
+    Args:
+        endpoint: the account's endpoint without a trailing slash.
+        credential: closed with the transport when it is a token credential.
+        timeouts: how long to wait.
+        connections: at most this many at a time.
+    """
+
+    def __init__(
+        self, endpoint: str, credential: Credential, *, timeouts: Timeouts, connections: int, agent: str
+    ) -> None:
+        self._endpoint = endpoint
+        self._credential = credential
+        self._timeouts = timeouts
+        self._connections = connections
+        self._agent = agent
+        self._pipeline: AsyncPipeline[HttpRequest, AsyncHttpResponse] | None = None
+        self._session: aiohttp.ClientSession | None = None
+        self._closed = False
+
+    async def send(self, request: Request) -> Answer:
+        """Send once. Raises NotSent, NoAnswer, CredentialRefused (no token)."""
+        pipeline = self._open()
+        sends = SimpleNamespace(count=0)
+        message = HttpRequest(
+            request.method, f"{self._endpoint}/{request.path}", headers=dict(request.headers)
+        )
+        if request.body is not None:
+            message.set_bytes_body(request.body)
+        started = time.monotonic()
+        outcome = "cancelled"
+        try:
+            ran = await pipeline.run(message, trace_request_ctx=sends)
+            response = ran.http_response
+            outcome = str(response.status_code)
+            return Answer(response.status_code, response.headers, response.body(), sends.count > 1)
+        except ClientAuthenticationError:
+            outcome = "no token"
+            raise CredentialRefused(
+                f"{request.doing}: no token could be had for this identity",
+                code="NoToken",
+                hint="run `az login`, or give the process a managed identity, or name a key with `key_env`",
+            ) from None
+        except (AzureError, aiohttp.ClientError, OSError, TimeoutError) as failed:
+            outcome = _name_of(failed)
+            raise (NoAnswer if sends.count else NotSent)(outcome) from None
+        finally:
+            # What is logged of a request never holds its address: that holds keys.
+            _LOG.debug("%s -> %s in %.0f ms", request.doing, outcome, 1000 * (time.monotonic() - started))
+
+    async def close(self) -> None:
+        """Close connections and a token credential. Idempotent."""
+        self._closed = True
+        session, self._session, self._pipeline = self._session, None, None
+        if session is not None:
+            await session.close()
+        close = getattr(self._credential, "close", None)
+        if close is not None:
+            await close()
+
+    def _open(self) -> AsyncPipeline[HttpRequest, AsyncHttpResponse]:
+        """Return the pipeline. Its session belongs to the running loop: the first request makes it."""
+        if self._closed:
+            raise RuntimeError("the table service is closed")
+        if self._pipeline is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=self._connections, keepalive_timeout=_IDLE_SECONDS),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+                trace_configs=[_sent_counter()],
+            )
+            policies: list[_Policy] = [
+                RequestIdPolicy(),
+                UserAgentPolicy(base_user_agent=self._agent),
+                ProxyPolicy(environment_proxies(self._endpoint)),
+                auth_policy(self._credential),
+            ]
+            transport = _ExactAddressTransport(
+                session=self._session,
+                session_owner=False,
+                connection_timeout=self._timeouts.connect,
+                read_timeout=self._timeouts.read,
+            )
+            self._pipeline = AsyncPipeline(transport, policies)
+        return self._pipeline
+
+
+class _ExactAddressTransport(AioHttpTransport):  # type: ignore[misc]  # azure-core leaves it untyped
+    """Sends the address as it stands: aiohttp would otherwise decode some of its escapes again."""
+
+    async def send(self, request: Any, **config: Any) -> Any:
+        text = request.url
+        request.url = URL(text, encoded=True)
+        try:
+            return await super().send(request, **config)
+        finally:
+            request.url = text
+
+
+def environment_proxies(endpoint: str) -> dict[str, str] | None:
+    """Return the proxy that the environment names for an endpoint (HTTPS_PROXY, NO_PROXY, ...), or None."""
+    parts = urlsplit(endpoint)
+    host = parts.hostname or ""
+    proxy = urllib.request.getproxies().get(parts.scheme)
+    if proxy is None or urllib.request.proxy_bypass(host):
+        return None
+    return {f"{parts.scheme}://": proxy}
+
+
+def _sent_counter() -> aiohttp.TraceConfig:
+    async def sent(_session: Any, context: Any, _parameters: Any) -> None:
+        context.trace_request_ctx.count += 1
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_headers_sent.append(sent)
+    return trace
+
+
+def _name_of(failed: BaseException) -> str:
+    """Return the name of what failed, e.g. `ClientConnectorDNSError`; its text may hold an address."""
+    inner = getattr(failed, "inner_exception", None) or failed.__cause__ or failed
+    return type(inner).__name__
