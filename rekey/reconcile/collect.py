@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 from rekey.model import EntityKey
 from rekey.reconcile.context import ReconcileContext
+from rekey.reconcile.divergence import LISTED, Change, Divergence, Findings, Kind, PropertyDifference
 from rekey.reconcile.observe import Point, Verdict
 from rekey.reconcile.recheck import Settled
-from rekey.reconcile.report import LISTED, Change, Divergence, Findings, Kind, PropertyDifference
 from rekey.reconcile.spill import Record, Spill
 
 
@@ -96,6 +96,7 @@ class Collector:
         self._listed: list[Divergence] = []
         self._transient = 0
         self._unsettled = 0
+        self._pending = 0
 
     @property
     def stable(self) -> int:
@@ -112,7 +113,8 @@ class Collector:
             if self._keep is not None:
                 self._keep.put(_record(each))
         self._unsettled += settled.unsettled
-        if not found and not settled.unsettled:
+        self._pending += settled.pending
+        if not found and not settled.unsettled and not settled.pending:
             self._transient += 1
         return len(found)
 
@@ -124,6 +126,7 @@ class Collector:
             self._transient,
             self._unsettled,
             unchecked,
+            self._pending,
         )
 
 

@@ -28,8 +28,12 @@ class RowMapper(Protocol):
     def tables(self) -> tuple[str, ...]:
         """The target tables' names, the main one first."""
 
+    @property
+    def timestamp_copies(self) -> tuple[frozenset[str], ...]:
+        """For each table, the properties that hold the source row's Timestamp."""
+
     def map(self, row: Row) -> Sequence[tuple[int, Row]]:
-        """Return (table number, target row) for every row the source row gives. Raises RowRefused."""
+        """Return (table number, target row), each key once, for a source row. Raises RowRefused."""
 
 
 class Progress(Protocol):
@@ -65,8 +69,8 @@ def go_on() -> None:
     """Stop never: the default of `ReconcileContext.stop`."""
 
 
-async def nothing_in_flight(_source_key: EntityKey) -> bool:
-    """Say that no write is announced: for migrations without a journal."""
+async def never(_source_key: EntityKey) -> bool:
+    """Say no: the default of `in_flight` and `pending`."""
     return False
 
 
@@ -85,8 +89,11 @@ class ReconcileContext:
         folder: where temporary files may be put; a private folder is made inside and removed again.
         progress: hears how many rows were read.
         stop: raises Interrupted when the work shall end; called between pages and rounds.
-        in_flight: tells whether the journal holds an intent for a source key.
-        authority_is_target: True from cutover on: the source is read first, then the target.
+        in_flight: tells whether the journal holds an intent for a source key: wait for it.
+        pending: tells whether a difference on a source key is due to be mended by a later pass (capture
+            "delta"): count it apart and do not wait.
+        authority_is_target: True from cutover on: the source is read first, then the target; and copies of
+            the source's Timestamp are not compared, since writing back gives the source row another one.
         concurrency: scans and point reads under way at a time.
         recheck: when a difference counts.
         clock: where time comes from and who waits; a `FakeClock` in tests.
@@ -102,7 +109,8 @@ class ReconcileContext:
     folder: Path
     progress: Progress = field(default_factory=Silent, repr=False)
     stop: Callable[[], None] = field(default=go_on, repr=False)
-    in_flight: Callable[[EntityKey], Awaitable[bool]] = field(default=nothing_in_flight, repr=False)
+    in_flight: Callable[[EntityKey], Awaitable[bool]] = field(default=never, repr=False)
+    pending: Callable[[EntityKey], Awaitable[bool]] = field(default=never, repr=False)
     authority_is_target: bool = False
     concurrency: int = 16
     recheck: RecheckPolicy = field(default_factory=RecheckPolicy)
@@ -115,6 +123,10 @@ class ReconcileContext:
     def seconds(self) -> float:
         """Return the clock's time in seconds, for measuring how long something takes."""
         return self.clock.ticks() / TICKS_PER_SECOND
+
+    def not_compared(self, table: int) -> frozenset[str]:
+        """Return the properties of target `table` that have no part in the comparison."""
+        return self.mapper.timestamp_copies[table] if self.authority_is_target else frozenset()
 
     def source_id(self, key: EntityKey) -> str:
         """Return the short safe id of a source row."""

@@ -27,8 +27,8 @@ from rekey.concurrency import for_each
 from rekey.errors import RowRefused
 from rekey.model import PARTITION_KEY, EntityKey, Row
 from rekey.reconcile.context import ReconcileContext
-from rekey.reconcile.observe import mapped_rows
-from rekey.reconcile.report import LISTED, CountReport, PartitionDifference, PartitionSize, TableCount
+from rekey.reconcile.divergence import LISTED
+from rekey.reconcile.report import CountReport, PartitionDifference, PartitionSize, TableCount
 from rekey.reconcile.spill import Record, Spill, hash_of, private_folder
 from rekey.reconcile.sums import SOURCE
 
@@ -184,7 +184,7 @@ async def _count_source(ctx: ReconcileContext, counted: _Pass, tally: Tally) -> 
 
 def _count_expected(ctx: ReconcileContext, row: Row, counted: _Pass, tally: Tally) -> None:
     try:
-        mapped = mapped_rows(ctx, row)
+        mapped = ctx.mapper.map(row)
     except RowRefused:
         counted.refused += 1
         return

@@ -11,6 +11,7 @@ Rules kept here (an auditor can recompute every figure from these lines):
   a big-endian number.
 * The bucket of a row is the CRC-32 of `PartitionKey ‖ 0 ‖ RowKey` in UTF-8, modulo `BUCKETS`. It depends on
   the key alone, so both versions of an altered row share a bucket.
+* Properties that are not compared (`without`; a report names them) have no part in any of this.
 * A lone surrogate (the service's JSON can carry one) is encoded as its three bytes, as Python's
   "surrogatepass" does.
 * Sums of such digests find accidents and faulty writers with certainty for all practical purposes. They are
@@ -21,7 +22,7 @@ Rules kept here (an auditor can recompute every figure from these lines):
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from hashlib import blake2b
 from typing import Any
 from zlib import crc32
@@ -62,23 +63,20 @@ def bucket_of(partition: str, row_key: str) -> int:
     return crc32(f"{partition}\0{row_key}".encode("utf-8", "surrogatepass")) & BUCKET_MASK
 
 
-def message(table: str, row: Row) -> bytes:
+NOTHING: Set[str] = frozenset()
+
+
+def message(table: str, row: Row, without: Set[str] = NOTHING) -> bytes:
     """Return the message of a row: the definition, which `digester` computes faster."""
-    fields = [table, row[PARTITION_KEY], row[ROW_KEY]]
-    for triple in canonical_content(row):
-        fields += triple
-    return _serialise(fields)
+    return _serialise([table, row[PARTITION_KEY], row[ROW_KEY], *_content(row, without)])
 
 
-def content_digest(row: Row) -> bytes:
+def content_digest(row: Row, without: Set[str] = NOTHING) -> bytes:
     """Return the 16-byte digest of a row's content alone: its message without table and key."""
-    fields: list[str] = []
-    for triple in canonical_content(row):
-        fields += triple
-    return blake2b(_serialise(fields), digest_size=DIGEST_BYTES).digest()
+    return blake2b(_serialise(_content(row, without)), digest_size=DIGEST_BYTES).digest()
 
 
-def digester(table: str) -> Callable[[Row], bytes]:
+def digester(table: str, without: Set[str] = NOTHING) -> Callable[[Row], bytes]:
     """Return a function that gives the 16-byte digest of rows of `table`.
 
     Rows of one table have few shapes (tuples of field names); what depends on the shape alone is worked out
@@ -92,7 +90,7 @@ def digester(table: str) -> Callable[[Row], bytes]:
         if plan is None:
             if len(plans) >= _KNOWN_SHAPES:
                 plans.clear()
-            plan = plans[shape] = _plan(shape)
+            plan = plans[shape] = _plan(shape, without)
         fields = [table, row[PARTITION_KEY], row[ROW_KEY]]
         for name, annotation in plan:
             value = row[name]
@@ -126,12 +124,17 @@ def digester(table: str) -> Callable[[Row], bytes]:
     return digest
 
 
-def _plan(shape: tuple[str, ...]) -> Plan:
+def _plan(shape: tuple[str, ...], without: Set[str]) -> Plan:
     fields = frozenset(shape)
     return [
         (name, name + TYPE_SUFFIX if name + TYPE_SUFFIX in fields else None)
         for name in sorted(filter(is_custom, shape))
+        if name not in without
     ]
+
+
+def _content(row: Row, without: Set[str]) -> list[str]:
+    return [text for triple in canonical_content(row) if triple[0] not in without for text in triple]
 
 
 def _plain(row: Row, name: str, value: Any) -> tuple[str, str]:

@@ -18,7 +18,7 @@ from rekey.errors import RowRefused
 from rekey.model import EntityKey, key_of
 from rekey.reconcile.context import ReconcileContext
 from rekey.reconcile.digest import bucket_of, content_digest
-from rekey.reconcile.observe import Point, mapped_rows
+from rekey.reconcile.observe import Point
 from rekey.reconcile.recheck import Candidate
 from rekey.reconcile.spill import Record, Spill, hash_of
 from rekey.reconcile.sums import SOURCE, Part
@@ -61,7 +61,14 @@ async def spill_rows(
                 if part.table == SOURCE:
                     _spill_expected(ctx, row, differing, spill)
                 elif bucket_of(*key_of(row)) in differing[part.table]:
-                    spill.put([ACTUAL, part.table, *key_of(row), content_digest(row).hex()])
+                    spill.put(
+                        [
+                            ACTUAL,
+                            part.table,
+                            *key_of(row),
+                            content_digest(row, ctx.not_compared(part.table)).hex(),
+                        ]
+                    )
             ctx.progress.advance(len(page.rows), "finding the rows that differ")
 
     await for_each(wanted, read, limit=ctx.concurrency)
@@ -72,13 +79,21 @@ def _spill_expected(
 ) -> None:
     source_key = key_of(row)
     try:
-        mapped = mapped_rows(ctx, row)
+        mapped = ctx.mapper.map(row)
     except RowRefused:
         spill.put([REFUSED, SOURCE, *source_key, "", *source_key])
         return
     for table, target in mapped:
         if bucket_of(*key_of(target)) in differing[table]:
-            spill.put([EXPECTED, table, *key_of(target), content_digest(target).hex(), *source_key])
+            spill.put(
+                [
+                    EXPECTED,
+                    table,
+                    *key_of(target),
+                    content_digest(target, ctx.not_compared(table)).hex(),
+                    *source_key,
+                ]
+            )
 
 
 def candidates(spilled: Spill, unmatched: Spill) -> Iterator[Candidate]:

@@ -21,11 +21,11 @@ from rekey.model import PARTITION_KEY, ROW_KEY
 from rekey.reconcile.collect import Collector
 from rekey.reconcile.context import ReconcileContext
 from rekey.reconcile.digest import bucket_of, digester
+from rekey.reconcile.divergence import Findings, RepairReport
 from rekey.reconcile.find import by_content, by_key, candidates, spill_rows
-from rekey.reconcile.observe import mapped_rows
 from rekey.reconcile.recheck import Candidate, settle
 from rekey.reconcile.repair import repair_all
-from rekey.reconcile.report import Findings, FullReport, RepairReport, TableComparison
+from rekey.reconcile.report import FullReport, TableComparison
 from rekey.reconcile.spill import Record, Spill, hash_of, private_folder
 from rekey.reconcile.sums import SOURCE, Part, Partial
 from rekey.tables.base import Page
@@ -82,11 +82,12 @@ async def full(
                 expected_digest=expected.content_digest(),
                 actual_digest=actual.content_digest(),
                 differing_buckets=len(buckets),
+                not_compared=tuple(sorted(ctx.not_compared(number))),
                 expected_sums=expected.as_json(),
                 actual_sums=actual.as_json(),
             )
-            for target, expected, actual, buckets in zip(
-                ctx.targets, work.expected, work.actual, differing, strict=True
+            for number, (target, expected, actual, buckets) in enumerate(
+                zip(ctx.targets, work.expected, work.actual, differing, strict=True)
             )
         ),
         found=found,
@@ -107,12 +108,12 @@ async def sum_up(
     which adding goes on without counting a row twice or leaving one out.
     """
     since = 0
-    digests = [digester(target.name) for target in ctx.targets]
+    digests = [digester(target.name, ctx.not_compared(number)) for number, target in enumerate(ctx.targets)]
 
     def add_source(page: Page) -> None:
         for row in page.rows:
             try:
-                mapped = mapped_rows(ctx, row)
+                mapped = ctx.mapper.map(row)
             except RowRefused:
                 work.refused += 1
                 continue

@@ -12,19 +12,18 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from rekey.declaration import MAIN_PARTITION_KEY, MAIN_ROW_KEY
 from rekey.edm import canonical_content
 from rekey.errors import RowRefused
 from rekey.model import EntityKey, Row, etag_of, key_of
 from rekey.reconcile.context import ReconcileContext
 from rekey.reconcile.digest import content_digest
-from rekey.reconcile.report import Change, Kind, PropertyDifference
+from rekey.reconcile.divergence import Change, Kind, PropertyDifference
 from rekey.reconcile.sums import SOURCE
-
-POINTER_PARTITION, POINTER_ROW = "MainPartitionKey", "MainRowKey"
 
 Signature: TypeAlias = tuple[object, ...]
 
@@ -98,13 +97,14 @@ async def observe(ctx: ReconcileContext, point: Point) -> Observation:
     target = ctx.targets[point.table]
     actual = await target.get(point.key)
     await _read_sources(ctx, point, point.claims, reading)
-    verdict = _judge(reading, actual)
+    without = ctx.not_compared(point.table)
+    verdict = _judge(reading, actual, without)
     owner = None
     if verdict is not None and actual is not None:
         owner = await owner_of(ctx, point.table, actual)
         if owner is not None and owner not in reading.etags:
             await _read_sources(ctx, point, (owner,), reading)
-            verdict = _judge(reading, actual)
+            verdict = _judge(reading, actual, without)
         if verdict is not None:
             verdict = _attributed(verdict, owner)
     signature = (
@@ -120,18 +120,18 @@ async def owner_of(ctx: ReconcileContext, table: int, actual: Row) -> EntityKey 
     main = ctx.targets[0].name
     if table == 0:
         return await ctx.owner(main, key_of(actual))
-    partition, row = actual.get(POINTER_PARTITION), actual.get(POINTER_ROW)
+    partition, row = actual.get(MAIN_PARTITION_KEY), actual.get(MAIN_ROW_KEY)
     if not isinstance(partition, str) or not isinstance(row, str):
         return None
     return await ctx.owner(main, EntityKey(partition, row))
 
 
-def compare(expected: Row, actual: Row) -> tuple[PropertyDifference, ...]:
+def compare(expected: Row, actual: Row, without: Set[str] = frozenset()) -> tuple[PropertyDifference, ...]:
     """Return how two rows' custom properties differ, by name; empty when they are equal."""
     wanted = {name: (edm, text) for name, edm, text in canonical_content(expected)}
     found = {name: (edm, text) for name, edm, text in canonical_content(actual)}
     differences = []
-    for name in sorted(wanted.keys() | found.keys()):
+    for name in sorted((wanted.keys() | found.keys()) - without):
         if name not in found:
             change = Change.MISSING
         elif name not in wanted:
@@ -142,19 +142,6 @@ def compare(expected: Row, actual: Row) -> tuple[PropertyDifference, ...]:
             change = Change.VALUE if wanted[name][0] == found[name][0] else Change.TYPE
         differences.append(PropertyDifference(name, change))
     return tuple(differences)
-
-
-def mapped_rows(ctx: ReconcileContext, row: Row) -> Iterable[tuple[int, Row]]:
-    """Return the target rows of a source row, each target key once. Raises RowRefused.
-
-    A fan-out may give one key twice (the same tag listed twice); the target holds one row for it, the last,
-    as propagation writes it.
-    """
-    mapped = ctx.mapper.map(row)
-    if len(mapped) <= len(ctx.targets):
-        return mapped
-    once = {(table, *key_of(target)): target for table, target in mapped}
-    return [(table, target) for (table, _, _), target in once.items()]
 
 
 async def _observe_refused(ctx: ReconcileContext, source_key: EntityKey) -> Observation:
@@ -189,26 +176,28 @@ async def _read_sources(
                 reading.giving[key] = target
 
 
-def _judge(reading: _Reading, actual: Row | None) -> Verdict | None:
+def _judge(reading: _Reading, actual: Row | None, without: Set[str]) -> Verdict | None:
     giving = reading.giving
     if len(giving) > 1:
         return Verdict(
-            Kind.COLLISION, _not_standing(giving, actual), "" if actual is None else etag_of(actual)
+            Kind.COLLISION, _not_standing(giving, actual, without), "" if actual is None else etag_of(actual)
         )
     if not giving:
         if actual is None:
             return None
-        return Verdict(Kind.EXTRA, (), etag_of(actual), content=content_digest(actual))
+        return Verdict(Kind.EXTRA, (), etag_of(actual), content=content_digest(actual, without))
     [(source, expected)] = giving.items()
     if actual is None:
-        return Verdict(Kind.MISSING, (source,), content=content_digest(expected))
-    properties = compare(expected, actual)
+        return Verdict(Kind.MISSING, (source,), content=content_digest(expected, without))
+    properties = compare(expected, actual, without)
     return Verdict(Kind.ALTERED, (source,), etag_of(actual), properties) if properties else None
 
 
-def _not_standing(giving: dict[EntityKey, Row], actual: Row | None) -> tuple[EntityKey, ...]:
+def _not_standing(
+    giving: dict[EntityKey, Row], actual: Row | None, without: Set[str]
+) -> tuple[EntityKey, ...]:
     """Return the colliding source keys whose row is not what stands there; all but one if none can tell."""
-    equal = [key for key, row in giving.items() if actual is not None and not compare(row, actual)]
+    equal = [key for key, row in giving.items() if actual is not None and not compare(row, actual, without)]
     holder = equal[0] if equal else next(iter(giving))
     return tuple(key for key in giving if key != holder)
 

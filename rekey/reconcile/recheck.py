@@ -4,6 +4,8 @@ Rules kept here:
 
 * A difference counts only when two observations, one delay apart, saw the same rows (by ETag), and in between
   the journal announced no write for a source row concerned. So a write in flight is never reported.
+* In capture "delta" targets follow by passes: a difference that the next pass is due to mend is pending. It
+  is counted apart, and the final verification, when writers have stopped, knows none.
 * A row that keeps changing is looked at until it is equal or stands still. After `limit_s` it is reported as
   unsettled: neither proved right nor called wrong.
 * At most `chunk` differences are open at a time, however many there are.
@@ -11,12 +13,16 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
 from rekey.concurrency import for_each
+from rekey.model import EntityKey
 from rekey.reconcile.context import ReconcileContext
+from rekey.reconcile.divergence import Kind
 from rekey.reconcile.observe import Observation, Point, Verdict, observe
+
+_MENDED_BY_A_PASS = frozenset({Kind.MISSING, Kind.EXTRA, Kind.ALTERED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +40,13 @@ class Settled:
         candidate: what was looked at.
         verdicts: per point: what is wrong, None when nothing is (any more).
         unsettled: how many points never stood still; their verdict is None.
+        pending: how many points a later pass is due to mend; their verdict is None.
     """
 
     candidate: Candidate
     verdicts: tuple[Verdict | None, ...]
     unsettled: int = 0
+    pending: int = 0
 
 
 @dataclass(slots=True)
@@ -51,6 +59,7 @@ class _Open:
     verdict: Verdict | None = None
     settled: bool = False
     given_up: bool = False
+    pending: bool = False
 
 
 @dataclass(slots=True)
@@ -67,6 +76,7 @@ class _Tracked:
             self.candidate,
             tuple(point.verdict for point in self.points),
             sum(point.given_up for point in self.points),
+            sum(point.pending for point in self.points),
         )
 
 
@@ -102,11 +112,13 @@ def _take(ctx: ReconcileContext, candidates: Iterator[Candidate], room: int) -> 
 async def _look(ctx: ReconcileContext, point: _Open) -> None:
     """Observe a point once more and settle it if this observation allows."""
     before = point.before
-    if before is not None and await _announced(ctx, before):
+    if before is not None and await _any(ctx.in_flight, before.involved):
         before = None
     seen = await observe(ctx, point.point)
     if seen.verdict is None:
         point.settled = True
+    elif seen.verdict.kind in _MENDED_BY_A_PASS and await _any(ctx.pending, seen.involved):
+        point.settled, point.pending = True, True
     elif before is not None and before.signature == seen.signature:
         point.settled, point.verdict = True, seen.verdict
     elif ctx.seconds() - point.since > ctx.recheck.limit_s:
@@ -114,9 +126,8 @@ async def _look(ctx: ReconcileContext, point: _Open) -> None:
     point.before = seen
 
 
-async def _announced(ctx: ReconcileContext, before: Observation) -> bool:
-    """Tell whether a write is under way on a source row of an observation."""
-    for source_key in before.involved:
-        if await ctx.in_flight(source_key):
+async def _any(question: Callable[[EntityKey], Awaitable[bool]], source_keys: tuple[EntityKey, ...]) -> bool:
+    for source_key in source_keys:
+        if await question(source_key):
             return True
     return False

@@ -12,15 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rekey.reconcile.confidence import as_percent
-from rekey.reconcile.report import (
-    CountReport,
-    Divergence,
-    Findings,
-    FullReport,
-    Kind,
-    RepairReport,
-    SampleReport,
-)
+from rekey.reconcile.divergence import Divergence, Findings, Kind, RepairReport
+from rekey.reconcile.report import CountReport, FullReport, SampleReport
 
 WIDTH = 100
 SHOWN = 20
@@ -92,6 +85,8 @@ def _summary(found: Findings) -> str:
     kinds = ", ".join(f"{kind} {number:,}" for kind, number in found.counts.items())
     parts = [f"stable divergences: {found.stable:,}" + (f" ({kinds})" if kinds else "")]
     parts.append(f"transient: {found.transient:,}")
+    if found.pending:
+        parts.append(f"pending (the next pass brings them): {found.pending:,}")
     if found.unsettled:
         parts.append(f"unsettled (written all the time, verify again): {found.unsettled:,}")
     if found.unchecked:

@@ -20,8 +20,8 @@ from rekey.errors import Findings as NotMendable
 from rekey.model import EntityKey, Row
 from rekey.reconcile.collect import Found, read_found
 from rekey.reconcile.context import ReconcileContext
+from rekey.reconcile.divergence import LISTED, Kind, Outcome, Repair, RepairReport
 from rekey.reconcile.observe import Point, observe, owner_of
-from rekey.reconcile.report import LISTED, Kind, Outcome, Repair, RepairReport
 from rekey.reconcile.spill import Spill
 
 

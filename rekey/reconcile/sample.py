@@ -3,9 +3,9 @@
 Rules kept here:
 
 * Rows are drawn by reservoir sampling (Li's algorithm L, ACM TOMS 20, 1994) over a scan that returns keys
-  only. Probing random keys would be cheaper and wrong: a row after a wide gap in the keys would be drawn more often
-  than its neighbours, and then no confidence could be stated. Here every row has the same chance, whatever
-  keys look like.
+  only. Probing random keys would be cheaper and wrong: a row after a wide gap in the keys would be drawn more
+  often than its neighbours, and then no confidence could be stated. Here every row has the same chance,
+  whatever keys look like.
 * The same seed draws the same rows from the same table: the generator is `random.Random("<seed>:<table>")`.
 * A drawn row is looked at as a full verification looks at a difference (`recheck`): writes under way are not
   taken for divergences. A row that was deleted meanwhile is not counted as checked.
@@ -26,7 +26,7 @@ from rekey.model import PARTITION_KEY, EntityKey, key_of
 from rekey.reconcile.collect import Collector
 from rekey.reconcile.confidence import CONFIDENCE, upper_bound
 from rekey.reconcile.context import ReconcileContext
-from rekey.reconcile.observe import Point, mapped_rows
+from rekey.reconcile.observe import Point
 from rekey.reconcile.recheck import Candidate, settle
 from rekey.reconcile.report import Direction, SampleReport
 from rekey.reconcile.sums import SOURCE
@@ -149,7 +149,7 @@ async def _source_candidate(ctx: ReconcileContext, key: EntityKey) -> Candidate 
     if row is None:
         return None
     try:
-        mapped = mapped_rows(ctx, row)
+        mapped = ctx.mapper.map(row)
     except RowRefused:
         return Candidate((Point(SOURCE, key),))
     return Candidate(tuple(Point(number, key_of(target), (key,)) for number, target in mapped))

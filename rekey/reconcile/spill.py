@@ -148,5 +148,5 @@ def disk_failed(error: OSError) -> MachineFailed:
     return MachineFailed(
         f"a temporary file of the verification failed: {error.strerror or type(error).__name__}",
         kept="all tables; a verification changes none",
-        hint="free space beside the state file, then run `rekey verify` again",
+        hint="free space where temporary files go, then run `rekey verify` again",
     )

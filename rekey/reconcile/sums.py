@@ -5,8 +5,8 @@ Rules kept here:
 * A bucket's sum is the sum of its rows' digests modulo 2^128. Sums of parts of a table add up to the sums of
   the table, in any order and wherever they were made.
 * The content digest of a table is SHA-256 over `rekey/table/v1` ‖ 0 followed, for every bucket in order, by
-  its sum (16 bytes, big-endian) and its number of rows (8 bytes, big-endian). Nothing else goes in: no time, no
-  ETag. Equal digests mean equal tables.
+  its sum (16 bytes, big-endian) and its number of rows (8 bytes, big-endian). Nothing else goes in: no time,
+  no ETag. Equal digests mean equal tables.
 * What is stored to go on later (`Partial.as_state`) holds the key up to which a part was read, and belongs in
   the state file, nowhere else. Sums themselves hold no keys.
 """

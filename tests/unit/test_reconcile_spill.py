@@ -1,0 +1,105 @@
+"""Records on disk: everything comes back, in bounded groups, and nothing stays behind."""
+
+import stat
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rekey.errors import MachineFailed
+from rekey.reconcile import spill as module
+from rekey.reconcile.spill import Record, Spill, hash_of, private_folder
+
+
+def by_first(record: Record) -> int:
+    return hash_of(str(record[0]))
+
+
+def test_like_records_come_back_together(tmp_path: Path) -> None:
+    with private_folder(tmp_path) as folder, Spill(folder, by_first) as spill:
+        for number in range(600):
+            spill.put([number % 200, number])
+        groups = list(spill.groups())
+    where = {}
+    for position, group in enumerate(groups):
+        for first, _ in group:
+            assert where.setdefault(first, position) == position
+    assert sorted(record for group in groups for record in group) == sorted([n % 200, n] for n in range(600))
+
+
+def test_groups_are_split_until_they_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory stays bounded: no group is larger than allowed, and like records still meet."""
+    monkeypatch.setattr(module, "GROUP_RECORDS", 10)
+    with private_folder(tmp_path) as folder, Spill(folder, by_first) as spill:
+        for number in range(3000):
+            spill.put([number // 2])
+        groups = list(spill.groups())
+    assert max(map(len, groups)) <= 10
+    counts = [Counter(record[0] for record in group) for group in groups]
+    assert sum(map(len, counts)) == 1500
+
+
+def test_records_that_cannot_be_split_come_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A million records with one hash must not end in one group."""
+    monkeypatch.setattr(module, "GROUP_RECORDS", 10)
+    with private_folder(tmp_path) as folder, Spill(folder, by_first) as spill:
+        for number in range(25):
+            spill.put(["same", number])
+        groups = list(spill.groups())
+    assert [len(group) for group in groups] == [10, 10, 5]
+
+
+def test_any_key_survives(tmp_path: Path) -> None:
+    """Quotes, newlines, emoji and lone surrogates come back as they were."""
+    records: list[Record] = [["a\nb", 'c"d'], ["😀", ""], ["\ud800", "\udfff"], [None, 3]]
+    with private_folder(tmp_path) as folder, Spill(folder, by_first) as spill:
+        for record in records:
+            spill.put(record)
+        back = [record for group in spill.groups() for record in group]
+    assert sorted(back, key=str) == sorted(records, key=str)
+
+
+def test_folder_is_private_and_removed(tmp_path: Path) -> None:
+    """Nobody else can look in, and nothing is left, even after an error."""
+    with pytest.raises(RuntimeError), private_folder(tmp_path / "made") as folder:
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        spill = Spill(folder, by_first)
+        spill.put([1])
+        for file in folder.iterdir():
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        raise RuntimeError
+    spill.close()
+    assert list((tmp_path / "made").iterdir()) == []
+
+
+class FullDisk:
+    """A file on a disk without room."""
+
+    def write(self, _data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    def close(self) -> None:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_full_disk_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names what to do; closing afterwards does not hide it."""
+
+    def full_disk(**_: Any) -> FullDisk:
+        return FullDisk()
+
+    monkeypatch.setattr("tempfile.TemporaryFile", full_disk)
+    with (
+        pytest.raises(MachineFailed, match="No space left on device") as caught,
+        Spill(tmp_path, by_first) as spill,
+    ):
+        spill.put(["someone@example.com"])
+    assert "free space" in caught.value.hint
+    assert "someone" not in str(caught.value)
+
+
+def test_a_folder_that_cannot_be_made_is_said_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MachineFailed), private_folder(tmp_path / "file"):
+        raise AssertionError("never entered")
