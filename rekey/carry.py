@@ -184,22 +184,17 @@ class Carry:
         return value, back.to if back.to in ANNOTATED else None
 
     def _keep_what_is_the_sources(self, target: Row, row: Row, source: Row, forward: Step) -> None:
-        mapped: Row | None = {}
+        mapped: Row = {}
         try:
-            forward(source, mapped := {})
+            forward(source, mapped)
         except RowRefused:
-            mapped = None  # the source row cannot be mapped as it is, so it has no unchanged value
+            mapped = {}  # the source row cannot be mapped as it is, so nothing in the target stands for it
         new_names = {name: name for name in property_names(source)} | dict(self.renames)
         new_names |= {old: to for to, old in self.restored.items()}
         for old in property_names(source):
             new = new_names[old]
             lost = not self.carries(old) and old not in self.renames and old not in self.restored.values()
-            same = (
-                mapped is not None
-                and new in mapped
-                and new in target
-                and canonical(mapped, new) == canonical(target, new)
-            )
+            same = new in mapped and new in target and canonical(mapped, new) == canonical(target, new)
             if lost or same:
                 for field in _wire(old):
                     row.pop(field, None)
