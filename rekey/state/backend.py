@@ -41,9 +41,7 @@ _INTERNAL = frozenset({"_yoyo_log", "_yoyo_version", "_yoyo_migration", "yoyo_lo
 
 _PHASES = frozenset(Phase)
 
-_log = logging.getLogger("yoyo")
-_log.addHandler(logging.NullHandler())
-_log.propagate = False
+logging.getLogger("yoyo").setLevel(logging.CRITICAL + 1)
 
 
 class StateBackend(SQLiteBackend):  # type: ignore[misc]

@@ -1,0 +1,253 @@
+"""The configuration: what is accepted, and what is refused with the key, the cure and no secret."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rekey.config import (
+    AZURITE_KEY,
+    DEFAULT_CONFIG,
+    Account,
+    Gates,
+    Limits,
+    account_key,
+    load_config,
+    resolve_secret,
+)
+from rekey.errors import ConfigurationError, ExitCode, SecretMissing
+from rekey.secrets_source import SecretKind, SecretSource
+
+HTTPS = 'endpoint = "https://acme.table.core.windows.net"'
+MINIMAL = f"[tables]\n{HTTPS}\n[restricted]\nendpoint = 'https://vault.table.core.windows.net/'\n"
+PASTED = "c2VjcmV0c2VjcmV0c2VjcmV0"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "etc" / "rekey.toml"
+
+
+def write(file: Path, text: str) -> Path:
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def refused(file: Path, text: str) -> ConfigurationError:
+    with pytest.raises(ConfigurationError) as error:
+        load_config(write(file, text))
+    assert error.value.exit_code == ExitCode.USAGE
+    assert error.value.hint, "every refusal names a cure"
+    return error.value
+
+
+def test_the_template_is_a_configuration_and_states_the_defaults(file: Path) -> None:
+    config = load_config(write(file, DEFAULT_CONFIG))
+    assert config.limits == Limits()
+    assert config.gates == Gates()
+    assert config.state == file.parent / ".rekey" / "state.sqlite"
+    assert config.migrations == file.parent / "migrations"
+    assert config.tables == Account("http://127.0.0.1:10002/devstoreaccount1")
+
+
+def test_everything_in_the_templates_comments_is_accepted_too(file: Path) -> None:
+    text = re.sub(
+        r"^# (endpoint|key_env|entities_per_second|file|\[secrets)", r"\1", DEFAULT_CONFIG, flags=re.M
+    )
+    lines, endpoints = [], 0
+    for line in text.splitlines():
+        endpoints = 0 if line.startswith("[") else endpoints + line.startswith("endpoint")
+        # of two endpoints in one section only the second, the commented one, is kept
+        lines.append("#" if line.startswith('endpoint = "http:') else line)
+    config = load_config(write(file, "\n".join(lines)))
+    assert config.tables == Account("https://ACCOUNT.table.core.windows.net", "TABLES_KEY")
+    assert config.secrets["users"] == SecretSource(SecretKind.FILE, "/run/secrets/users")
+    assert config.limits.entities_per_second == 5000
+
+
+def test_paths_are_relative_to_the_file_not_to_the_working_directory(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (
+        MINIMAL
+        + "[state]\npath = '../state #1.db'\n[migrations]\npath = '/abs'\n[secrets.a]\nfile = 'a.key'\n"
+    )
+    write(file, text)
+    monkeypatch.chdir(file.parent)
+    config = load_config(Path("rekey.toml"))
+    assert config.path == file
+    assert config.state == file.parent.parent / "state #1.db"
+    assert config.migrations == Path("/abs")
+    assert config.secrets["a"].where == str(file.parent / "a.key")
+
+
+def test_durations_and_sizes_carry_their_unit(file: Path) -> None:
+    text = (
+        "[gates]\nverification_max_age='90s'\nretention='30d'\nmargin='15m'\nfreeze_timeout='2h'\n"
+        "[limits]\nwindow_bytes='2GiB'\nconcurrency=3\nwindow_rows=7\nentities_per_second=9"
+    )
+    config = load_config(write(file, MINIMAL + text))
+    assert config.gates == Gates(90, 30 * 86400, 900, 7200)
+    assert config.limits == Limits(3, 7, 2 * 1024**3, 9)
+
+
+@pytest.mark.parametrize(
+    ("extra", "names"),
+    [
+        ("[tabels]\n", "[tabels]: unknown section"),
+        ("[limits]\nconcurency = 3", "[limits] concurency: unknown key"),
+        ("[gates]\nretention = 30", "[gates] retention: is not an amount"),
+        ("[gates]\nretention = '30'", "[gates] retention: is not an amount"),
+        ("[gates]\nretention = '0d'", "[gates] retention: is not an amount"),
+        ("[limits]\nwindow_bytes = '64MB'", "[limits] window_bytes: is not an amount"),
+        ("[limits]\nconcurrency = 0", "[limits] concurrency: is not a whole number"),
+        ("[limits]\nconcurrency = true", "[limits] concurrency: is not a whole number"),
+        ("[state]\npath = ''", "[state] path: is not a text"),
+        ("[state]\npaths = 'x'", "[state] paths: unknown key"),
+        ("[secrets.users]\n", "[secrets.users]: must have exactly one"),
+        ("[secrets.users]\nenv='A'\nfile='b'", "[secrets.users]: must have exactly one"),
+        ("[secrets.users]\nvalue='A'", "[secrets.users] value: unknown key"),
+        ("[secrets]\nusers='A'", "[secrets] users: is not a section"),
+        ("[secrets.'a b']\nenv='A'", "[secrets] a b: is not a name"),
+        ("[secrets.u]\nkey_vault='http://v.vault.azure.net/secrets/x'", "[secrets.u] key_vault: is not"),
+        ("[secrets.u]\nkey_vault='https://v.vault.azure.net/keys/x'", "[secrets.u] key_vault: is not"),
+    ],
+)
+def test_a_typing_error_is_named_and_never_becomes_a_default(file: Path, extra: str, names: str) -> None:
+    assert names in refused(file, MINIMAL + extra).what
+
+
+def test_both_accounts_must_be_named(file: Path) -> None:
+    assert "[tables]: is missing" in refused(file, "").what
+    assert "[restricted]: is missing" in refused(file, f"[tables]\n{HTTPS}").what
+    assert "[tables] endpoint: is missing" in refused(file, "[tables]\n[restricted]").what
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "https://acme.table.core.windows.net",
+        "https://acme.table.core.windows.net:443/",
+        "http://127.0.0.1:10002/devstoreaccount1",
+        "http://[::1]:10002/devstoreaccount1",
+    ],
+)
+def test_https_anywhere_and_http_on_loopback_are_accepted(file: Path, endpoint: str) -> None:
+    config = load_config(write(file, MINIMAL.replace("https://acme.table.core.windows.net", endpoint)))
+    assert config.tables.endpoint == endpoint.rstrip("/")
+    assert config.tables.name in ("acme", "devstoreaccount1")
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "cure"),
+    [
+        ("http://localhost:10002/devstoreaccount1", "write 127.0.0.1 instead of localhost"),
+        ("https://localhost:8081", "write 127.0.0.1"),
+        ("http://acme.table.core.windows.net", "https://"),
+        ("http://127.0.0.2:10002/a", "https://"),
+        ("acme.table.core.windows.net", "https://"),
+        ("ftp://acme", "https://"),
+        ("https://", "https://"),
+        ("https://[::1", "https://"),
+        ("https://acme:notaport", "https://"),
+    ],
+)
+def test_other_endpoints_are_refused_with_the_cure(file: Path, endpoint: str, cure: str) -> None:
+    error = refused(file, MINIMAL.replace("https://acme.table.core.windows.net", endpoint))
+    assert "[tables] endpoint" in error.what
+    assert cure in error.hint
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f'endpoint = "https://acme.table.core.windows.net/?sv=2019-02-02&sig={PASTED}"',
+        f'endpoint = "https://acme.table.core.windows.net#{PASTED}"',
+        f'endpoint = "https://acme:{PASTED}@acme.table.core.windows.net"',
+        f'endpoint = "DefaultEndpointsProtocol=https;AccountName=acme;AccountKey={PASTED}=="',
+        f'endpoint = "AccountKey={PASTED}"',
+        f'endpoint = "{PASTED}=="',
+        f'{HTTPS}\nkey_env = "{PASTED}=="',
+        f'{HTTPS}\nkey_env = "{PASTED}"',
+        f'{HTTPS}\nkey_env = ["{PASTED}"]',
+        f'{HTTPS}\n[secrets.users]\nenv = "{PASTED}"',
+        f'{HTTPS}\n[secrets.users]\nenv = "{PASTED}=="',
+        f'{HTTPS}\n[secrets.users]\nkey_vault = "https://v.vault.azure.net/secrets/a?{PASTED}"',
+        f'{HTTPS}\nkey_env = "{PASTED}',
+    ],
+)
+def test_a_secret_that_was_pasted_in_is_refused_and_not_echoed(file: Path, line: str) -> None:
+    error = refused(file, MINIMAL.replace(HTTPS, line))
+    shown: BaseException | None = error
+    while shown is not None:
+        assert PASTED not in f"{shown} {shown!r}"
+        shown = shown.__cause__
+
+
+def test_an_unreadable_file_is_refused_with_the_cure(file: Path) -> None:
+    with pytest.raises(ConfigurationError, match="there is no configuration file") as missing:
+        load_config(file)
+    assert "rekey init" in missing.value.hint
+    assert "line 1" in refused(file, "tables = = 1").what
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigurationError, match="not UTF-8"):
+        load_config(file)
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        load_config(file.parent)
+
+
+def test_one_account_for_both_is_a_warning_except_on_loopback(file: Path) -> None:
+    assert load_config(write(file, DEFAULT_CONFIG)).warnings() == []
+    assert load_config(write(file, MINIMAL)).warnings() == []
+    config = load_config(write(file, MINIMAL.replace("vault.table", "ACME.table")))
+    assert "same account" in config.warnings()[0]
+
+
+def test_a_secret_file_that_others_may_read_is_a_warning(file: Path) -> None:
+    config = load_config(write(file, MINIMAL + "[secrets.u]\nfile='key'\n[secrets.v]\nfile='absent'"))
+    key = file.parent / "key"
+    key.write_text("0123456789abcdef\n", encoding="utf-8")
+    key.chmod(0o640)
+    [warning] = config.warnings()
+    assert "`u`" in warning
+    assert f"chmod 600 {key}" in warning
+    key.chmod(0o600)
+    assert config.warnings() == []
+
+
+def test_a_secret_that_has_no_section_is_missing(file: Path) -> None:
+    config = load_config(write(file, MINIMAL + "[secrets.users]\nenv='USERS'"))
+    assert resolve_secret(config, "users", environ={"USERS": "0123456789abcdef"}) == b"0123456789abcdef"
+    with pytest.raises(SecretMissing, match="`other` is not configured") as error:
+        resolve_secret(config, "other")
+    assert "[secrets.other]" in error.value.hint
+
+
+AZURITE = Account("http://127.0.0.1:10002/devstoreaccount1")
+OWN = Account("http://127.0.0.1:10002/other", "KEY")
+AZURE = Account("https://acme.table.core.windows.net")
+
+
+def test_https_uses_an_identity_unless_a_key_is_named(file: Path) -> None:
+    assert account_key(AZURE, environ={}) is None
+    assert account_key(Account(AZURE.endpoint, "KEY"), environ={"KEY": f" {PASTED}\n"}) == PASTED
+
+
+def test_azurite_has_a_published_key_and_other_http_accounts_need_one() -> None:
+    assert account_key(AZURITE, environ={}) == AZURITE_KEY
+    assert account_key(OWN, environ={"KEY": PASTED}) == PASTED
+    with pytest.raises(ConfigurationError, match="has no key") as error:
+        account_key(Account(OWN.endpoint), environ={})
+    assert "key_env" in error.value.hint
+
+
+@pytest.mark.parametrize("value", [None, "", "  ", "AccountName=a;AccountKey=b", "not base64!"])
+def test_a_key_that_is_absent_or_no_key_is_refused_and_not_echoed(value: str | None) -> None:
+    environ = {} if value is None else {"KEY": value}
+    with pytest.raises(ConfigurationError, match="KEY") as error:
+        account_key(OWN, environ=environ)
+    if value and value.strip():
+        assert value not in str(error.value)

@@ -1,0 +1,221 @@
+"""Secrets are found where the configuration says, are long enough, and never shown.
+
+Key Vault is not reached here: the real `SecretClient` runs over a transport that answers as the service's
+documentation says (a challenge first, then the secret bundle; "Get Secret", Key Vault REST API 7.4).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from azure.core.credentials import AccessToken
+from azure.core.exceptions import ClientAuthenticationError, ServiceRequestError
+from azure.core.pipeline.transport import HttpTransport
+from azure.core.rest import HttpRequest
+from azure.core.rest._http_response_impl import HttpResponseImpl
+
+from rekey.crockford import ALPHABET
+from rekey.errors import ConfigurationError, CredentialRefused, EndpointDown, SecretMissing, Unavailable
+from rekey.secrets_source import (
+    SecretKind,
+    SecretSource,
+    fingerprint,
+    from_key_vault,
+    read_secret,
+    split_key_vault_url,
+)
+
+SECRET = "a secret of some length"
+URL = "https://acme.vault.azure.net/secrets/users"
+
+
+def env(value: str | None) -> bytes:
+    environ = {} if value is None else {"V": value}
+    return read_secret("users", SecretSource(SecretKind.ENV, "V"), environ=environ)
+
+
+def test_a_variable_gives_its_exact_bytes() -> None:
+    assert env(SECRET) == SECRET.encode()
+    assert env(f" {SECRET}\n") == f" {SECRET}\n".encode()
+    assert env("\udcff" * 16) == b"\xff" * 16, "bytes that are no UTF-8 arrive in this form"
+
+
+@pytest.mark.parametrize(
+    ("content", "secret"),
+    [
+        (b"0123456789abcdef", b"0123456789abcdef"),
+        (b"0123456789abcdef\n", b"0123456789abcdef"),
+        (b"0123456789abcdef\r\n", b"0123456789abcdef"),
+        (b"0123456789abcdef\n\n", b"0123456789abcdef\n"),
+        (b" 0123456789abcdef ", b" 0123456789abcdef "),
+        (bytes(range(16)), bytes(range(16))),
+    ],
+)
+def test_a_file_loses_one_newline_and_nothing_else(tmp_path: Path, content: bytes, secret: bytes) -> None:
+    path = tmp_path / "secret"
+    path.write_bytes(content)
+    assert read_secret("users", SecretSource(SecretKind.FILE, str(path))) == secret
+
+
+@pytest.mark.parametrize("value", [None, "", "x" * 15])
+def test_an_absent_empty_or_short_variable_is_missing(value: str | None) -> None:
+    with pytest.raises(SecretMissing, match="`users`") as error:
+        env(value)
+    assert error.value.hint
+    assert "xxx" not in str(error.value)
+
+
+def test_an_absent_empty_or_short_file_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    source = SecretSource(SecretKind.FILE, str(path))
+    with pytest.raises(SecretMissing, match="cannot be read"):
+        read_secret("users", source)
+    for content in (b"", b"\n", b"0123456789abcde\n"):
+        path.write_bytes(content)
+        with pytest.raises(SecretMissing, match="at least 16"):
+            read_secret("users", source)
+
+
+def test_the_fingerprint_is_what_is_documented_and_not_what_keys_are_made_of() -> None:
+    digest = hmac.new(SECRET.encode(), b"rekey/fingerprint/v1", hashlib.sha256).digest()
+    number = int.from_bytes(digest[:20], "big")
+    expected = "".join(ALPHABET[number >> shift & 31] for shift in range(155, -1, -5))
+    assert fingerprint(SECRET.encode()) == expected
+    assert fingerprint(b"another secret, long enough") != expected
+
+
+class Credential:
+    """A token for everybody."""
+
+    def get_token(self, *scopes: str, **_: Any) -> AccessToken:
+        return AccessToken("token", 4102444800)
+
+
+class Refusing:
+    """No identity is available, as `DefaultAzureCredential` says it."""
+
+    def get_token(self, *scopes: str, **_: Any) -> AccessToken:
+        raise ClientAuthenticationError(message="no credential for alice@example.com")
+
+
+class Response(HttpResponseImpl):
+    """One canned answer."""
+
+    def __init__(self, request: HttpRequest, status: int, body: object, headers: dict[str, str]) -> None:
+        super().__init__(
+            request=request,
+            internal_response=None,
+            status_code=status,
+            headers=headers,  # type: ignore[arg-type]
+            reason="",
+            content_type="application/json",
+            stream_download_generator=None,  # type: ignore[arg-type]
+        )
+        self._content = json.dumps(body).encode()
+        self._is_closed = True
+        self._is_stream_consumed = True
+
+    def body(self) -> bytes:
+        return self._content  # type: ignore[return-value]
+
+
+class Vault(HttpTransport[Any, Any]):
+    """Asks for a token, then answers with `status` and `value`."""
+
+    def __init__(self, status: int = 200, value: str | None = SECRET) -> None:
+        self.status = status
+        self.value = value
+        self.asked: list[str] = []
+
+    def open(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def __enter__(self) -> Vault:
+        return self
+
+    def send(self, request: Any, **_: Any) -> Any:
+        self.asked.append(request.url)
+        if self.status == 0:
+            raise ServiceRequestError("name not known")
+        headers = {"Content-Type": "application/json"}
+        if "Authorization" not in request.headers:
+            authority = "https://login.microsoftonline.com/00000000-0000-0000-0000-000000000000"
+            headers["WWW-Authenticate"] = (
+                f'Bearer authorization="{authority}", resource="https://vault.azure.net"'
+            )
+            return Response(request, 401, {}, headers)
+        if self.status == 200:
+            return Response(request, 200, {"id": URL + "/v1", "value": self.value}, headers)
+        body = {"error": {"code": "X", "message": f"sorry, {SECRET}"}}
+        return Response(request, self.status, body, headers)
+
+
+def from_vault(vault: Vault, url: str = URL, credential: Any = None) -> bytes:
+    return from_key_vault("users", url, credential=credential or Credential(), transport=vault, retry_total=0)
+
+
+def test_key_vault_gives_the_secret_of_the_url() -> None:
+    vault = Vault()
+    assert from_vault(vault) == SECRET.encode()
+    assert vault.asked[-1].startswith(
+        "https://acme.vault.azure.net/secrets/users/?api-version="
+    ) or vault.asked[-1].startswith("https://acme.vault.azure.net/secrets/users?api-version=")
+    from_vault(vault, URL + "/0123456789")
+    assert vault.asked[-1].startswith("https://acme.vault.azure.net/secrets/users/0123456789?")
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (404, SecretMissing),
+        (403, CredentialRefused),
+        (401, CredentialRefused),
+        (500, Unavailable),
+        (0, EndpointDown),
+    ],
+)
+def test_what_key_vault_refuses_leads_to_an_action_and_is_not_copied(
+    status: int, error: type[Exception]
+) -> None:
+    with pytest.raises(error) as caught:
+        from_vault(Vault(status))
+    assert caught.value.hint  # type: ignore[attr-defined]
+    assert SECRET not in str(caught.value)
+
+
+def test_no_identity_for_key_vault_is_a_refused_credential() -> None:
+    with pytest.raises(CredentialRefused) as error:
+        from_vault(Vault(), credential=Refusing())
+    assert "alice" not in str(error.value)
+
+
+def test_a_key_vault_secret_without_a_value_is_too_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rekey.secrets_source.from_key_vault", lambda *_: from_vault(Vault(value=None)))
+    with pytest.raises(SecretMissing, match="is empty"):
+        read_secret("users", SecretSource(SecretKind.KEY_VAULT, URL))
+
+
+def test_without_the_extra_key_vault_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "azure.keyvault.secrets", None)
+    with pytest.raises(ConfigurationError, match="not installed") as error:
+        read_secret("users", SecretSource(SecretKind.KEY_VAULT, URL))
+    assert "rekey-tables[keyvault]" in error.value.hint
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "x", "http://a/secrets/b", "https://a/secrets", "https://a/secrets/b/c/d", "https:///secrets/b"],
+)
+def test_only_the_url_of_a_secret_is_taken_for_one(url: str) -> None:
+    with pytest.raises(ValueError, match="not the https URL"):
+        split_key_vault_url(url)
+    assert split_key_vault_url(URL + "/v") == ("https://acme.vault.azure.net", "users", "v")

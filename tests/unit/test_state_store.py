@@ -1,0 +1,231 @@
+"""The state file keeps what it was told, all of it or nothing, and for nobody else to read."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from rekey.errors import MachineFailed, Moved, StateUnusable
+from rekey.model import EntityKey, KeyRange
+from rekey.state.models import METADATA, Verification
+from rekey.state.store import State
+
+SCRIPT = "0001_users"
+NOON = datetime(2024, 1, 31, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state.sqlite"
+
+
+@pytest.fixture
+def state(path: Path) -> Iterator[State]:
+    with State.open(path, clock=lambda: NOON) as opened:
+        yield opened
+
+
+def register(state: State, **changes: object) -> object:
+    given: dict[str, object] = {
+        "digest": "d1",
+        "source": "Users",
+        "run_id": "run",
+        "secret_fingerprints": {"users": "f1"},
+        "endpoint_id": "account",
+    }
+    return state.register(SCRIPT, **{**given, **changes})  # type: ignore[arg-type]
+
+
+def verification(mode: str = "full", divergences: int = 0) -> Verification:
+    return Verification(mode, "a", "b", "d1", 10, 20, divergences, 1, {"buckets": [1, 2]})
+
+
+def test_the_file_and_its_folder_are_for_their_owner_only(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "er" / "state.sqlite"
+    with State.open(path) as state:
+        state.audit("x", None, {})
+        modes = {entry.name: entry.stat().st_mode & 0o777 for entry in path.parent.iterdir()}
+    assert set(modes.values()) == {0o600}
+    assert "state.sqlite-wal" in modes
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("name", ["a?b", "a#b", "a%20b", "a b", "ä'\"b", "file:x?mode=memory"])
+def test_whatever_the_path_holds_this_file_is_opened_and_no_other(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name / f"{name}.sqlite"
+    with State.open(path) as state:
+        register(state)
+    assert {entry.name for entry in tmp_path.iterdir()} == {name}
+    assert {entry.name for entry in path.parent.iterdir()} == {path.name, path.name + ".lock"}
+    for read_only in (True, False):
+        with State.open(path, read_only=read_only) as state:
+            assert state.migration(SCRIPT) is not None
+
+
+def test_a_migration_is_recorded_once_and_then_checked(state: State) -> None:
+    assert state.migration(SCRIPT) is None
+    made = register(state)
+    assert register(state) == made == state.migration(SCRIPT)
+    assert state.migrations() == [made]
+    state.forget(SCRIPT)
+    assert state.migration(SCRIPT) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ({"endpoint_id": "other"}, "account"),
+        ({"source": "Other"}, "source table"),
+        ({"run_id": "other"}, "run"),
+    ],
+)
+def test_a_state_file_of_another_migration_is_refused(
+    state: State, change: dict[str, str], names: str
+) -> None:
+    register(state)
+    with pytest.raises(StateUnusable, match=f"another migration.*{names}"):
+        register(state, **change)
+
+
+def test_an_edited_script_and_a_changed_secret_are_refused_by_name(state: State) -> None:
+    register(state)
+    with pytest.raises(Moved, match="edited after its first phase"):
+        register(state, digest="d2")
+    for fingerprints in ({"users": "f2"}, {}, {"users": "f1", "more": "f3"}):
+        with pytest.raises(Moved, match=r"`users`|`more`"):
+            register(state, secret_fingerprints=fingerprints)
+    assert register(state, source="USERS") is not None, "table names do not differ by case"
+
+
+def test_segments_come_back_as_they_were_saved(path: Path, state: State) -> None:
+    """Also keys that are no valid text, which a service may hold all the same."""
+    register(state)
+    odd = EntityKey("p'%\x7f\U0001f600", "\ud800")
+    ranges = [KeyRange(None, odd), KeyRange(odd, EntityKey("", "")), KeyRange(EntityKey("", ""), None)]
+    first, second, third = state.add_segments(SCRIPT, "backfill", ranges)
+    assert [s.rest for s in (first, second, third)] == ranges
+    moved = replace(second, cursor=EntityKey("q", "r"), rows=5, bytes=700)
+    state.checkpoint([replace(first, done=True), moved])
+    assert state.segments(SCRIPT, "backfill") == [replace(first, done=True), moved, third]
+    assert moved.rest == KeyRange(EntityKey("q", "r"), EntityKey("", ""))
+    with State.open(path, read_only=True) as other:
+        assert other.segments(SCRIPT, "backfill") == state.segments(SCRIPT, "backfill")
+    state.add_segments(SCRIPT, "sweep", [KeyRange()])
+    state.clear_segments(SCRIPT, "backfill")
+    assert state.segments(SCRIPT, "backfill") == []
+    assert len(state.segments(SCRIPT, "sweep")) == 1
+
+
+def test_no_repr_shows_a_key(state: State) -> None:
+    register(state)
+    segment = state.add_segments(SCRIPT, "b", [KeyRange(EntityKey("alice@x", "1"), EntityKey("bob@x", "2"))])
+    assert "alice" not in repr(segment)
+    assert "bob" not in repr(segment)
+
+
+def test_facts_are_set_replaced_and_removed(state: State) -> None:
+    register(state)
+    assert state.get_fact(SCRIPT, "watermark") is None
+    state.set_fact(SCRIPT, "watermark", "1")
+    state.set_fact(SCRIPT, "watermark", "2")
+    state.set_fact(SCRIPT, "other", "x")
+    assert state.facts(SCRIPT) == {"watermark": "2", "other": "x"}
+    state.set_fact(SCRIPT, "watermark", None)
+    assert state.get_fact(SCRIPT, "watermark") is None
+
+
+def test_a_checkpoint_is_cursors_and_facts_together_or_neither(state: State) -> None:
+    register(state)
+    [segment] = state.add_segments(SCRIPT, "full", [KeyRange()])
+    state.checkpoint([replace(segment, rows=1)], facts={"sum": "1"})
+    state._connection.exec_driver_sql(
+        "CREATE TEMP TRIGGER no BEFORE UPDATE ON main.fact BEGIN SELECT RAISE(ABORT, 'no'); END"
+    )
+    state._connection.commit()
+    with pytest.raises(MachineFailed):
+        state.checkpoint([replace(segment, rows=2)], facts={"sum": "2"})
+    assert state.segments(SCRIPT, "full")[0].rows == 1
+    assert state.get_fact(SCRIPT, "sum") == "1"
+
+
+def test_a_checkpoint_is_of_one_migration(state: State) -> None:
+    with pytest.raises(ValueError, match="one migration"):
+        state.checkpoint([])
+
+
+def test_forgetting_a_migration_forgets_its_progress_and_keeps_its_history(state: State) -> None:
+    register(state)
+    state.add_segments(SCRIPT, "backfill", [KeyRange()])
+    state.set_fact(SCRIPT, "x", "1")
+    state.add_verification(SCRIPT, verification())
+    state.start_phase(SCRIPT, "prepare")
+    state.audit("x", SCRIPT, {})
+    state.forget(SCRIPT)
+    assert state.segments(SCRIPT, "backfill") == []
+    assert state.facts(SCRIPT) == {}
+    assert state.latest_verification(SCRIPT) is None
+    assert len(state.phase_runs(SCRIPT)) == len(state.audit_events(SCRIPT)) == 1
+
+
+def test_phase_runs_tell_finished_from_killed(state: State) -> None:
+    killed = state.start_phase(SCRIPT, "backfill")
+    finished = state.start_phase(SCRIPT, "backfill")
+    state.finish_phase(finished, "done", {"rows": 7})
+    first, second = state.phase_runs(SCRIPT)
+    assert (first.id, first.outcome, first.finished_at) == (killed, None, None)
+    assert (second.outcome, second.counters) == ("done", {"rows": 7})
+    assert second.started_at == second.finished_at == "2024-01-31T12:00:00.000000Z"
+
+
+def test_the_latest_verification_is_the_latest_of_its_mode(state: State) -> None:
+    register(state)
+    assert state.latest_verification(SCRIPT) is None
+    state.add_verification(SCRIPT, verification(divergences=2))
+    state.add_verification(SCRIPT, verification())
+    state.add_verification(SCRIPT, verification(mode="count", divergences=9))
+    assert state.latest_verification(SCRIPT) == verification()
+    assert [v.divergences for v in state.verifications(SCRIPT)] == [2, 0, 9]
+
+
+def test_the_tables_that_queries_know_are_those_of_the_schema(state: State) -> None:
+    for table in METADATA.sorted_tables:
+        columns = state._connection.exec_driver_sql(f"PRAGMA table_info({table.name})").all()
+        assert [(c.name, bool(c.pk)) for c in columns] == [(c.name, c.primary_key) for c in table.columns]
+        assert [(bool(c.notnull)) for c in columns] == [not c.nullable for c in table.columns]
+
+
+READER = """
+import sys
+from pathlib import Path
+from rekey.state.store import State
+with State.open(Path(sys.argv[1]), read_only=True) as state:
+    print(state.get_fact("0001_users", "x"))
+"""
+
+
+def test_another_process_reads_while_a_transaction_is_open(path: Path, state: State) -> None:
+    """`rekey status` beside `rekey apply`: it sees the last commit, and does not wait."""
+    register(state)
+    state.set_fact(SCRIPT, "x", "committed")
+    with state._writing() as connection:
+        connection.exec_driver_sql("UPDATE fact SET value = 'not yet'")
+        seen = subprocess.run(
+            [sys.executable, "-c", READER, str(path)], capture_output=True, text=True, check=True
+        )
+    assert seen.stdout == "committed\n"
+
+
+def test_two_writers_take_turns(path: Path, state: State) -> None:
+    """`rekey verify` records its result while `rekey apply` works; the audit chain stays one chain."""
+    with State.open(path) as other:
+        for number in range(5):
+            state.audit("apply", None, {"n": number})
+            other.audit("verify", None, {"n": number})
+    assert [event.seq for event in state.audit_events()] == list(range(1, 11))
+    assert state.check_chain() is None
