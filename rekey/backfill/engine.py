@@ -19,7 +19,7 @@ from rekey.backfill.copier import Copied, Copier
 from rekey.concurrency import cancel
 from rekey.model import Row
 from rekey.state.models import Segment
-from rekey.tables.base import Table
+from rekey.tables.base import MAX_PAGE_ROWS, Table
 
 WINDOWS_UNDER_WAY = 2
 
@@ -53,7 +53,10 @@ async def read_windows(
     window = Window()
     for segment in segments:
         now = segment
-        async for page in source.scan(segment.rest, modified_from=modified_from):
+        pages = source.scan(
+            segment.rest, modified_from=modified_from, page_rows=min(size.rows, MAX_PAGE_ROWS)
+        )
+        async for page in pages:
             page_bytes = sum(map(row_bytes, page.rows))
             now = replace(
                 now,

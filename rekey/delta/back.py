@@ -16,7 +16,7 @@ from rekey.dualwrite.propagate import MAX_ROUNDS, Propagator, apply_one, same_co
 from rekey.edm import canonical_content
 from rekey.errors import RowRefused, Unavailable
 from rekey.mapping.rows import TargetKey
-from rekey.model import TIMESTAMP, EntityKey, Row, etag_of, key_of
+from rekey.model import TIMESTAMP, EntityKey, Row, content_of, etag_of, key_of
 from rekey.tables.base import Operation, Verb
 
 _CURE = (
@@ -136,7 +136,7 @@ class BackPropagator:
             raise refused.for_row(row_id) from None
         if lost is not None:
             raise RowRefused("not-reversible", "target", lost, cure=_CURE, row_id=row_id)
-        return desired
+        return content_of(desired)
 
     def _lost(self, source_row: Row, authority: Row) -> str | None:
         """Map a source row forward; say what of the target row it does not reproduce, None if nothing."""
@@ -144,10 +144,10 @@ class BackPropagator:
         if key_of(main) != key_of(authority):
             return "mapped forward again, it would stand under another key"
         now, then = canonical_content(authority), canonical_content(main)
-        timed = self.mapper.timestamp_properties
+        timed = self.mapper.timestamp_copies[0]
         names = {name for name, *_ in set(now) ^ set(then) if name not in timed}
         if names:
-            return f"the way back would lose or change {len(names)} of its properties: {', '.join(sorted(names))}"
+            return f"the way back would lose or change these properties: {', '.join(sorted(names))}"
         return None
 
     async def _exists(self, source_key: EntityKey, target: TargetKey) -> bool:

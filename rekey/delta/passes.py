@@ -89,7 +89,9 @@ async def sweep(
 
     async def settle(source_key: EntityKey) -> None:
         nonlocal changed
-        changed += (await propagator.propagate(source_key)).changed
+        # Awaited before the sum is read: others add to it meanwhile.
+        outcome = await propagator.propagate(source_key)
+        changed += outcome.changed
 
     mapping = propagator.mapping
     candidates = gone(propagator.source, mapping.rows.ids, mapping, "f", advance=advance, check=check)

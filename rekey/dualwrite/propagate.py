@@ -17,9 +17,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rekey.declaration import MAIN_PARTITION_KEY, MAIN_ROW_KEY
 from rekey.edm import canonical_content
 from rekey.errors import ConditionFailed, RowExists, RowMissing, RowRefused, Unavailable
-from rekey.mapper import POINTER_PARTITION, POINTER_ROW, Mapper
+from rekey.mapper import Mapper
 from rekey.mapping.rows import TargetKey
 from rekey.mapping.store import MappingStore
 from rekey.model import EntityKey, Row, etag_of, key_of
@@ -177,7 +178,7 @@ class Propagator:
             if target.table == 0:
                 mine = target in expected or await self._is_owner(source_key, target)
             else:
-                pointer = EntityKey(row.get(POINTER_PARTITION, ""), row.get(POINTER_ROW, ""))
+                pointer = EntityKey(row.get(MAIN_PARTITION_KEY, ""), row.get(MAIN_ROW_KEY, ""))
                 mine = pointer in main_keys
                 if not mine and target in expected:
                     await self._yield_or_collide(source_key, target, pointer)

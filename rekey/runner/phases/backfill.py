@@ -68,7 +68,7 @@ def estimated_rows(run: Run) -> int | None:
 
 
 async def undo(run: Run) -> None:
-    """Forget the checkpoints: a next backfill reads the whole source again. Rows stay until prepare's undo."""
+    """Forget the checkpoints: a next backfill reads the whole source again. Rows stay for prepare's undo."""
     run.state.clear_segments(run.script_id, PURPOSE)
 
 

@@ -162,7 +162,7 @@ async def undo(run: Run) -> None:
 def _only_index_tables(run: Run, report: FullReport) -> bool:
     """Tell whether every divergence is in an index table; the main target is the authority: never mended."""
     listed = report.found.listed
-    main = run.targets[0].name
+    indexes = {table.name for table in run.targets[1:]}
     return len(listed) == wrong(report) and all(
         divergence.table not in (main, run.source.name) for divergence in listed
     )

@@ -10,6 +10,7 @@ Rules kept here:
 
 from __future__ import annotations
 
+from rekey.declaration import MAIN_PARTITION_KEY, MAIN_ROW_KEY
 from rekey.errors import ConfigurationError, TableBeingDeleted
 from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE
 from rekey.model import EntityKey, Row, key_of
@@ -46,7 +47,7 @@ async def _holds_foreign_row(run: Run, number: int, target: Table) -> bool:
 
 def pointer_of(index_row: Row) -> EntityKey:
     """Return the main row's key that an index row points to."""
-    return EntityKey(index_row.get("MainPartitionKey", ""), index_row.get("MainRowKey", ""))
+    return EntityKey(index_row.get(MAIN_PARTITION_KEY, ""), index_row.get(MAIN_ROW_KEY, ""))
 
 
 async def first_row(table: Table) -> Row | None:

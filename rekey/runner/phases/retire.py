@@ -54,8 +54,9 @@ async def run(run: Run) -> Counters:
             raise Findings(
                 f"{len(changed)} source rows changed after the freeze and were not deleted:"
                 f" {', '.join(changed[:_NAMED])}",
-                kept=f"those rows and the table {run.source.name}; {counters['rows_deleted']} others are deleted",
-                hint="find out who wrote them, copy what is worth keeping to the target, delete the table by hand",
+                kept=f"those rows, in table {run.source.name}; {counters['rows_deleted']} others are deleted",
+                hint="find out who wrote them, copy what is worth keeping to the target, then delete them"
+                " by hand and run `rekey retire` again",
             )
         await run.tables.delete_table(run.source.name)
     await run.control.move(ControlPhase.COMPLETE, ControlPhase.RETIRED)

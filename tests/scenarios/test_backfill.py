@@ -1,0 +1,218 @@
+"""Backfill: everything is copied, nothing is overwritten, checkpoints never run ahead."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rekey.backfill.engine import copy_segments
+from rekey.errors import Collision, RowRefused, Unavailable
+from rekey.mapping.rows import MAPPING_TABLE
+from rekey.model import EVERYTHING, EntityKey, KeyRange, content_of
+from rekey.state.models import Segment
+from rekey.tables.faults import Call
+from rekey.tables.memory import MemoryTableService
+from tests.worlds import LOWERED, POSTS, USERS, World, never, nothing, post, user
+
+WHOLE = Segment(id=1, script_id="0001_users", purpose="backfill")
+
+
+async def backfill(
+    world: World, segments: list[Segment] | None = None, checkpoints: list[Segment] | None = None
+) -> int:
+    """Copy all segments; return the number of rows read."""
+    kept: list[Segment] = [] if checkpoints is None else checkpoints
+    copied, _ = await copy_segments(
+        world.source,
+        segments or [WHOLE],
+        world.copier,
+        size=world.window,
+        checkpoint=kept.extend,
+        stop_requested=never,
+        advance=nothing,
+    )
+    return copied.rows
+
+
+def users(count: int) -> list[dict[str, object]]:
+    return [user(f"user{number:04}@example.com", f"p{number % 7}") for number in range(count)]
+
+
+@pytest.mark.parametrize("migration", [USERS, POSTS], ids=["keys from keys", "keys from content"])
+async def test_every_row_arrives_in_every_target_with_its_mapping(
+    memory: MemoryTableService, migration: object
+) -> None:
+    rows = users(450) if migration is USERS else [post(f"p{n:03}", f"2024-0{n % 9 + 1}") for n in range(350)]
+    world = await World(memory, USERS if migration is USERS else POSTS).prepare(rows)
+    assert await backfill(world) == len(rows)
+    world.assert_in_step()
+
+
+async def test_copying_again_changes_nothing(memory: MemoryTableService) -> None:
+    world = await World(memory, USERS).prepare(users(250))
+    await backfill(world)
+    before = memory.dump("UsersV2"), memory.dump(MAPPING_TABLE)
+    await backfill(world)
+    assert (memory.dump("UsersV2"), memory.dump(MAPPING_TABLE)) == before
+
+
+async def test_a_row_that_a_writer_put_there_first_is_not_overwritten_by_an_older_scan(
+    memory: MemoryTableService,
+) -> None:
+    """The row changes and is propagated after the page was read and before it is written."""
+    world = await World(memory, USERS).prepare(users(30))
+    key = EntityKey("p3", "user0003@example.com")
+    changed = False
+
+    async def write_first(call: Call) -> None:
+        nonlocal changed
+        if call.action == "transact" and call.table == MAPPING_TABLE and not changed:
+            changed = True
+            await world.source.merge({"PartitionKey": key.partition, "RowKey": key.row, "Nm": "newer"})
+            await world.propagator.propagate(key)
+
+    memory.gate = write_first
+    await backfill(world)
+    assert changed
+    world.assert_in_step()
+
+
+async def test_mapping_rows_are_durable_before_the_first_target_row(memory: MemoryTableService) -> None:
+    world = await World(memory, POSTS).prepare([post(f"p{n:03}", f"2024-0{n % 9 + 1}") for n in range(150)])
+
+    async def look(_call: Call) -> None:
+        assert world.unaccounted() == []
+
+    memory.gate = look
+    await backfill(world)
+    world.assert_in_step()
+
+
+async def test_a_checkpoint_stands_only_over_rows_that_are_written(memory: MemoryTableService) -> None:
+    world = await World(memory, USERS).prepare(users(700))
+    claims: list[tuple[Segment, bool]] = []
+
+    class Checkpoints(list[Segment]):
+        def extend(self, segments: object) -> None:
+            done = {key for key in world.expected()["UsersV2"] if key in world.actual()["UsersV2"]}
+            for segment in segments:  # type: ignore[attr-defined]
+                covered = KeyRange(None, segment.cursor)
+                rows = [
+                    r for r in memory.dump("Users") if EntityKey(r["PartitionKey"], r["RowKey"]) in covered
+                ]
+                targets = {
+                    EntityKey(m.row["PartitionKey"], m.row["RowKey"])
+                    for r in rows
+                    for m in world.mapper.map(r)
+                }
+                claims.append((segment, targets <= done and len(rows) == segment.rows))
+
+    await backfill(world, checkpoints=Checkpoints())
+    assert len(claims) >= 3
+    assert all(held for _, held in claims)
+    assert claims[-1][0].done
+
+
+async def test_work_goes_on_behind_the_cursor_and_nothing_is_read_twice(memory: MemoryTableService) -> None:
+    world = await World(memory, USERS).prepare(users(500))
+    kept: list[Segment] = []
+
+    class Stop(Exception):
+        pass
+
+    def checkpoint(segments: list[Segment]) -> None:
+        kept.extend(segments)
+        if len(kept) == 1:
+            raise Stop
+
+    with pytest.raises(Stop):
+        await copy_segments(
+            world.source,
+            [WHOLE],
+            world.copier,
+            size=replace(world.window, rows=200),
+            checkpoint=checkpoint,
+            stop_requested=never,
+            advance=nothing,
+        )
+    first = kept[0]
+    assert 0 < first.rows < 500
+    assert await backfill(world, [first]) == 500 - first.rows
+    world.assert_in_step()
+
+
+async def test_a_stop_request_ends_after_a_whole_window_with_its_checkpoint(
+    memory: MemoryTableService,
+) -> None:
+    world = await World(memory, USERS).prepare(users(3000))
+    kept: list[Segment] = []
+    copied, whole = await copy_segments(
+        world.source,
+        [WHOLE],
+        world.copier,
+        size=world.window,
+        checkpoint=kept.extend,
+        stop_requested=lambda: bool(kept),
+        advance=nothing,
+    )
+    assert not whole
+    assert copied.rows == kept[-1].rows < 3000
+    assert await backfill(world, [kept[-1]]) == 3000 - copied.rows
+    world.assert_in_step()
+
+
+async def test_two_rows_of_one_target_key_stop_the_backfill_and_the_first_stays(
+    memory: MemoryTableService,
+) -> None:
+    rows = [*users(50), user("ann@example.com"), user("Ann@example.com")]
+    world = await World(memory, LOWERED).prepare(rows)
+    with pytest.raises(Collision) as collision:
+        await backfill(world)
+    ids = world.mapping.rows.ids
+    named = {ids.short("Users", EntityKey("eu", name)) for name in ("ann@example.com", "Ann@example.com")}
+    assert named == {collision.value.first_id, collision.value.second_id}
+
+
+async def test_a_row_that_cannot_be_keyed_stops_the_backfill_by_safe_id(memory: MemoryTableService) -> None:
+    world = await World(memory, POSTS).prepare([post("fine"), {"PartitionKey": "blog", "RowKey": "broken"}])
+    with pytest.raises(RowRefused) as refused:
+        await backfill(world)
+    assert refused.value.row_id == world.mapping.rows.ids.short("Posts", EntityKey("blog", "broken"))
+    assert memory.dump("PostsV2") == []
+
+
+async def test_segments_are_done_one_after_another_each_within_its_bounds(memory: MemoryTableService) -> None:
+    world = await World(memory, USERS).prepare(users(300))
+    low, high = EVERYTHING.split(EntityKey("p3", "user0150@example.com"))
+    segments = [
+        Segment(id=number, script_id="0001_users", purpose="backfill", after=part.after, upto=part.upto)
+        for number, part in enumerate((low, high), start=1)
+    ]
+    kept: list[Segment] = []
+    assert await backfill(world, segments, kept) == 300
+    final = {segment.id: segment for segment in kept}
+    assert all(segment.done for segment in final.values())
+    assert sum(segment.rows for segment in final.values()) == 300
+    world.assert_in_step()
+
+
+async def test_when_the_service_fails_the_error_comes_through_and_no_checkpoint_is_claimed(
+    memory: MemoryTableService,
+) -> None:
+    world = await World(memory, USERS).prepare(users(120))
+    kept: list[Segment] = []
+
+    async def fail(call: Call) -> None:
+        if call.table == "UsersV2" and call.action in ("transact", "insert"):
+            raise Unavailable("the service is busy", code="ServerBusy", status=503)
+
+    memory.gate = fail
+    with pytest.raises(Unavailable):
+        await backfill(world, checkpoints=kept)
+    assert kept == []
+
+
+def test_a_read_row_is_written_without_what_the_server_owns() -> None:
+    read = {"PartitionKey": "p", "RowKey": "r", "A": 1, "Timestamp": "t", "odata.etag": "e"}
+    assert content_of(read) == {"PartitionKey": "p", "RowKey": "r", "A": 1}

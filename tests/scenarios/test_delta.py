@@ -1,0 +1,275 @@
+"""Capture "delta": passes bring changes, the sweep brings deletes, the way back loses nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rekey import Migration, Target, keys, props
+from rekey.backfill.sweep import DigestParts
+from rekey.delta.back import BackPropagator
+from rekey.delta.passes import PassResult, delta_pass, earlier, later, sweep
+from rekey.errors import RowRefused
+from rekey.model import EntityKey, Row, content_of, etag_of
+from rekey.tables.clock import FakeClock
+from rekey.tables.faults import Call
+from rekey.tables.memory import MemoryTableService
+from tests.worlds import POSTS, USERS, World, go_on, never, nothing, post, user
+
+MARGIN = 300.0
+
+
+async def one_pass(world: World, watermark: str) -> PassResult:
+    return await delta_pass(
+        world.source,
+        world.copier,
+        server_time=world.service.server_time,
+        watermark=watermark,
+        margin_seconds=MARGIN,
+        size=world.window,
+        stop_requested=never,
+        advance=nothing,
+    )
+
+
+async def swept(world: World) -> int:
+    return await sweep(world.propagator, concurrency=4, advance=nothing, check=go_on)
+
+
+async def test_a_pass_brings_new_changed_and_moved_rows(memory: MemoryTableService, clock: FakeClock) -> None:
+    world = await World(memory, POSTS).prepare([post(f"p{n:03}") for n in range(120)])
+    watermark = await memory.server_time()
+    await one_pass(world, watermark)
+    clock.advance(3600)
+    await world.source.insert(post("new"))
+    await world.source.replace(post("p005", "2024-07", "z"))
+    await world.source.merge({"PartitionKey": "blog", "RowKey": "p006", "Title": "changed"})
+    result = await one_pass(world, earlier(await memory.server_time(), 60))
+    assert result.whole
+    assert result.copied.rows == 3
+    world.assert_in_step()
+
+
+async def test_the_watermark_is_the_time_before_the_pass_so_a_write_during_it_is_seen_by_the_next(
+    memory: MemoryTableService, clock: FakeClock
+) -> None:
+    world = await World(memory, USERS).prepare([user(f"u{n:03}@example.com") for n in range(300)])
+    wrote = False
+
+    async def write_behind_the_scan(call: Call) -> None:
+        nonlocal wrote
+        clock.advance(1)
+        if call.action == "transact" and call.table == "UsersV2" and not wrote:
+            wrote = True
+            await world.source.insert(user("a-first@example.com"))
+
+    memory.gate = write_behind_the_scan
+    first = await one_pass(world, await memory.server_time())
+    assert wrote
+    assert world.actual() != world.expected()
+    second = await one_pass(world, first.started_at)
+    assert second.copied.rows < 302
+    world.assert_in_step()
+
+
+async def test_a_request_that_was_under_way_when_the_clock_was_read_is_within_the_margin(
+    memory: MemoryTableService, clock: FakeClock
+) -> None:
+    world = await World(memory, USERS).prepare()
+    clock.advance(3600)
+    await world.source.insert(user("late@example.com"))
+    clock.advance(MARGIN - 1)
+    await one_pass(world, await memory.server_time())
+    world.assert_in_step()
+
+
+async def test_a_pass_never_shows_deletes_and_the_sweep_does(memory: MemoryTableService) -> None:
+    world = await World(memory, POSTS).prepare([post(f"p{n:03}") for n in range(200)])
+    watermark = await memory.server_time()
+    await one_pass(world, watermark)
+    for number in range(0, 200, 3):
+        await world.source.delete(EntityKey("blog", f"p{number:03}"))
+    await one_pass(world, watermark)
+    assert world.actual() != world.expected()
+    assert await swept(world) == 67
+    world.assert_in_step()
+    assert await swept(world) == 0
+
+
+async def test_a_row_deleted_and_written_again_while_the_sweep_runs_stays(memory: MemoryTableService) -> None:
+    world = await World(memory, USERS).prepare([user("ann@example.com"), user("bob@example.com")])
+    await one_pass(world, await memory.server_time())
+    key = EntityKey("eu", "ann@example.com")
+    await world.source.delete(key)
+    back = False
+
+    async def write_again(call: Call) -> None:
+        nonlocal back
+        if call.action == "get" and call.table == "Users" and not back:
+            back = True
+            await world.source.insert(user("ann@example.com"))
+
+    memory.gate = write_again
+    await swept(world)
+    assert back
+    world.assert_in_step()
+
+
+def test_digest_parts_give_back_what_was_put_in_and_leave_nothing_behind(tmp_path: object) -> None:
+    from pathlib import Path
+
+    folder = Path(str(tmp_path))
+    digests = [f"{n:032}" for n in range(5000)]
+    with DigestParts(folder) as parts:
+        for digest in digests:
+            parts.add(digest)
+        parts.flush()
+        assert parts.read("00") == set(digests)
+        assert parts.read("zz") == set()
+    assert list(folder.iterdir()) == []
+
+
+def test_moments_are_moved_to_the_100_ns() -> None:
+    moment = "2024-01-31T23:59:59.9999999Z"
+    assert later(moment, 1) == "2024-02-01T00:00:00.9999999Z"
+    assert earlier(later(moment, 90.5), 90.5) == moment
+
+
+# --- the way back ------------------------------------------------------------------------------------
+
+
+async def cut_over(memory: MemoryTableService, rows: list[Row], migration: Migration = USERS) -> World:
+    world = await World(memory, migration).prepare(rows)
+    await one_pass(world, await memory.server_time())
+    world.assert_in_step()
+    return world
+
+
+def target_of(world: World, row: Row) -> Row:
+    """What a source row is in the main target."""
+    return world.mapper.map(row)[0].row
+
+
+async def test_a_changed_target_row_changes_its_source_row_and_what_the_mapping_drops_stays(
+    memory: MemoryTableService,
+) -> None:
+    world = await cut_over(memory, [user("ann@example.com"), user("bob@example.com")])
+    back = BackPropagator(world.propagator)
+    target = target_of(world, user("ann@example.com"))
+    await world.targets[0].merge({**{k: target[k] for k in ("PartitionKey", "RowKey")}, "Name": "Ann"})
+    assert await back.propagate(EntityKey("eu", "ann@example.com"))
+    source = await world.source.get(EntityKey("eu", "ann@example.com"))
+    assert source is not None
+    assert (source["Nm"], source["Ssn"]) == ("Ann", "x-1")
+    world.assert_in_step()
+    assert not await back.propagate(EntityKey("eu", "bob@example.com"))
+
+
+async def test_a_row_written_new_in_the_target_finds_its_old_key_in_its_own_properties(
+    memory: MemoryTableService,
+) -> None:
+    world = await cut_over(memory, [user("ann@example.com")])
+    back = BackPropagator(world.propagator)
+    new = target_of(world, user("new@example.com"))
+    await world.targets[0].insert(new)
+    source_key = await back.claim_new(new)
+    assert source_key == EntityKey("eu", "new@example.com")
+    assert await back.propagate(source_key)
+    world.assert_in_step()
+
+
+async def test_a_row_deleted_in_the_target_is_deleted_in_the_source(memory: MemoryTableService) -> None:
+    world = await cut_over(memory, [user("ann@example.com"), user("bob@example.com")])
+    back = BackPropagator(world.propagator)
+    target = target_of(world, user("ann@example.com"))
+    await world.targets[0].delete(EntityKey(target["PartitionKey"], target["RowKey"]))
+    assert await back.propagate(EntityKey("eu", "ann@example.com"))
+    assert [row["RowKey"] for row in memory.dump("Users")] == ["bob@example.com"]
+
+
+async def test_a_row_that_does_not_know_its_old_key_is_refused_and_nothing_is_written(
+    memory: MemoryTableService,
+) -> None:
+    world = await cut_over(memory, [user("ann@example.com")])
+    stranger: Row = {"PartitionKey": "eu", "RowKey": "0" * 32, "Name": "nobody"}
+    await world.targets[0].insert(stranger)
+    before = memory.dump("Users"), memory.dump("rekeymap")
+    with pytest.raises(RowRefused) as refused:
+        await BackPropagator(world.propagator).check(stranger)
+    assert refused.value.code == "no-old-key"
+    assert refused.value.row_id == world.mapping.rows.ids.short("UsersV2", EntityKey("eu", "0" * 32))
+    assert (memory.dump("Users"), memory.dump("rekeymap")) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [({"ContactEmail": "other@example.com"}, "ContactEmail"), ({"Ssn": "y-2"}, "Ssn")],
+    ids=["the carrier of the old key", "a property that the mapping drops"],
+)
+async def test_what_would_be_lost_on_the_way_back_is_refused_by_name(
+    memory: MemoryTableService, change: dict[str, str], names: str
+) -> None:
+    world = await cut_over(memory, [user("ann@example.com")])
+    [target] = memory.dump("UsersV2")
+    await world.targets[0].replace({**content_of(target), **change}, etag=etag_of(target))
+    [changed] = memory.dump("UsersV2")
+    with pytest.raises(RowRefused, match=names) as refused:
+        await BackPropagator(world.propagator).check(changed)
+    assert refused.value.code == "not-reversible"
+    assert "example" not in str(refused.value)
+
+
+async def test_a_row_that_the_application_moved_to_another_target_key_goes_back_to_its_old_one(
+    memory: MemoryTableService,
+) -> None:
+    world = await cut_over(memory, [post("hello", "2024-01")], POSTS)
+    back = BackPropagator(world.propagator)
+    moved = target_of(world, post("hello", "2024-05"))
+    await world.targets[0].insert(moved)
+    await world.targets[0].delete(EntityKey("2024-01", "hello"))
+    source_key = await back.claim_new(moved)
+    assert await back.propagate(source_key)
+    await world.propagator.propagate(source_key)
+    world.assert_in_step()
+    [source] = memory.dump("Posts")
+    assert source["Month"] == "2024-05"
+
+
+async def test_two_target_rows_of_one_old_key_are_refused(memory: MemoryTableService) -> None:
+    world = await cut_over(memory, [post("hello", "2024-01")], POSTS)
+    back = BackPropagator(world.propagator)
+    twin = target_of(world, post("hello", "2024-05"))
+    await world.targets[0].insert(twin)
+    source_key = await back.claim_new(twin)
+    with pytest.raises(RowRefused, match="claim the same old key"):
+        await back.propagate(source_key)
+
+
+async def test_a_copied_timestamp_does_not_stand_in_the_way(
+    memory: MemoryTableService, clock: FakeClock
+) -> None:
+    stamped = Migration(
+        source="Users",
+        target=Target(
+            "UsersV2",
+            partition_key=keys.prop("PartitionKey"),
+            row_key=keys.prop("RowKey") + keys.literal("-v2"),
+            properties=[props.copy("RowKey", to="Email"), props.copy("Timestamp", to="SeenAt")],
+        ),
+        capture="delta",
+    )
+    world = await cut_over(memory, [user("ann@example.com")], stamped)
+    clock.advance(60)
+    [target] = memory.dump("UsersV2")
+    await world.targets[0].replace({**content_of(target), "Nm": "Ann"}, etag=etag_of(target))
+    key = EntityKey("eu", "ann@example.com")
+    assert await BackPropagator(world.propagator).propagate(key)
+    [source] = memory.dump("Users")
+    assert source["Nm"] == "Ann"
+    assert "SeenAt" not in source
+
+
+def test_a_declaration_of_the_scenarios_can_go_back() -> None:
+    assert USERS.reverse
+    assert replace(USERS, reverse=False).digest() != USERS.digest()

@@ -1,0 +1,188 @@
+"""propagate(k): targets equal what the source says now, whatever was there before."""
+
+from __future__ import annotations
+
+import pytest
+
+from rekey.errors import Collision, RowRefused
+from rekey.mapping.rows import TargetKey
+from rekey.model import EntityKey, Row, etag_of, key_of
+from rekey.tables.faults import Call
+from rekey.tables.memory import MemoryTableService
+from tests.worlds import LOWERED, POSTS, USERS, World, post, user
+
+ANN = EntityKey("eu", "ann@example.com")
+HELLO = EntityKey("blog", "hello")
+
+
+async def test_a_row_never_seen_is_claimed_in_the_mapping_and_inserted(memory: MemoryTableService) -> None:
+    world = await World(memory, USERS).prepare([user("ann@example.com")])
+    done = await world.propagator.propagate(ANN)
+    assert (done.inserted, done.replaced, done.deleted) == (1, 0, 0)
+    world.assert_in_step()
+    again = await world.propagator.propagate(ANN)
+    assert not again.changed
+
+
+async def test_a_changed_source_row_replaces_its_target_row(memory: MemoryTableService) -> None:
+    world = await World(memory, USERS).prepare([user("ann@example.com")])
+    await world.propagator.propagate(ANN)
+    await world.source.merge({"PartitionKey": "eu", "RowKey": ANN.row, "Nm": "Ann"})
+    done = await world.propagator.propagate(ANN)
+    assert (done.inserted, done.replaced, done.deleted) == (0, 1, 0)
+    world.assert_in_step()
+
+
+async def test_a_deleted_source_row_takes_its_target_row_along(memory: MemoryTableService) -> None:
+    world = await World(memory, USERS).prepare([user("ann@example.com")])
+    await world.propagator.propagate(ANN)
+    await world.source.delete(ANN)
+    assert (await world.propagator.propagate(ANN)).deleted == 1
+    world.assert_in_step()
+
+
+async def test_content_that_is_part_of_the_key_moves_the_row_and_its_index_rows(
+    memory: MemoryTableService,
+) -> None:
+    world = await World(memory, POSTS).prepare([post("hello", "2024-01", "a,b")])
+    await world.propagator.propagate(HELLO)
+    await world.source.replace(post("hello", "2024-02", "b,c"))
+    await world.propagator.propagate(HELLO)
+    world.assert_in_step()
+    forward = await world.mapping.forward(HELLO)
+    assert forward is not None
+    assert forward.targets == {
+        TargetKey(0, "2024-01", "hello"),
+        TargetKey(0, "2024-02", "hello"),
+        *(TargetKey(1, tag, "hello") for tag in "abc"),
+    }
+
+
+async def test_a_type_that_changed_is_a_difference_although_python_calls_the_values_equal(
+    memory: MemoryTableService,
+) -> None:
+    world = await World(memory, USERS).prepare([user("ann@example.com", Age=3)])
+    await world.propagator.propagate(ANN)
+    [target] = memory.dump("UsersV2")
+    await world.targets[0].replace({**target, "Age": 3.0}, etag=etag_of(target))
+    assert (await world.propagator.propagate(ANN)).replaced == 1
+    [mended] = memory.dump("UsersV2")
+    assert type(mended["Age"]) is int
+
+
+async def test_two_live_rows_of_one_target_key_are_a_collision_and_nothing_is_overwritten(
+    memory: MemoryTableService,
+) -> None:
+    world = await World(memory, LOWERED).prepare([user("ann@example.com"), user("Ann@example.com")])
+    await world.propagator.propagate(ANN)
+    before = memory.dump("UsersV2")
+    with pytest.raises(Collision) as collision:
+        await world.propagator.propagate(EntityKey("eu", "Ann@example.com"))
+    assert memory.dump("UsersV2") == before
+    ids = world.mapping.rows.ids
+    assert ids.short("Users", ANN) in str(collision.value)
+    assert ids.short("Users", EntityKey("eu", "Ann@example.com")) in str(collision.value)
+    assert "example" not in str(collision.value)
+
+
+async def test_a_key_whose_owner_is_gone_passes_to_the_next_row_and_the_old_one_leaves_it_alone(
+    memory: MemoryTableService,
+) -> None:
+    world = await World(memory, LOWERED).prepare([user("ann@example.com")])
+    await world.propagator.propagate(ANN)
+    await world.source.delete(ANN)
+    other = EntityKey("eu", "Ann@example.com")
+    await world.source.insert(user(other.row))
+    await world.propagator.propagate(other)
+    # The sweep asks for the old key as well: it must not delete what the new owner wrote.
+    await world.propagator.propagate(ANN)
+    world.assert_in_step()
+
+
+async def test_a_row_that_comes_back_under_a_key_that_passed_on_is_a_collision(
+    memory: MemoryTableService,
+) -> None:
+    world = await World(memory, LOWERED).prepare([user("ann@example.com")])
+    await world.propagator.propagate(ANN)
+    await world.source.delete(ANN)
+    await world.source.insert(user("Ann@example.com"))
+    await world.propagator.propagate(EntityKey("eu", "Ann@example.com"))
+    await world.source.insert(user("ann@example.com"))
+    with pytest.raises(Collision):
+        await world.propagator.propagate(ANN)
+
+
+async def test_an_index_key_of_two_live_rows_is_a_collision(memory: MemoryTableService) -> None:
+    rows = [post("hello", tags="a"), {**post("hello", "2024-02", tags="a"), "PartitionKey": "other"}]
+    world = await World(memory, POSTS).prepare(rows)
+    await world.propagator.propagate(HELLO)
+    with pytest.raises(Collision, match="PostsByTag"):
+        await world.propagator.propagate(EntityKey("other", "hello"))
+
+
+async def test_a_row_the_mapping_cannot_key_is_refused_by_safe_id_before_anything_is_written(
+    memory: MemoryTableService,
+) -> None:
+    broken: Row = {"PartitionKey": "blog", "RowKey": "hello", "Tags": "a"}
+    world = await World(memory, POSTS).prepare([broken])
+    with pytest.raises(RowRefused) as refused:
+        await world.propagator.propagate(HELLO)
+    assert refused.value.row_id == world.mapping.rows.ids.short("Posts", HELLO)
+    assert "hello" not in str(refused.value)
+    assert memory.dump("PostsV2") == memory.dump("rekeymap") == []
+
+
+async def test_a_target_row_exists_only_after_its_mapping_rows(memory: MemoryTableService) -> None:
+    """The invariant "a target row always has a mapping row", looked at before every single effect."""
+    world = await World(memory, POSTS).prepare([post("hello")])
+
+    async def look(_call: Call) -> None:
+        assert world.unaccounted() == []
+
+    memory.gate = look
+    await world.propagator.propagate(HELLO)
+    await world.source.replace(post("hello", "2024-02"))
+    await world.propagator.propagate(HELLO)
+
+
+async def test_a_slow_propagate_does_not_bring_an_older_state_back(memory: MemoryTableService) -> None:
+    """Between its reading of the authority and its write, the row changes and another propagate runs: the
+    slow one's condition fails and it looks again. (Unconditional writes lose here.)"""
+    world = await World(memory, USERS).prepare([user("ann@example.com")])
+    await world.propagator.propagate(ANN)
+    await world.source.merge({"PartitionKey": "eu", "RowKey": ANN.row, "Nm": "second"})
+    interfered = False
+
+    async def interfere(call: Call) -> None:
+        nonlocal interfered
+        if call.action == "replace" and call.table == "UsersV2" and not interfered:
+            interfered = True
+            await world.source.merge({"PartitionKey": "eu", "RowKey": ANN.row, "Nm": "third"})
+            await world.propagator.propagate(ANN)
+
+    memory.gate = interfere
+    await world.propagator.propagate(ANN)
+    assert interfered
+    world.assert_in_step()
+
+
+async def test_a_row_deleted_while_it_is_inserted_does_not_stay(memory: MemoryTableService) -> None:
+    """Absence is no version: after an insert-if-absent the authority is read again."""
+    world = await World(memory, USERS).prepare([user("ann@example.com")])
+    deleted = False
+
+    async def delete_first(call: Call) -> None:
+        nonlocal deleted
+        if call.action == "insert" and call.table == "UsersV2" and not deleted:
+            deleted = True
+            await world.source.delete(ANN)
+
+    memory.gate = delete_first
+    await world.propagator.propagate(ANN)
+    assert deleted
+    assert memory.dump("UsersV2") == []
+
+
+def test_keys_of_the_world_are_as_the_scenarios_say() -> None:
+    assert key_of(user("ann@example.com")) == ANN
+    assert key_of(post("hello")) == HELLO

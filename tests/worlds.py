@@ -1,0 +1,153 @@
+"""A small world for scenarios: a declaration at work on tables in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from rekey import Index, Migration, Target, keys, props
+from rekey.backfill.copier import Copier
+from rekey.backfill.engine import WindowSize
+from rekey.dualwrite.propagate import Propagator
+from rekey.mapper import Mapper
+from rekey.mapping.ids import SafeIds
+from rekey.mapping.rows import MAPPING_TABLE, MappingRows
+from rekey.mapping.store import MappingStore
+from rekey.model import EntityKey, Row, content_of, key_of
+from rekey.tables.memory import MemoryTable, MemoryTableService
+
+SCRIPT = "0001_users"
+SECRET = b"0123456789abcdef0123456789abcdef"
+
+USERS = Migration(
+    source="Users",
+    target=Target(
+        "UsersV2",
+        partition_key=keys.prop("PartitionKey"),
+        row_key=keys.opaque(keys.prop("RowKey"), domain="user", secret="users"),
+        properties=[props.copy("RowKey", to="ContactEmail"), props.rename("Nm", "Name"), props.drop("Ssn")],
+    ),
+    capture="delta",
+)
+"""Keys derived from keys alone."""
+
+POSTS = Migration(
+    source="Posts",
+    target=Target(
+        "PostsV2",
+        partition_key=keys.prop("Month"),
+        row_key=keys.prop("RowKey"),
+        properties=[props.copy("PartitionKey", to="Blog")],
+    ),
+    indexes=[
+        Index(
+            "PostsByTag",
+            each=keys.split("Tags", ","),
+            partition_key=keys.item(),
+            row_key=keys.prop("RowKey"),
+            properties=[props.keep("Title")],
+        )
+    ],
+    capture="delta",
+)
+"""Keys derived from content, with a fan-out."""
+
+LOWERED = Migration(
+    source="Users",
+    target=Target(
+        "UsersV2",
+        partition_key=keys.prop("PartitionKey"),
+        row_key=keys.lower(keys.prop("RowKey")),
+        properties=[props.copy("RowKey", to="OldRowKey")],
+    ),
+    capture="delta",
+)
+"""Two source keys may map to one target key."""
+
+
+def user(email: str, partition: str = "eu", **more: object) -> Row:
+    """A source row of USERS."""
+    return {"PartitionKey": partition, "RowKey": email, "Nm": email.split("@")[0], "Ssn": "x-1", **more}
+
+
+def post(slug: str, month: str = "2024-01", tags: str = "a,b", **more: object) -> Row:
+    """A source row of POSTS."""
+    return {"PartitionKey": "blog", "RowKey": slug, "Month": month, "Tags": tags, "Title": slug, **more}
+
+
+@dataclass
+class World:
+    """One migration on tables in memory, with everything the engines need."""
+
+    service: MemoryTableService
+    migration: Migration
+    mapper: Mapper = field(init=False)
+    source: MemoryTable = field(init=False)
+    targets: list[MemoryTable] = field(init=False)
+    mapping: MappingStore = field(init=False)
+    propagator: Propagator = field(init=False)
+    copier: Copier = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.mapper = Mapper(self.migration, {"users": SECRET})
+        self.source = self.service.table(self.migration.source)
+        self.targets = [self.service.table(name) for name in self.mapper.tables]
+        rows = MappingRows(SCRIPT, self.migration.source, self.mapper.tables, SafeIds(bytes(32)))
+        self.mapping = MappingStore(self.service.table(MAPPING_TABLE), rows)
+        self.propagator = Propagator(self.source, self.targets, self.mapper, self.mapping)
+        self.copier = Copier(self.propagator, size_of=lambda _operation: 600, concurrency=4)
+
+    async def prepare(self, rows: Iterable[Row] = ()) -> World:
+        """Create all tables and fill the source."""
+        for name in (self.migration.source, *self.mapper.tables, MAPPING_TABLE):
+            await self.service.create_table(name)
+        for row in rows:
+            await self.source.insert(row)
+        return self
+
+    @property
+    def window(self) -> WindowSize:
+        """Small windows, so that a few hundred rows make several."""
+        return WindowSize(rows=100, bytes=1_000_000)
+
+    def expected(self) -> dict[str, dict[EntityKey, Row]]:
+        """What the targets should hold, from what the source holds."""
+        tables: dict[str, dict[EntityKey, Row]] = {name: {} for name in self.mapper.tables}
+        for row in self.service.dump(self.source.name):
+            for number, mapped in self.mapper.map(row):
+                tables[self.mapper.tables[number]][key_of(mapped)] = mapped
+        return tables
+
+    def actual(self) -> dict[str, dict[EntityKey, Row]]:
+        """What the targets hold."""
+        return {
+            name: {key_of(row): content_of(row) for row in self.service.dump(name)}
+            for name in self.mapper.tables
+        }
+
+    def unaccounted(self) -> list[EntityKey]:
+        """Main target rows without a reverse mapping row."""
+        known = {key_of(row) for row in self.service.dump(MAPPING_TABLE)}
+        rows = self.mapping.rows
+        return [key for key in self.actual()[self.mapper.tables[0]] if rows.reverse_key(key) not in known]
+
+    def assert_in_step(self) -> None:
+        """Targets hold exactly what the source says, and the mapping accounts for every row."""
+        assert self.actual() == self.expected()
+        assert self.unaccounted() == []
+
+
+def nothing(_rows: int) -> None:
+    """An advance that nobody watches."""
+
+
+def never() -> bool:
+    """A stop that is never requested."""
+    return False
+
+
+def go_on() -> None:
+    """A check that never stops."""
+
+
+Make = Callable[[], Row]
