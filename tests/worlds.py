@@ -95,7 +95,7 @@ class World:
         rows = MappingRows(SCRIPT, self.migration.source, self.mapper.tables, SafeIds(bytes(32)))
         self.mapping = MappingStore(self.service.table(MAPPING_TABLE), rows)
         self.propagator = Propagator(self.source, self.targets, self.mapper, self.mapping)
-        self.copier = Copier(self.propagator, size_of=lambda _operation: 600, concurrency=4)
+        self.copier = Copier(self.propagator, concurrency=4)
 
     async def prepare(self, rows: Iterable[Row] = ()) -> World:
         """Create all tables and fill the source."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from rekey.backfill.packing import SizeOf, pack
+from rekey.backfill.packing import pack
 from rekey.backfill.throttle import Throttle
 from rekey.concurrency import for_each
 from rekey.dualwrite.propagate import Propagator, same_content
@@ -62,14 +62,11 @@ class _Window:
 class Copier:
     """Copies windows of source rows of one migration."""
 
-    def __init__(
-        self, propagator: Propagator, size_of: SizeOf, concurrency: int, throttle: Throttle | None = None
-    ) -> None:
-        """Take the propagator (it knows the tables and the mapping), the size of an encoded operation, how
-        many requests may be under way at once, and what keeps target writes under a rate."""
+    def __init__(self, propagator: Propagator, concurrency: int, throttle: Throttle | None = None) -> None:
+        """Take the propagator (it knows the tables and the mapping), how many requests may be under way at
+        once, and what keeps target writes under a rate."""
         self.propagator = propagator
         self.rows: MappingRows = propagator.mapping.rows
-        self.size_of = size_of
         self.concurrency = concurrency
         self.throttle = throttle or Throttle(None)
 
@@ -173,4 +170,4 @@ class Copier:
             if present:
                 examine(present)
 
-        await for_each(pack(operations, self.size_of), write, limit=self.concurrency)
+        await for_each(pack(operations, table.encoded_size), write, limit=self.concurrency)
