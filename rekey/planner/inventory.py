@@ -4,7 +4,7 @@ Rules kept here:
 
 * Reading is all that is done; nothing is written anywhere.
 * A sample reads the beginning of the table whole (so that batches can be packed as backfill packs them) and
-  then single pages where they tell most about the size (`sampling.py`). It always says that it is an estimate.
+  then single pages elsewhere to estimate the size (`sampling.py`). It always says that it is an estimate.
 * The digest of a whole read is the sum modulo 2^128 of BLAKE2b over each row's ETag and Timestamp. Every
   insert, update and delete changes it, and it holds nothing of a key: nobody can test guesses against it.
 * Memory does not grow with the table: rows are handed on page by page.
@@ -100,9 +100,10 @@ class _AlreadyRead:
 
 
 class _Totals:
-    """Sums over rows in scan order; constant memory."""
+    """Sums over rows in scan order; memory grows with a sample's partitions, not with a whole read's."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, gaps: bool) -> None:
+        """Tell whether stretches may be missing: then a partition may be met again and is remembered."""
         self.rows = 0
         self.stored = 0
         self.pages = 0
@@ -111,6 +112,7 @@ class _Totals:
         self.digest = 0
         self.run = 0
         self._partition: str | None = None
+        self._met: set[str] | None = set() if gaps else None
 
     def take(self, rows: Sequence[Row], continues: bool) -> None:
         if not continues:
@@ -120,8 +122,11 @@ class _Totals:
             self.digest += _row_digest(row)
             if row[PARTITION_KEY] != self._partition:
                 self._partition = row[PARTITION_KEY]
-                self.partitions += 1
                 self.run = 0
+                if self._met is None or self._partition not in self._met:
+                    self.partitions += 1
+                if self._met is not None:
+                    self._met.add(row[PARTITION_KEY])
             self.run += 1
             self.largest = max(self.largest, self.run)
         self.rows += len(rows)
@@ -133,7 +138,7 @@ class _Totals:
 
 async def read_whole(table: Table, take: Take) -> Inventory:
     """Read every row of a table, handing pages to `take`. Raises TableMissing and service errors."""
-    totals = _Totals()
+    totals = _Totals(gaps=False)
     async with aclosing(_scan(table, EVERYTHING)) as pages:
         async for rows in pages:
             totals.pages += 1
@@ -156,11 +161,12 @@ async def read_sample(table: Table, size: SampleSize, take: Take) -> Inventory:
 
     A table that is no longer than the head is read whole; then the inventory says so and has its digest.
     """
-    totals = _Totals()
+    totals = _Totals(gaps=True)
     known = _AlreadyRead()
     page, whole = await _read_head(table, size.head_rows, totals, known, take)
     likely, settled = totals.rows, True
     if not whole:
+
         async def read(after: Units) -> Stretch:
             return await _read_stretch(table, after, totals, known, take)
 

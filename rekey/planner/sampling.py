@@ -17,7 +17,7 @@ from __future__ import annotations
 import random
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from rekey.model import EntityKey
@@ -181,7 +181,7 @@ class Sizer:
         return stratum.weight * size
 
     def _typical(self, alike: tuple[int, int]) -> float:
-        """Return the usual size of branches that look so; without any like them, the estimate is unsettled."""
+        """Return the usual size of branches that look so; without any, the estimate is unsettled."""
         sizes = self._sizes.get(alike)
         if sizes is None:
             self.settled = False
@@ -200,7 +200,7 @@ class _Walk:
         self._last = branch.last
         self._met = self._units_at_depth([branch.last])
         self._climbs = 0
-        self._opened: list[tuple[int, float, Units, int, int]] = []
+        self._opened: list[tuple[int, float, _Open]] = []
         self.finished = False
         if self._depth + 1 < len(branch.last):
             self._note_open([branch.last], 1.0)
@@ -221,7 +221,7 @@ class _Walk:
             self._climbs += 1
             self._met = set()
         self._depth, self._last = climbed, inside[-1]
-        share = self._rest_of_level(inside) if len(self._met) >= _MAX_BRANCHES else 1.0
+        share = self._rest_of_level() if len(self._met) >= _MAX_BRANCHES else 1.0
         # The page may have run on to a higher level.
         ran_on = _shared(inside[0], inside[-1])
         if ran_on < self._depth:
@@ -235,16 +235,9 @@ class _Walk:
 
     def opened(self) -> list[tuple[float, _Open]]:
         """Return the branches that were not read to their end, each with for how many it stands."""
-        return [
-            (share, _Open(last[:depth], last, below, self._branch.generation + 1 + self._climbs - climbs, shape))
-            for climbs, share, last, (depth, below, shape) in (
-                (climbs, share, last, self._measures(last, depth, shape))
-                for climbs, share, last, depth, shape in self._opened
-            )
-        ]
-
-    def _measures(self, last: Units, depth: int, shape: int) -> tuple[int, int, int]:
-        return depth, max(shape, depth), shape - depth
+        # A branch met before a climb lies as many generations deeper.
+        first = self._branch.generation + 1 + self._climbs
+        return [(share, replace(branch, generation=first - climbs)) for climbs, share, branch in self._opened]
 
     def _note_open(self, keys: Sequence[Units], share: float) -> None:
         """Note that the branch one level below the current one that holds the last key goes on."""
@@ -252,12 +245,13 @@ class _Walk:
         prefix = last[: self._depth + 1]
         own = [key for key in keys if key[: len(prefix)] == prefix]
         split = _shared(own[len(own) // 2], last) if len(own) > 1 else len(prefix)
-        self._opened.append((self._climbs, share, last, len(prefix), split))
+        branch = _Open(prefix, last, max(split, len(prefix)), 0, split - len(prefix))
+        self._opened.append((self._climbs, share, branch))
 
     def _units_at_depth(self, keys: Sequence[Units]) -> set[int]:
         return {key[self._depth] for key in keys if len(key) > self._depth}
 
-    def _rest_of_level(self, inside: Sequence[Units]) -> float:
+    def _rest_of_level(self) -> float:
         """Return for how many branches a page stands when the level is too wide to enumerate."""
         candidates = set(self._met)
         for low, high in _CLASSES:

@@ -1,0 +1,175 @@
+"""A plan as JSON-able data: what `--json` prints and what a plan file holds.
+
+Rules kept here:
+
+* Names and units are those of `result.py`; times are seconds, sizes are bytes.
+* Keys are only there when the plan holds them and the caller does not leave them out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rekey.model import EntityKey
+from rekey.planner.result import Basis, Example, MigrationPlan, Plan
+
+
+def plan_json(plan: Plan, *, keys: bool | None = None) -> dict[str, Any]:
+    """Return a plan as JSON-able data.
+
+    Args:
+        plan: the plan.
+        keys: False leaves keys out even when the plan holds them; by default they are in it when it does.
+    """
+    with_keys = plan.shows_keys if keys is None else keys and plan.shows_keys
+    return {
+        "made_at": plan.made_at,
+        "exact": plan.exact,
+        "ids_hold": plan.ids_hold,
+        "shows_keys": with_keys,
+        "exit_code": int(plan.exit_code),
+        "migrations": [_migration_json(migration, with_keys) for migration in plan.migrations],
+    }
+
+
+def _migration_json(migration: MigrationPlan, keys: bool) -> dict[str, Any]:
+    return {
+        "script_id": migration.script_id,
+        "title": migration.title,
+        "basis": _basis_json(migration.basis),
+        "inventory": _inventory_json(migration),
+        "mapped_rows": migration.mapped_rows,
+        "examples": [_example_json(example, keys) for example in migration.examples],
+        "collisions": _collisions_json(migration, keys),
+        "refused": [
+            {
+                "code": one.code,
+                "field": one.field,
+                "problem": one.problem,
+                "cure": one.cure,
+                "rows": one.rows,
+                "row_ids": list(one.row_ids),
+            }
+            for one in migration.refused
+        ],
+        "targets": [
+            {
+                "table": fill.table,
+                "rows": fill.rows,
+                "batches": fill.batches,
+                "rows_per_batch": round(fill.rows_per_batch, 2),
+                "partitions": fill.partitions,
+                "partitions_exact": fill.partitions_exact,
+                "largest_partition": fill.largest_partition,
+            }
+            for fill in migration.fills
+        ],
+        "estimate": _estimate_json(migration),
+        "problems": [
+            {
+                "code": problem.code,
+                "severity": problem.severity.value,
+                "message": problem.message,
+                "cure": problem.cure,
+                "rows": problem.rows,
+                "row_ids": list(problem.row_ids),
+            }
+            for problem in migration.problems
+        ],
+    }
+
+
+def _basis_json(basis: Basis) -> dict[str, Any]:
+    return {
+        "script_id": basis.script_id,
+        "declaration": basis.declaration,
+        "secrets": dict(basis.secrets),
+        "source": basis.source,
+        "source_exists": basis.source_exists,
+        "exact": basis.exact,
+        "rows": basis.rows,
+        "inventory": basis.inventory,
+        "targets": [
+            {"table": target.table, "exists": target.exists, "holds_rows": target.holds_rows}
+            for target in basis.targets
+        ],
+    }
+
+
+def _inventory_json(migration: MigrationPlan) -> dict[str, Any] | None:
+    inventory = migration.inventory
+    if inventory is None:
+        return None
+    return {
+        "table": inventory.table,
+        "rows": inventory.rows.rows,
+        "rows_at_least": inventory.rows.at_least,
+        "exact": inventory.exact,
+        "settled": inventory.rows.settled,
+        "stored_bytes": inventory.stored_bytes,
+        "pages_read": inventory.pages,
+        "partitions_met": inventory.partitions,
+        "largest_partition": inventory.largest_partition,
+        "basis": inventory.basis,
+    }
+
+
+def _example_json(example: Example, keys: bool) -> dict[str, Any]:
+    return {
+        "row_id": example.row_id,
+        **_key_json("old_key", example.old_key, keys),
+        "new_keys": [
+            {
+                "table": new.table,
+                "row_id": new.row_id,
+                "partition_units": new.partition_units,
+                "row_units": new.row_units,
+                **_key_json("new_key", new.new_key, keys),
+            }
+            for new in example.new_keys
+        ],
+    }
+
+
+def _collisions_json(migration: MigrationPlan, keys: bool) -> dict[str, Any] | None:
+    collisions = migration.collisions
+    if collisions is None:
+        return None
+    return {
+        "keys": collisions.keys,
+        "rows": collisions.rows,
+        "exact": collisions.exact,
+        "first": [
+            {
+                "table": group.table,
+                "rows": group.rows,
+                "row_ids": list(group.row_ids),
+                **({"old_keys": [list(key) for key in group.old_keys]} if keys and group.old_keys else {}),
+            }
+            for group in collisions.first
+        ],
+    }
+
+
+def _key_json(name: str, key: EntityKey | None, keys: bool) -> dict[str, Any]:
+    return {name: list(key)} if keys and key is not None else {}
+
+
+def _estimate_json(migration: MigrationPlan) -> dict[str, Any] | None:
+    estimate = migration.estimate
+    if estimate is None:
+        return None
+    return {
+        "requests": [{"phase": one.phase, "kind": one.kind, "count": one.count} for one in estimate.requests],
+        "requests_total": estimate.requests_total,
+        "durations": [
+            {
+                "phase": one.phase,
+                "at_targets_s": round(one.at_targets_s, 3),
+                "at_targets_bound": one.at_targets_bound,
+                "at_limits_s": round(one.at_limits_s, 3),
+                "at_limits_bound": one.at_limits_bound,
+            }
+            for one in estimate.durations
+        ],
+    }

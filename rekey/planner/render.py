@@ -1,0 +1,243 @@
+"""A plan as text for an operator.
+
+Rules kept here:
+
+* At most 100 columns; figures right-aligned under each other; what is wrong comes last, where the eye rests.
+* An estimate carries `about`; a lower bound `at least`.
+* Without `shows_keys` the text holds no key. With it the text says that it is for the operator's eyes.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from rekey.model import EntityKey
+from rekey.planner.estimate import ASSUMED_REQUEST_SECONDS
+from rekey.planner.result import (
+    CollisionGroup,
+    Example,
+    MigrationPlan,
+    NewKey,
+    Plan,
+    Problem,
+    Severity,
+)
+
+WIDTH = 100
+_LABEL = 14
+_COLLISIONS_SHOWN = 5
+
+
+def plan_text(plan: Plan) -> str:
+    """Return a plan as text of at most 100 columns, ending in a line break."""
+    lines: list[str] = []
+    if plan.shows_keys:
+        lines += ["KEYS ARE SHOWN. For the operator's eyes only: do not store or send this text.", ""]
+    for migration in plan.migrations:
+        lines += _migration(migration, plan)
+    lines += _verdict(plan)
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _migration(migration: MigrationPlan, plan: Plan) -> Iterator[str]:
+    yield from _wrapped(migration.script_id + (f": {migration.title}" if migration.title else ""))
+    yield "=" * min(WIDTH, max(len(migration.script_id), 20))
+    yield _field("declaration", f"sha256 {migration.basis.declaration[:16]}…")
+    yield from _source(migration)
+    for target in migration.basis.targets:
+        state = "holds rows" if target.holds_rows else "exists" if target.exists else "will be made"
+        yield _field("target", f"{target.table} ({state})")
+    yield ""
+    if migration.estimate is not None and migration.mapped_rows:
+        yield from _examples(migration.examples, plan)
+        yield from _batches(migration)
+        yield from _requests(migration)
+        yield from _durations(migration)
+    yield from _problems(migration)
+
+
+def _source(migration: MigrationPlan) -> Iterator[str]:
+    inventory = migration.inventory
+    if inventory is None:
+        yield _field("source", f"{migration.basis.source} (does not exist)")
+        return
+    about = "" if inventory.exact else "about " if inventory.rows.settled else "at least about "
+    yield _field("source", inventory.table)
+    yield _field("rows", f"{about}{inventory.rows.rows:,}")
+    yield _field("bytes", f"{about}{_bytes(inventory.stored_bytes)}")
+    at_least = "" if inventory.exact else "at least "
+    largest = f"the largest of {at_least}{inventory.largest_partition:,} rows"
+    yield _field("partitions", f"{at_least}{inventory.partitions:,}, {largest}")
+    yield from _wrapped(inventory.basis, first=f"{'basis':<{_LABEL}}", rest=" " * _LABEL)
+
+
+def _examples(examples: Sequence[Example], plan: Plan) -> Iterator[str]:
+    yield "Example rows" + ("" if plan.ids_hold else " (safe ids hold for this plan only)")
+    for example in examples:
+        old = f"  {_key(example.old_key)}" if example.old_key is not None else ""
+        yield from _wrapped(f"{example.row_id}{old}", first="  ", rest="      ")
+        for new in example.new_keys:
+            yield from _wrapped(f"-> {_new_key(new)}", first="    ", rest="       ")
+    yield ""
+
+
+def _new_key(new: NewKey) -> str:
+    if new.new_key is not None:
+        return f"{new.table} {new.row_id}  {_key(new.new_key)}"
+    lengths = f"PartitionKey of {new.partition_units}, RowKey of {new.row_units} characters"
+    return f"{new.table} {new.row_id}  ({lengths})"
+
+
+def _batches(migration: MigrationPlan) -> Iterator[str]:
+    rows = [
+        (
+            fill.table,
+            f"{fill.rows:,}",
+            f"{fill.batches:,}",
+            f"{fill.rows_per_batch:.1f}",
+            f"{at_least}{fill.partitions:,}",
+            f"{at_least}{fill.largest_partition:,}",
+        )
+        for fill in migration.fills
+        for at_least in ("" if fill.partitions_exact else ">= ",)
+    ]
+    yield from _table(
+        ("Target", "rows", "batches", "rows/batch", "partitions", "largest"), rows, ["", *[">"] * 5]
+    )
+    yield ""
+
+
+def _requests(migration: MigrationPlan) -> Iterator[str]:
+    estimate = migration.estimate
+    if estimate is None:
+        return
+    rows = [(one.phase, one.kind, f"{one.count:,}") for one in estimate.requests]
+    rows.append(("", "all", f"{estimate.requests_total:,}"))
+    yield from _table(("Phase", "requests", "count"), rows, ["", "", ">"])
+    yield ""
+
+
+def _durations(migration: MigrationPlan) -> Iterator[str]:
+    estimate = migration.estimate
+    if estimate is None:
+        return
+    rows = [
+        (one.phase, _time(one.at_targets_s), _time(one.at_limits_s), one.at_limits_bound)
+        for one in estimate.durations
+    ]
+    quickest = sum(one.at_targets_s for one in estimate.durations)
+    likely = sum(one.at_limits_s for one in estimate.durations)
+    rows.append(("all", _time(quickest), _time(likely), ""))
+    yield from _table(("Phase", "at best", "expected", "bound by"), rows, ["", ">", ">", ""])
+    milliseconds = f"{ASSUMED_REQUEST_SECONDS * 1000:.0f} ms"
+    yield from _wrapped(
+        "at best: at the service's targets (20,000 entities/s an account, 2,000/s a partition); expected:"
+        f" with the configured limits too, {milliseconds} a request assumed. Changes meanwhile come on top.",
+        first="  ",
+        rest="  ",
+    )
+    yield ""
+
+
+def _problems(migration: MigrationPlan) -> Iterator[str]:
+    collisions = migration.collisions
+    if collisions is not None:
+        where = f"in all {migration.mapped_rows:,} rows" if collisions.exact else "in the rows sampled"
+        yield _field("collisions", f"{collisions.keys:,} {where}")
+        for group in collisions.first[:_COLLISIONS_SHOWN]:
+            yield from _wrapped(_collision(group), first="  ", rest="    ")
+        if len(collisions.first) > _COLLISIONS_SHOWN:
+            yield f"  and {collisions.keys - _COLLISIONS_SHOWN:,} more"
+        yield ""
+    for problem in migration.problems:
+        yield from _problem(problem)
+    if migration.problems:
+        yield ""
+
+
+def _collision(group: CollisionGroup) -> str:
+    more = f" and {group.rows - len(group.row_ids):,} more" if group.rows > len(group.row_ids) else ""
+    text = f"one key of {group.table}: rows {', '.join(group.row_ids)}{more}"
+    if group.old_keys:
+        text += ": " + ", ".join(map(_key, group.old_keys))
+    return text
+
+
+def _problem(problem: Problem) -> Iterator[str]:
+    label = f"{problem.severity.upper():<8}"
+    yield from _wrapped(f"{problem.code}: {problem.message}", first=label, rest=" " * 8)
+    if problem.row_ids:
+        more = ", …" if problem.rows > len(problem.row_ids) else ""
+        yield from _wrapped(f"rows {', '.join(problem.row_ids)}{more}", first=" " * 8, rest=" " * 8)
+    yield from _wrapped(f"cure: {problem.cure}", first=" " * 8, rest=" " * 14)
+
+
+def _verdict(plan: Plan) -> Iterator[str]:
+    counts = dict.fromkeys(Severity, 0)
+    for migration in plan.migrations:
+        for problem in migration.problems:
+            counts[problem.severity] += 1
+    errors = counts[Severity.ERROR]
+    said = ", ".join(
+        f"{number} {severity}{'' if number == 1 else 's'}" for severity, number in counts.items() if number
+    )
+    if not plan.migrations:
+        yield "Nothing to plan: there is no migration script."
+    elif errors:
+        yield f"{said}. `rekey apply` would refuse or stop: mend the errors first."
+    else:
+        yield f"{said or 'No problems'}. Nothing was written; `rekey apply` begins."
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], align: Sequence[str]) -> Iterator[str]:
+    widths = [max(len(line[column]) for line in [head, *rows]) for column in range(len(head))]
+    for line in [head, *rows]:
+        cells = (
+            f"{cell:{side or '<'}{width}}" for cell, side, width in zip(line, align, widths, strict=True)
+        )
+        yield from _clipped("  ".join(cells))
+
+
+def _clipped(line: str) -> Iterator[str]:
+    line = line.rstrip()
+    if len(line) <= WIDTH:
+        yield line
+    else:
+        yield from _wrapped(line, rest="    ")
+
+
+def _field(label: str, text: str) -> str:
+    return f"{label:<{_LABEL}}{text}"
+
+
+def _wrapped(text: str, *, first: str = "", rest: str = "") -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+
+
+def _key(key: EntityKey) -> str:
+    return f"({key.partition!r}, {key.row!r})"
+
+
+def _bytes(number: int) -> str:
+    size = float(number)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
+        size /= 1024
+    return f"{size:,.1f} TiB"
+
+
+def _time(seconds: float) -> str:
+    if seconds < 1:
+        return "< 1 s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 120:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes:02d} min"
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours:02d} h"

@@ -1,0 +1,274 @@
+"""The frozen values a plan consists of. Whoever adds advice or prices adds a field here and its section in
+`render.py`.
+
+Rules kept here:
+
+* No value holds a key, except those whose name says so (`*_key`), which stay None unless the operator asked
+  for keys (`--show-keys`); they are never written to a plan file.
+* A figure that is an estimate lies beside what it rests on (`Inventory.basis`, `MigrationPlan.mapped_rows`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from rekey.errors import ExitCode
+from rekey.model import EntityKey
+from rekey.planner.inventory import Inventory
+
+
+class Severity(StrEnum):
+    """How much a problem weighs: an error refuses `apply`, a warning costs, a note informs."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something the operator should know before applying.
+
+    Attributes:
+        code: stable, for scripts: `source-missing`, `collision`, `row-refused`, ...
+        severity: whether `apply` refuses.
+        message: what is the matter, no keys.
+        cure: what to do about it.
+        rows: how many rows it concerns, 0 when it is not about rows.
+        row_ids: safe ids of the first of them.
+    """
+
+    code: str
+    severity: Severity
+    message: str
+    cure: str
+    rows: int = 0
+    row_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NewKey:
+    """The key one example row gets in one table, by safe id and length (UTF-16 units)."""
+
+    table: str
+    row_id: str
+    partition_units: int
+    row_units: int
+    new_key: EntityKey | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One source row and what becomes of its key."""
+
+    row_id: str
+    new_keys: tuple[NewKey, ...]
+    old_key: EntityKey | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedRows:
+    """Rows that the mapping refuses for one reason."""
+
+    code: str
+    field: str
+    problem: str
+    cure: str
+    rows: int
+    row_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CollisionGroup:
+    """Source rows that map to one key of one table."""
+
+    table: str
+    rows: int
+    row_ids: tuple[str, ...]
+    old_keys: tuple[EntityKey, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Collisions:
+    """All target keys that more than one source row maps to.
+
+    Attributes:
+        keys: how many target keys.
+        rows: how many source rows map to them, counted once per key.
+        first: the first groups, at most 20.
+        exact: every source row was looked at; otherwise only the rows that were sampled.
+    """
+
+    keys: int
+    rows: int
+    first: tuple[CollisionGroup, ...]
+    exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TableFill:
+    """What one target table gets.
+
+    Attributes:
+        rows: rows to be written.
+        batches: transactions to write them in.
+        partitions: partitions met.
+        partitions_exact: whether these are all; otherwise `partitions` and `largest_partition` are lower
+            bounds.
+        largest_partition: rows of the largest partition.
+        hottest_seconds: seconds its hottest partitions take, window after window, at 2,000 entities/s.
+    """
+
+    table: str
+    rows: int
+    batches: int
+    partitions: int
+    partitions_exact: bool
+    largest_partition: int
+    hottest_seconds: float
+
+    @property
+    def rows_per_batch(self) -> float:
+        """Return how full batches get, 1 to 100; 0.0 without rows."""
+        return self.rows / self.batches if self.batches else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """Requests of one kind in one phase."""
+
+    phase: str
+    kind: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Duration:
+    """How long one phase takes, in seconds, and what bounds it.
+
+    Attributes:
+        at_targets_s: at the service's targets: it cannot be quicker.
+        at_targets_bound: which of the targets.
+        at_limits_s: under the configured limits.
+        at_limits_bound: which of them, or of the targets.
+    """
+
+    phase: str
+    at_targets_s: float
+    at_targets_bound: str
+    at_limits_s: float
+    at_limits_bound: str
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a migration costs."""
+
+    requests: tuple[Requests, ...]
+    durations: tuple[Duration, ...]
+
+    @property
+    def requests_total(self) -> int:
+        """Return the number of all requests."""
+        return sum(one.count for one in self.requests)
+
+
+@dataclass(frozen=True, slots=True)
+class TableState:
+    """Whether a target table exists and holds rows."""
+
+    table: str
+    exists: bool
+    holds_rows: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """What a plan rests on: whoever applies it later compares this with what is there then.
+
+    Attributes:
+        script_id: the migration.
+        declaration: digest of the declaration.
+        secrets: fingerprints of the secrets by name, never the secrets.
+        source: name of the source table.
+        source_exists: whether it was there.
+        exact: whether the plan was made with `--exact`.
+        rows: rows, read or estimated.
+        inventory: digest over all rows' ETags and Timestamps when `exact`, else None.
+        targets: the target tables, main first.
+    """
+
+    script_id: str
+    declaration: str
+    secrets: Mapping[str, str]
+    source: str
+    source_exists: bool
+    exact: bool
+    rows: int
+    inventory: str | None
+    targets: tuple[TableState, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationPlan:
+    """The plan of one migration.
+
+    Attributes:
+        script_id: the script's name.
+        path: the script's file.
+        title: first line of its docstring, "" without one.
+        basis: what the plan rests on.
+        inventory: what the source holds, None when it does not exist.
+        mapped_rows: rows the mapping was tried on.
+        examples: up to five rows.
+        refused: rows the mapping refuses, by reason; counted among `mapped_rows`.
+        collisions: what two rows map to; None when nothing could be mapped.
+        fills: the target tables, main first.
+        estimate: requests and durations, None when nothing could be mapped.
+        problems: errors first.
+    """
+
+    script_id: str
+    path: Path
+    title: str
+    basis: Basis
+    inventory: Inventory | None
+    mapped_rows: int
+    examples: tuple[Example, ...]
+    refused: tuple[RefusedRows, ...]
+    collisions: Collisions | None
+    fills: tuple[TableFill, ...]
+    estimate: Estimate | None
+    problems: tuple[Problem, ...]
+
+    @property
+    def errors(self) -> tuple[Problem, ...]:
+        """Return the problems that refuse `apply`."""
+        return tuple(one for one in self.problems if one.severity is Severity.ERROR)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The plan of one or more migrations.
+
+    Attributes:
+        made_at: when, UTC, as the service writes times.
+        exact: every row was read (`--exact`).
+        ids_hold: the safe ids are those of the migration; False: they hold for this plan only.
+        shows_keys: keys are shown: for the operator's eyes only.
+        migrations: in the order they are applied.
+    """
+
+    made_at: str
+    exact: bool
+    ids_hold: bool
+    shows_keys: bool
+    migrations: tuple[MigrationPlan, ...] = field(default=())
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """Return FINDINGS when any migration has an error, else DONE."""
+        return ExitCode.FINDINGS if any(one.errors for one in self.migrations) else ExitCode.DONE
