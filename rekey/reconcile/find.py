@@ -140,7 +140,7 @@ def _collisions(records: list[Record]) -> Iterator[Candidate]:
     step = MAX_CLAIMS - 1
     for begin in range(0, max(len(others), 1), step):
         claims = (first, *others[begin : begin + step])
-        yield Candidate((Point(point.table, point.key, claims),))
+        yield Candidate((Point(point.table, point.key, claims, (first,) if begin else ()),))
 
 
 def _join_contents(group: list[Record]) -> Iterator[Candidate]:

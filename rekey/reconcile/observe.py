@@ -13,7 +13,7 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from rekey.declaration import MAIN_PARTITION_KEY, MAIN_ROW_KEY
@@ -36,11 +36,13 @@ class Point:
         table: number of the target table, or `SOURCE` for a source row that the mapping refused.
         key: the target key, or the source key for `SOURCE`.
         claims: source keys that are known to give, or to have given, a row under this key.
+        named: those of them that another point of the same key names already, if they collide.
     """
 
     table: int
     key: EntityKey = field(repr=False)
     claims: tuple[EntityKey, ...] = field(default=(), repr=False)
+    named: tuple[EntityKey, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +107,8 @@ async def observe(ctx: ReconcileContext, point: Point) -> Observation:
         if owner is not None and owner not in reading.etags:
             await _read_sources(ctx, point, (owner,), reading)
             verdict = _judge(reading, actual, without)
-        if verdict is not None:
-            verdict = _attributed(verdict, owner)
+    if verdict is not None:
+        verdict = _attributed(verdict, owner, point)
     signature = (
         None if actual is None else etag_of(actual),
         owner,
@@ -202,8 +204,11 @@ def _not_standing(
     return tuple(key for key in giving if key != holder)
 
 
-def _attributed(verdict: Verdict, owner: EntityKey | None) -> Verdict:
-    """Return the verdict with what the mapping table knows about the row's owner."""
+def _attributed(verdict: Verdict, owner: EntityKey | None, point: Point) -> Verdict | None:
+    """Return the verdict with the owner that the mapping table knows, and naming nobody twice."""
     if verdict.kind is Kind.EXTRA and owner is not None:
-        return Verdict(verdict.kind, (owner,), verdict.etag, content=verdict.content)
+        return replace(verdict, sources=(owner,))
+    if verdict.kind is Kind.COLLISION:
+        sources = tuple(source for source in verdict.sources if source not in point.named)
+        return replace(verdict, sources=sources) if sources else None
     return verdict

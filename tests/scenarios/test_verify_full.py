@@ -1,0 +1,339 @@
+"""Full verification finds every planted divergence, names it by safe id, and repair mends it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rekey.errors import ExitCode
+from rekey.model import EntityKey, Row, content_of
+from rekey.reconcile import spill
+from rekey.reconcile.divergence import Change, Kind, Outcome, PropertyDifference
+from rekey.reconcile.full import full
+from rekey.reconcile.render import WIDTH, render
+from rekey.reconcile.report import exit_code
+from rekey.tables.memory import MemoryTableService
+from tests.verifying import context, filled, rows_of, source_id, target_id
+from tests.worlds import LOWERED, POSTS, USERS, World, post, user
+
+ANN = EntityKey("eu", "ann@example.com")
+HELLO = EntityKey("blog", "post-007")
+WRONG = "somewhere-else@example.com"
+SEEN = {"Seen@odata.type": "Edm.DateTime", "Seen": "2024-05-06T07:08:09.1234567Z"}
+
+
+def users() -> list[Row]:
+    others = [user(f"u{number:03}@example.com", Age=number, **SEEN) for number in range(40)]
+    return [*others, user(ANN.row, Age=5, **SEEN)]
+
+
+def posts() -> list[Row]:
+    return [
+        post(f"post-{number:03}", f"2024-{number % 12 + 1:02}", f"t{number % 3},x") for number in range(30)
+    ]
+
+
+@dataclass(frozen=True)
+class Plant:
+    """One divergence: how it is planted in a target table, and what must be found."""
+
+    plant: Callable[[World, int, Row], Awaitable[Any]]
+    kind: Kind
+    properties: tuple[PropertyDifference, ...] = ()
+    outcome: Outcome = Outcome.PROPAGATED
+
+
+async def missing(world: World, table: int, row: Row) -> None:
+    await world.targets[table].delete(EntityKey(row["PartitionKey"], row["RowKey"]))
+
+
+async def extra(world: World, table: int, row: Row) -> None:
+    await world.targets[table].insert(
+        {"PartitionKey": row["PartitionKey"], "RowKey": WRONG, "Name": "nobody"}
+    )
+
+
+async def one_character(world: World, table: int, row: Row) -> None:
+    text = "Name" if table == 0 and "Name" in row else "Title"
+    await world.targets[table].replace({**row, text: row[text][:-1] + "#"})
+
+
+async def wider(world: World, table: int, row: Row) -> None:
+    await world.targets[table].replace({**row, "Age@odata.type": "Edm.Int64", "Age": str(row["Age"])})
+
+
+async def off_by_100_ns(world: World, table: int, row: Row) -> None:
+    await world.targets[table].replace({**row, "Seen": "2024-05-06T07:08:09.1234568Z"})
+
+
+async def property_gone(world: World, table: int, row: Row) -> None:
+    await world.targets[table].replace({name: row[name] for name in row if not name.startswith("Age")})
+
+
+async def property_more(world: World, table: int, row: Row) -> None:
+    await world.targets[table].replace({**row, "More": "x"})
+
+
+async def wrong_key(world: World, table: int, row: Row) -> None:
+    await missing(world, table, row)
+    await world.targets[table].insert({**row, "RowKey": WRONG})
+
+
+def change(name: str, how: Change) -> tuple[PropertyDifference, ...]:
+    return (PropertyDifference(name, how),)
+
+
+PLANTS = {
+    "missing": Plant(missing, Kind.MISSING),
+    "extra": Plant(extra, Kind.EXTRA, outcome=Outcome.DELETED),
+    "one character": Plant(one_character, Kind.ALTERED, change("Name", Change.VALUE)),
+    "Int32 to Int64": Plant(wider, Kind.ALTERED, change("Age", Change.TYPE)),
+    "off by 100 ns": Plant(off_by_100_ns, Kind.ALTERED, change("Seen", Change.VALUE)),
+    "property gone": Plant(property_gone, Kind.ALTERED, change("Age", Change.MISSING)),
+    "property more": Plant(property_more, Kind.ALTERED, change("More", Change.EXTRA)),
+    "wrong key": Plant(wrong_key, Kind.WRONG_KEY, outcome=Outcome.MOVED),
+}
+INDEX_PLANTS = {
+    "missing": Plant(missing, Kind.MISSING),
+    "extra": Plant(extra, Kind.EXTRA, outcome=Outcome.DELETED),
+    "one character": Plant(one_character, Kind.ALTERED, change("Title", Change.VALUE)),
+    "wrong key": Plant(wrong_key, Kind.WRONG_KEY, outcome=Outcome.MOVED),
+}
+
+
+async def check_plant(world: World, table: int, source_key: EntityKey, plant: Plant, folder: Path) -> None:
+    row = rows_of(world, table, source_key)[0]
+    await plant.plant(world, table, row)
+    ctx = context(world, folder)
+    report = await full(ctx)
+    assert exit_code(report) == ExitCode.FINDINGS
+    [found] = report.found.listed
+    assert (found.kind, found.table) == (plant.kind, world.targets[table].name)
+    assert found.properties == plant.properties
+    stray = target_id(world, table, {**row, "RowKey": WRONG})
+    if plant.kind is Kind.EXTRA:
+        assert (found.row_id, found.source_id) == (stray, "")
+    else:
+        assert (found.row_id, found.source_id) == (target_id(world, table, row), source_id(world, source_key))
+        assert found.stray_id == (stray if plant.kind is Kind.WRONG_KEY else "")
+    for text in (render(report), json.dumps(report.as_json()), repr(report)):
+        assert found.row_id in text
+        assert "example.com" not in text
+        assert "post-007" not in text
+    assert all(len(line) <= WIDTH for line in render(report).splitlines())
+
+    repaired = (await full(ctx, repair=True)).repair
+    assert repaired is not None
+    assert [each.outcome for each in repaired.repairs] == [plant.outcome]
+    after = await full(ctx)
+    assert exit_code(after) == ExitCode.DONE
+    world.assert_in_step()
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", PLANTS)
+async def test_a_planted_divergence_is_found_named_and_mended(
+    memory: MemoryTableService, tmp_path: Path, name: str
+) -> None:
+    world = await filled(World(memory, USERS), users())
+    await check_plant(world, 0, ANN, PLANTS[name], tmp_path)
+
+
+@pytest.mark.parametrize("table", [0, 1], ids=["main", "index"])
+@pytest.mark.parametrize("name", INDEX_PLANTS)
+async def test_a_planted_divergence_in_tables_with_fan_out_is_found_named_and_mended(
+    memory: MemoryTableService, tmp_path: Path, name: str, table: int
+) -> None:
+    world = await filled(World(memory, POSTS), posts())
+    await check_plant(world, table, HELLO, INDEX_PLANTS[name], tmp_path)
+
+
+async def test_tables_in_step_have_equal_digests_and_no_findings(
+    memory: MemoryTableService, tmp_path: Path
+) -> None:
+    world = await filled(World(memory, POSTS), posts())
+    report = await full(context(world, tmp_path))
+    assert exit_code(report) == ExitCode.DONE
+    assert [table.expected_digest for table in report.tables] == [
+        table.actual_digest for table in report.tables
+    ]
+    assert report.tables[0].actual_digest != report.tables[1].actual_digest
+    assert report.target_rows == sum(len(rows) for rows in world.actual().values())
+    assert report.as_json(sums=True)["tables"][0]["expected_sums"] == report.tables[0].actual_sums
+    assert "expected_sums" not in report.as_json()["tables"][0]
+    assert "as the source says" in render(report)
+
+
+async def test_all_plants_at_once_are_told_apart(memory: MemoryTableService, tmp_path: Path) -> None:
+    world = await filled(World(memory, USERS), users())
+    keys = [EntityKey("eu", f"u{number:03}@example.com") for number in range(len(PLANTS))]
+    for key, plant in zip(keys, PLANTS.values(), strict=True):
+        row = rows_of(world, 0, key)[0]
+        if plant.plant is wrong_key:
+            row["PartitionKey"], row["RowKey"] = row["PartitionKey"], row["RowKey"]
+            await missing(world, 0, row)
+            await world.targets[0].insert({**row, "RowKey": "other"})
+        else:
+            await plant.plant(world, 0, row)
+    report = await full(context(world, tmp_path), repair=True)
+    assert report.found.counts == {"altered": 5, "extra": 1, "missing": 1, "wrong-key": 1}
+    assert not (await full(context(world, tmp_path))).findings
+    world.assert_in_step()
+
+
+async def test_a_target_row_whose_source_is_gone_names_the_source_and_is_removed(
+    memory: MemoryTableService, tmp_path: Path
+) -> None:
+    """The mapping table still knows who owned the row."""
+    world = await filled(World(memory, POSTS), posts())
+    await world.source.delete(HELLO)
+    report = await full(context(world, tmp_path), repair=True)
+    assert report.found.counts == {"extra": 3}
+    assert {each.source_id for each in report.found.listed} == {source_id(world, HELLO)}
+    world.assert_in_step()
+
+
+async def test_an_index_row_that_nobody_claimed_but_points_to_a_main_row_is_removed(
+    memory: MemoryTableService, tmp_path: Path
+) -> None:
+    """Its pointer names an owner that does not give it: propagating the owner does not touch it."""
+    world = await filled(World(memory, POSTS), posts())
+    row = rows_of(world, 1, HELLO)[0]
+    await world.targets[1].insert({**row, "PartitionKey": "never-a-tag"})
+    report = await full(context(world, tmp_path), repair=True)
+    [found] = report.found.listed
+    assert (found.kind, found.source_id) == (Kind.EXTRA, source_id(world, HELLO))
+    assert report.repair is not None
+    assert report.repair.counts == {"deleted": 1}
+    world.assert_in_step()
+
+
+async def test_source_rows_that_map_to_one_key_are_a_collision_and_nothing_is_overwritten(
+    memory: MemoryTableService, tmp_path: Path
+) -> None:
+    world = await filled(World(memory, LOWERED), [user("Ann"), user("Bob")])
+    await world.source.insert(user("ANN"))
+    before = world.actual()
+    report = await full(context(world, tmp_path), repair=True)
+    [found] = report.found.listed
+    assert (found.kind, found.source_id) == (Kind.COLLISION, source_id(world, EntityKey("eu", "ANN")))
+    assert report.repair is not None
+    assert report.repair.counts == {"refused": 1}
+    assert world.actual() == before
+
+
+async def test_many_colliding_rows_are_each_named_once(memory: MemoryTableService, tmp_path: Path) -> None:
+    """More source rows than are looked at together: all but the one that stands there are named."""
+    names = [f"{'aBcDeF'[: number % 6]}{number % 6}" for number in range(6)]
+    spellings = sorted(
+        {"".join(c.upper() if mask >> i & 1 else c for i, c in enumerate("abcdef")) for mask in range(40)}
+    )
+    world = await World(memory, LOWERED).prepare([user(name) for name in (*spellings, *names)])
+    await world.propagator.propagate(EntityKey("eu", spellings[20]))
+    for name in names:
+        await world.propagator.propagate(EntityKey("eu", name))
+    report = await full(context(world, tmp_path))
+    collided = [each.source_id for each in report.found.listed if each.kind is Kind.COLLISION]
+    assert sorted(collided) == sorted(
+        source_id(world, EntityKey("eu", name)) for name in spellings if name != spellings[20]
+    )
+
+
+async def test_rows_the_mapping_refuses_are_findings(memory: MemoryTableService, tmp_path: Path) -> None:
+    """A source row without the property that keys it has no target row and must not be forgotten."""
+    world = await filled(World(memory, POSTS), posts())
+    row = post("keyless")
+    del row["Month"]
+    await world.source.insert(row)
+    report = await full(context(world, tmp_path), repair=True)
+    [found] = report.found.listed
+    assert (found.kind, found.code) == (Kind.REFUSED, "missing-property")
+    assert found.source_id == source_id(world, EntityKey("blog", "keyless"))
+    assert report.refused_rows == 1
+    assert report.repair is not None
+    assert report.repair.counts == {"refused": 1}
+    assert "missing-property" in render(report)
+
+
+async def test_many_differences_go_through_bounded_groups(
+    memory: MemoryTableService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With groups of ten records everything is still found, listed up to a bound and counted."""
+    monkeypatch.setattr(spill, "GROUP_RECORDS", 10)
+    rows = [user(f"u{number:03}@example.com") for number in range(300)]
+    world = await filled(World(memory, USERS), rows)
+    for row in memory.dump("UsersV2")[:150]:
+        await world.targets[0].delete(EntityKey(row["PartitionKey"], row["RowKey"]))
+    for row in memory.dump("UsersV2")[:50]:
+        await world.targets[0].replace({**content_of(row), "Name": "changed"})
+    report = await full(context(world, tmp_path))
+    assert report.found.counts == {"altered": 50, "missing": 150}
+    assert "... and 180 more" in render(report)
+    await full(context(world, tmp_path), repair=True)
+    world.assert_in_step()
+
+
+async def test_enough_stops_looking_and_says_what_was_not_looked_at(
+    memory: MemoryTableService, tmp_path: Path
+) -> None:
+    world = await filled(World(memory, USERS), users())
+    for row in memory.dump("UsersV2"):
+        await world.targets[0].delete(EntityKey(row["PartitionKey"], row["RowKey"]))
+    report = await full(context(world, tmp_path), enough=3)
+    assert report.found.stable >= 3
+    assert report.found.stable + report.found.unchecked == 41
+    assert report.findings
+    assert "not looked at" in render(report)
+
+
+async def test_rows_with_one_content_are_not_paired_by_guess(
+    memory: MemoryTableService, tmp_path: Path
+) -> None:
+    """Two missing rows and one stray with the same content: nobody can say whose it is."""
+    rows = [post(f"post-{number}", tags="") for number in range(4)]
+    for row in rows:
+        row["Title"] = "same"
+    world = await filled(World(memory, POSTS), rows)
+    first, second = (rows_of(world, 0, EntityKey("blog", f"post-{number}"))[0] for number in (1, 2))
+    await missing(world, 0, first)
+    await missing(world, 0, second)
+    await world.targets[0].insert({**first, "RowKey": WRONG})
+    report = await full(context(world, tmp_path), repair=True)
+    assert report.found.counts == {"extra": 1, "missing": 2}
+    world.assert_in_step()
+
+
+async def test_a_copy_of_the_timestamp_is_not_compared_once_the_target_is_the_authority(
+    memory: MemoryTableService, tmp_path: Path
+) -> None:
+    """Writing back gives the source row a new Timestamp; everything else is still compared."""
+    from rekey import Migration, Target, keys, props
+
+    stamped = Migration(
+        source="Users",
+        target=Target(
+            "UsersV2",
+            partition_key=keys.prop("PartitionKey"),
+            row_key=keys.join("-", keys.literal("u"), keys.prop("RowKey")),
+            properties=[props.copy("Timestamp", to="Changed"), props.copy("RowKey", to="OldRowKey")],
+        ),
+        capture="delta",
+    )
+    world = await filled(World(memory, stamped), users())
+    world.service.clock.advance(5)  # type: ignore[attr-defined]
+    for row in memory.dump("Users"):
+        await world.source.replace(content_of(row))
+    assert (await full(context(world, tmp_path))).found.counts == {"altered": 41}
+    after_cutover = context(world, tmp_path, authority_is_target=True)
+    report = await full(after_cutover)
+    assert not report.findings
+    assert report.tables[0].not_compared == ("Changed",)
+    row = content_of(memory.dump("UsersV2")[0])
+    await world.targets[0].replace({**row, "Nm": "changed"})
+    [found] = (await full(after_cutover)).found.listed
+    assert [each.name for each in found.properties] == ["Nm"]

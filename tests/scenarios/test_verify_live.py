@@ -1,0 +1,326 @@
+"""Verification while rows are written: no false alarms, no divergence overlooked, nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from rekey.errors import Interrupted, MachineFailed
+from rekey.model import EntityKey, KeyRange, Row, content_of, key_of
+from rekey.reconcile.context import RecheckPolicy
+from rekey.reconcile.divergence import Kind
+from rekey.reconcile.full import full, sum_up
+from rekey.reconcile.render import render
+from rekey.reconcile.sums import Partial
+from rekey.tables.clock import FakeClock
+from rekey.tables.faults import Call, Fault, FaultKind
+from rekey.tables.memory import MemoryTableService
+from tests.verifying import context, filled, source_id
+from tests.worlds import POSTS, USERS, World, post, user
+
+HOT = EntityKey("eu", "u001@example.com")
+COUNT = 1100
+
+
+class Slow:
+    """Every call takes some milliseconds of the clock, so that writes and reads overlap."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)  # noqa: S311 repeatable on purpose
+
+    def decide(self, _call: Call) -> Fault:
+        return Fault(FaultKind.SLOW, self._random.uniform(0.005, 0.1))
+
+
+class Journal:
+    """Announces writes as the journal does: before the authority is written, until replicas follow."""
+
+    def __init__(self) -> None:
+        self.open: set[EntityKey] = set()
+
+    async def in_flight(self, source_key: EntityKey) -> bool:
+        return source_key in self.open
+
+
+async def write_on(world: World, journal: Journal, seed: int, stop: asyncio.Event) -> int:
+    """Write, delete and insert posts all the time, each followed by propagation, as a client does."""
+    chosen = random.Random(seed)  # noqa: S311 repeatable on purpose
+    writes = 0
+    while not stop.is_set():
+        key = EntityKey("blog", f"post-{chosen.randrange(40) * 8 + seed:03}")
+        journal.open.add(key)
+        if chosen.random() < 0.3:
+            if await world.source.get(key) is not None:
+                await world.source.delete(key)
+        else:
+            tags = ",".join(chosen.sample(["a", "b", "c", "d"], 2))
+            await world.source.upsert(
+                post(key.row, f"2024-{chosen.randrange(1, 13):02}", tags, Note=str(writes))
+            )
+        await world.propagator.propagate(key)
+        journal.open.discard(key)
+        writes += 1
+    return writes
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_rows_written_all_the_time_raise_no_alarm_and_hide_no_divergence(
+    memory: MemoryTableService, tmp_path: Path, seed: int
+) -> None:
+    """Four writers move rows about; one planted divergence among them is the only finding."""
+    rows = [post(f"post-{number:03}", "2024-01", "a,b") for number in range(400)]
+    world = await filled(World(memory, POSTS), [*rows, post("quiet", "2023-01", "q")])
+    planted = next(row for row in memory.dump("PostsByTag") if row["PartitionKey"] == "q")
+    await world.targets[1].replace({**content_of(planted), "Title": "quieT"})
+    memory.faults = Slow(seed)
+    journal, stop = Journal(), asyncio.Event()
+    ctx = context(world, tmp_path, in_flight=journal.in_flight)
+    writers = [asyncio.ensure_future(write_on(world, journal, seed * 4 + each, stop)) for each in range(4)]
+    report = await full(ctx)
+    stop.set()
+    writes = sum(await asyncio.gather(*writers))
+    [found] = report.found.listed
+    assert (found.kind, found.table, found.source_id) == (
+        Kind.ALTERED,
+        "PostsByTag",
+        source_id(world, EntityKey("blog", "quiet")),
+    )
+    assert report.found.unsettled == 0
+    assert report.found.transient > 0, f"{writes} writes did not overlap: the test shows nothing"
+
+
+async def test_without_a_journal_a_difference_counts_only_when_it_stood_still(
+    memory: MemoryTableService, tmp_path: Path
+) -> None:
+    """Writers whose requests end within the delay raise no alarm either."""
+    world = await filled(World(memory, POSTS), [post(f"post-{n:03}", "2024-01", "a,b") for n in range(400)])
+    memory.faults = Slow(5)
+    stop = asyncio.Event()
+    writers = [asyncio.ensure_future(write_on(world, Journal(), each, stop)) for each in range(2)]
+    report = await full(context(world, tmp_path, recheck=RecheckPolicy(delay_s=5.0)))
+    stop.set()
+    await asyncio.gather(*writers)
+    assert not report.findings
+    assert report.found.transient > 0
+
+
+async def test_an_announced_write_is_waited_for(memory: MemoryTableService, tmp_path: Path) -> None:
+    """A source row ahead of its target is no divergence while its intent is open, however long that takes."""
+    world = await filled(World(memory, USERS), [user(HOT.row), user("b@example.com")])
+    await world.source.merge({"PartitionKey": HOT.partition, "RowKey": HOT.row, "Nm": "new"})
+    asked = 0
+
+    async def in_flight(source_key: EntityKey) -> bool:
+        nonlocal asked
+        assert source_key == HOT
+        asked += 1
+        if asked == 20:
+            await world.propagator.propagate(HOT)
+        return asked < 20
+
+    report = await full(context(world, tmp_path, in_flight=in_flight))
+    assert not report.findings
+    assert report.found.transient == 1
+    assert asked == 20
+
+
+async def test_an_intent_that_ends_without_its_write_does_not_hide_the_divergence(
+    memory: MemoryTableService, tmp_path: Path
+) -> None:
+    world = await filled(World(memory, USERS), [user(HOT.row)])
+    await world.source.merge({"PartitionKey": HOT.partition, "RowKey": HOT.row, "Nm": "new"})
+    answers = iter([True] * 5)
+
+    async def in_flight(_source_key: EntityKey) -> bool:
+        return next(answers, False)
+
+    report = await full(context(world, tmp_path, in_flight=in_flight))
+    assert report.found.counts == {"altered": 1}
+
+
+async def test_a_row_that_never_stands_still_is_unsettled_and_a_finding(
+    memory: MemoryTableService, clock: FakeClock, tmp_path: Path
+) -> None:
+    """It is called neither right nor wrong, and the gate must not open on it."""
+    world = await filled(World(memory, USERS), [user(HOT.row)])
+    number = 0
+
+    async def never_ending(source_key: EntityKey) -> bool:
+        nonlocal number
+        number += 1
+        await world.source.merge(
+            {"PartitionKey": source_key.partition, "RowKey": source_key.row, "N": number}
+        )
+        return False
+
+    await world.source.merge({"PartitionKey": HOT.partition, "RowKey": HOT.row, "N": 0})
+    begun = clock.ticks()
+    report = await full(context(world, tmp_path, in_flight=never_ending))
+    assert (report.found.stable, report.found.unsettled, report.findings) == (0, 1, True)
+    assert "unsettled" in render(report)
+    assert (clock.ticks() - begun) / 1e7 == pytest.approx(61, abs=2)
+
+
+async def test_what_the_next_delta_pass_will_mend_is_pending_and_no_finding(
+    memory: MemoryTableService, tmp_path: Path
+) -> None:
+    """Pending differences are counted apart; a foreign row is nobody's and stays a finding."""
+    world = await filled(World(memory, USERS), [user(HOT.row), user("b@example.com")])
+    await world.source.merge({"PartitionKey": HOT.partition, "RowKey": HOT.row, "Nm": "new"})
+    await world.source.insert(user("new@example.com"))
+
+    async def pending(_source_key: EntityKey) -> bool:
+        return True
+
+    report = await full(context(world, tmp_path, pending=pending))
+    assert (report.found.pending, report.findings) == (2, False)
+    assert "pending" in render(report)
+    await world.targets[0].insert({"PartitionKey": "eu", "RowKey": "foreign"})
+    report = await full(context(world, tmp_path, pending=pending))
+    assert report.found.counts == {"extra": 1}
+
+
+async def test_a_foreign_row_that_gets_an_owner_before_its_repair_is_left_alone(
+    memory: MemoryTableService, tmp_path: Path
+) -> None:
+    """Between finding and deleting, a writer may take the row for its own: it must survive."""
+    world = await filled(World(memory, USERS), [user(HOT.row)])
+    late = user("late@example.com")
+    [(_, mapped)] = world.mapper.map(late)
+    await world.targets[0].insert(mapped)
+
+    looks = 0
+    target = world.targets[0]
+
+    class Watched:
+        """The target table: a client's write comes before the third look, the one before the delete."""
+
+        name = target.name
+        scan = staticmethod(target.scan)
+        delete = staticmethod(target.delete)
+
+        async def get(self, key: EntityKey) -> Row | None:
+            nonlocal looks
+            looks += key == key_of(mapped)
+            if looks == 3:
+                await world.source.upsert(late)
+                await world.propagator.propagate(key_of(late))
+            return await target.get(key)
+
+    report = await full(context(world, tmp_path, targets=[Watched()]), repair=True)
+    assert report.found.counts == {"extra": 1}
+    assert report.repair is not None
+    assert report.repair.counts in ({"gone": 1}, {"changed": 1})
+    world.assert_in_step()
+
+
+def stopping_after(calls: int) -> tuple[list[int], object]:
+    """Return a counter and a stop check that raises at its `calls`-th call."""
+    count = [0]
+
+    def stop() -> None:
+        count[0] += 1
+        if count[0] == calls:
+            raise Interrupted("stopped on request")
+
+    return count, stop
+
+
+@pytest.mark.parametrize("calls", [1, 3, 6, 9, 10, 13])
+async def test_stopped_at_any_time_it_leaves_no_file_behind(
+    memory: MemoryTableService, tmp_path: Path, calls: int
+) -> None:
+    """First pass, second pass, recheck, repair: wherever it stops, no key stays on disk, no task runs on."""
+    world = await filled(World(memory, USERS), [user(f"u{n:04}@example.com") for n in range(COUNT)])
+    for row in memory.dump("UsersV2")[:20]:
+        await world.targets[0].delete(key_of(row))
+    counted, stop = stopping_after(10**9)
+    await full(context(world, tmp_path, stop=stop))
+    assert counted[0] >= 10, "the stop must fall into the run"
+    before = asyncio.all_tasks()
+    _, stop = stopping_after(calls)
+    with pytest.raises(Interrupted):
+        await full(context(world, tmp_path, stop=stop), repair=True)
+    assert list(tmp_path.iterdir()) == []
+    assert asyncio.all_tasks() == before
+
+
+@pytest.mark.parametrize("calls", [1, 2, 3, 4])
+async def test_stopped_and_gone_on_from_a_checkpoint_it_gives_the_same_digests(
+    memory: MemoryTableService, tmp_path: Path, calls: int
+) -> None:
+    """What is stored at any moment counts no row twice and leaves none out."""
+    world = await filled(World(memory, USERS), [user(f"u{n:04}@example.com") for n in range(COUNT)])
+    undisturbed = await full(context(world, tmp_path))
+    stored = [json.dumps(Partial.fresh(1).as_state())]
+    _, stop = stopping_after(calls)
+    with pytest.raises(Interrupted):
+        await full(
+            context(world, tmp_path, stop=stop),
+            checkpoint=lambda work: stored.append(json.dumps(work.as_state())),
+            checkpoint_rows=1,
+        )
+    partial = Partial.from_state(json.loads(stored[-1]), targets=1)
+    again = await full(context(world, tmp_path), partial=partial)
+    assert [table.as_json() for table in again.tables] == [table.as_json() for table in undisturbed.tables]
+    assert again.source_rows == undisturbed.source_rows == COUNT
+    assert not again.findings
+
+
+async def test_ranges_read_by_different_workers_add_up_to_the_whole(
+    memory: MemoryTableService, tmp_path: Path
+) -> None:
+    """Each worker sums its own ranges; the merged sums find the same divergence as one reader."""
+    world = await filled(World(memory, USERS), [user(f"u{n:04}@example.com") for n in range(COUNT)])
+    row = content_of(memory.dump("UsersV2")[7])
+    await world.targets[0].replace({**row, "Name": "changed"})
+    middle = EntityKey("eu", "u1000@example.com")
+    lower = Partial.fresh(1, source_ranges=[KeyRange(None, middle)], target_ranges=[[]])
+    upper = Partial.fresh(1, source_ranges=[KeyRange(middle, None)])
+    for work in (lower, upper):
+        await sum_up(context(world, tmp_path), work)
+        assert work.done
+    assert (lower.source_rows, upper.source_rows) == (1001, COUNT - 1001)
+    merged = Partial.from_state(json.loads(json.dumps(lower.as_state())), targets=1)
+    merged.merge(Partial.from_state(json.loads(json.dumps(upper.as_state())), targets=1))
+    report = await full(context(world, tmp_path), partial=merged)
+    whole = await full(context(world, tmp_path))
+    assert report.tables == whole.tables
+    assert report.found == whole.found
+    assert report.found.counts == {"altered": 1}
+
+
+async def test_empty_and_short_pages_lose_no_row(memory: MemoryTableService, tmp_path: Path) -> None:
+    """A page may be empty or end early although rows follow."""
+
+    class Pages:
+        def decide(self, call: Call) -> Fault | None:
+            if call.action != "page":
+                return None
+            kinds = (None, FaultKind.EMPTY_PAGE, FaultKind.SHORT_PAGE)
+            kind = kinds[call.number % 3]
+            return None if kind is None else Fault(kind)
+
+    world = await filled(World(memory, USERS), [user(f"u{n:04}@example.com") for n in range(COUNT)])
+    memory.faults = Pages()
+    report = await full(context(world, tmp_path))
+    assert (report.source_rows, report.target_rows, report.findings) == (COUNT, COUNT, False)
+
+
+async def test_a_full_disk_ends_it_with_a_clear_error(
+    memory: MemoryTableService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = await filled(World(memory, USERS), [user(HOT.row)])
+    await world.source.insert(user("b@example.com"))
+
+    def no_space(**_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", no_space)
+    with pytest.raises(MachineFailed, match="No space left"):
+        await full(context(world, tmp_path))
+    assert list(tmp_path.iterdir()) == []

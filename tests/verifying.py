@@ -1,0 +1,61 @@
+"""What verification scenarios share: a filled world, and the context to verify it with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rekey.model import EntityKey, Row, key_of
+from rekey.reconcile.context import RecheckPolicy, ReconcileContext
+from tests.worlds import World
+
+
+async def filled(world: World, rows: Iterable[Row]) -> World:
+    """Create the tables, fill the source and bring the targets in step."""
+    rows = list(rows)
+    await world.prepare(rows)
+    for row in rows:
+        await world.propagator.propagate(key_of(row))
+    return world
+
+
+def context(world: World, folder: Path, **more: Any) -> ReconcileContext:
+    """Return what verification needs to know of a world."""
+
+    async def owner(_table: str, target_key: EntityKey) -> EntityKey | None:
+        found = await world.mapping.owner(target_key)
+        return None if found is None else found.source
+
+    return ReconcileContext(
+        **{
+            "source": world.source,
+            "targets": world.targets,
+            "mapper": world.mapper,
+            "ids": world.mapping.rows.ids,
+            "source_name": world.source.name,
+            "owner": owner,
+            "propagate": world.propagator.propagate,
+            "folder": folder,
+            "clock": world.service.clock,
+            "concurrency": 4,
+            "recheck": RecheckPolicy(delay_s=1.0, limit_s=60.0, chunk=64),
+            **more,
+        }
+    )
+
+
+def source_id(world: World, key: EntityKey) -> str:
+    """Return the safe id of a source row."""
+    return world.mapping.rows.ids.short(world.source.name, key)
+
+
+def target_id(world: World, table: int, row: Row) -> str:
+    """Return the safe id of a target row."""
+    return world.mapping.rows.ids.short(world.targets[table].name, key_of(row))
+
+
+def rows_of(world: World, table: int, source_key: EntityKey) -> list[Row]:
+    """Return the rows that a source row gives in one target table."""
+    [source] = [row for row in world.service.dump(world.source.name) if key_of(row) == source_key]
+    return [row for number, row in world.mapper.map(source) if number == table]
