@@ -59,7 +59,7 @@ def _ticks_of(of: Expression, scope: Scope) -> Callable[[Row, str], int]:
         if found is None:
             raise scope.refusal(
                 "not-a-date",
-                f"{of.describe()} is not a UTC moment like 2024-03-05T10:20:30.1234567Z",
+                f"{of.describe()} is no UTC moment (yyyy-MM-ddTHH:mm:ss.fffffffZ)",
                 cure="name a DateTime property, or mend the rows",
             )
         return found
@@ -87,7 +87,7 @@ class Date(Expression):
             if parse_ticks(text) is None:
                 raise scope.refusal(
                     "not-a-date",
-                    f"{self.of.describe()} is not a UTC moment like 2024-03-05T10:20:30.1234567Z",
+                    f"{self.of.describe()} is no UTC moment (yyyy-MM-ddTHH:mm:ss.fffffffZ)",
                     cure="name a DateTime property, or mend the rows",
                 )
             return text[:length].replace("T", "-")
