@@ -26,6 +26,7 @@ from yoyo.exceptions import BadMigration, LockTimeout
 from yoyo.migrations import Migration as YoyoMigration
 from yoyo.migrations import MigrationList, MigrationStep, Transactionless
 
+from rekey.declaration import Declared
 from rekey.errors import DeclarationError, GateClosed, Locked, MachineFailed, Refused, StateUnusable
 from rekey.phases import ORDER, REVERSIBLE, Phase, ledger_id, previous
 from rekey.runner.filelock import FileLock
@@ -52,6 +53,12 @@ class LedgerScript:
     depends: frozenset[str]
     source: str
     targets: tuple[str, ...]
+
+    @classmethod
+    def of(cls, declared: Declared) -> LedgerScript:
+        """Return what the ledger needs of a script as read."""
+        migration = declared.migration
+        return cls(declared.script_id, declared.depends, migration.source, migration.tables)
 
 
 def handover(before: LedgerScript, after: LedgerScript) -> Phase:

@@ -26,6 +26,7 @@ from rekey.errors import (
 from rekey.phases import ORDER, Phase
 from rekey.runner.filelock import FileLock
 from rekey.runner.ledger import Ledger, LedgerScript, Step, applied_phases, handover
+from rekey.scripts import load_scripts
 from rekey.state.backend import StateBackend
 from rekey.state.store import State
 
@@ -222,6 +223,14 @@ def test_a_script_on_which_another_one_builds_is_not_taken_back(open_ledger: Ope
         ledger.rollback("a", Phase.RECONCILE)
     ledger.rollback("b", None)
     assert ledger.rollback("a", Phase.RECONCILE) == [Phase.CUTOVER]
+
+
+def test_the_shipped_scripts_can_be_carried_out_in_order(open_ledger: OpenLedger) -> None:
+    folder = Path(__file__).parents[2] / "migrations"
+    scripts = [LedgerScript.of(declared) for declared in load_scripts(folder)]
+    ledger = open_ledger(*scripts)
+    for entry in scripts:
+        assert ledger.apply(entry.script_id, Phase.COMPLETE) == list(ORDER[:6])
 
 
 def test_a_missing_dependency_and_a_circle_are_declaration_errors(open_ledger: OpenLedger) -> None:

@@ -12,6 +12,7 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from azure.core.credentials import AccessToken
@@ -166,11 +167,9 @@ def from_vault(vault: Vault, url: str = URL, credential: Any = None) -> bytes:
 def test_key_vault_gives_the_secret_of_the_url() -> None:
     vault = Vault()
     assert from_vault(vault) == SECRET.encode()
-    assert vault.asked[-1].startswith(
-        "https://acme.vault.azure.net/secrets/users/?api-version="
-    ) or vault.asked[-1].startswith("https://acme.vault.azure.net/secrets/users?api-version=")
+    assert urlsplit(vault.asked[-1]).path.rstrip("/") == "/secrets/users"
     from_vault(vault, URL + "/0123456789")
-    assert vault.asked[-1].startswith("https://acme.vault.azure.net/secrets/users/0123456789?")
+    assert urlsplit(vault.asked[-1])[:3] == ("https", "acme.vault.azure.net", "/secrets/users/0123456789")
 
 
 @pytest.mark.parametrize(
