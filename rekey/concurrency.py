@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ async def together(coroutines: Iterable[Awaitable[object]]) -> None:
         await cancel(tasks)
 
 
-async def cancel(tasks: Iterable[asyncio.Future[object]]) -> None:
+async def cancel(tasks: Iterable[asyncio.Future[Any]]) -> None:
     """Cancel tasks and wait until they have ended; their errors are of no interest any more."""
     pending = list(tasks)
     for task in pending:

@@ -121,7 +121,7 @@ class MappingRows:
 
 def read_forward(row: Row) -> Forward:
     """Read a forward row."""
-    chunks = []
+    chunks: list[str] = []
     while (chunk := row.get(f"Targets{len(chunks)}")) is not None:
         chunks.append(chunk)
     targets = frozenset(TargetKey(*item) for item in json.loads("".join(chunks)))

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
-from rekey.errors import Collision, ConditionFailed, RowExists, RowMissing, Unavailable
+from rekey.declaration import MAIN_PARTITION_KEY, MAIN_ROW_KEY
+from rekey.errors import Collision, ConditionFailed, RowExists, RowMissing, TableMissing, Unavailable
 from rekey.mapping.rows import Forward, MappingRows, Owner, TargetKey, read_forward, read_owner
-from rekey.model import EntityKey, KeyRange, Row
+from rekey.model import EntityKey, KeyRange, Row, key_of
 from rekey.tables.base import Page, Table
 
 _MAX_ROUNDS = 50
@@ -41,6 +42,16 @@ class MappingStore:
         """Return the owner of a main target key, None when nobody claimed it."""
         row = await self.table.get(self.rows.reverse_key(target_key))
         return None if row is None else read_owner(row)
+
+    async def owns(self, table: int, row: Row) -> bool:
+        """Tell whether this migration wrote a row of its target table with that number (0: main)."""
+        key = key_of(row)
+        if table:
+            key = EntityKey(row.get(MAIN_PARTITION_KEY, ""), row.get(MAIN_ROW_KEY, ""))
+        try:
+            return await self.owner(key) is not None
+        except TableMissing:
+            return False
 
     async def claim(
         self,
@@ -115,7 +126,7 @@ class MappingStore:
             return []
         partition = f"{self.rows.script_id}.{direction}.{prefix[0]}"
         bounds = KeyRange(EntityKey(partition, prefix[:-1]), EntityKey(partition, prefix + "\uffff"))
-        found = []
+        found: list[Row] = []
         async for page in self.table.scan(bounds):
             found.extend(row for row in page.rows if row["RowKey"].startswith(prefix))
         return found

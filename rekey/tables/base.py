@@ -101,9 +101,6 @@ class Table(Protocol):
         Raises the error of the first failing operation with its `index` (None if the service does not say).
         """
 
-    def encoded_size(self, operation: Operation) -> int:
-        """Return how many bytes an operation takes of MAX_BATCH_BYTES in a transaction."""
-
     def scan(
         self,
         within: KeyRange = EVERYTHING,

@@ -9,7 +9,7 @@ import pytest
 from rekey.backfill.engine import copy_segments
 from rekey.errors import Collision, RowRefused, Unavailable
 from rekey.mapping.rows import MAPPING_TABLE
-from rekey.model import EVERYTHING, EntityKey, KeyRange, content_of
+from rekey.model import EVERYTHING, EntityKey, KeyRange, content_of, key_of
 from rekey.state.models import Segment
 from rekey.tables.faults import Call
 from rekey.tables.memory import MemoryTableService
@@ -93,22 +93,23 @@ async def test_a_checkpoint_stands_only_over_rows_that_are_written(memory: Memor
     world = await World(memory, USERS).prepare(users(700))
     claims: list[tuple[Segment, bool]] = []
 
-    class Checkpoints(list[Segment]):
-        def extend(self, segments: object) -> None:
-            done = {key for key in world.expected()["UsersV2"] if key in world.actual()["UsersV2"]}
-            for segment in segments:  # type: ignore[attr-defined]
-                covered = KeyRange(None, segment.cursor)
-                rows = [
-                    r for r in memory.dump("Users") if EntityKey(r["PartitionKey"], r["RowKey"]) in covered
-                ]
-                targets = {
-                    EntityKey(m.row["PartitionKey"], m.row["RowKey"])
-                    for r in rows
-                    for m in world.mapper.map(r)
-                }
-                claims.append((segment, targets <= done and len(rows) == segment.rows))
+    def check(segments: list[Segment]) -> None:
+        done = world.actual()["UsersV2"].keys()
+        for segment in segments:
+            covered = KeyRange(None, segment.cursor)
+            rows = [row for row in memory.dump("Users") if key_of(row) in covered]
+            wanted = {key_of(mapped.row) for row in rows for mapped in world.mapper.map(row)}
+            claims.append((segment, wanted <= done and len(rows) == segment.rows))
 
-    await backfill(world, checkpoints=Checkpoints())
+    await copy_segments(
+        world.source,
+        [WHOLE],
+        world.copier,
+        size=world.window,
+        checkpoint=check,
+        stop_requested=never,
+        advance=nothing,
+    )
     assert len(claims) >= 3
     assert all(held for _, held in claims)
     assert claims[-1][0].done

@@ -163,9 +163,7 @@ def _only_index_tables(run: Run, report: FullReport) -> bool:
     """Tell whether every divergence is in an index table; the main target is the authority: never mended."""
     listed = report.found.listed
     indexes = {table.name for table in run.targets[1:]}
-    return len(listed) == wrong(report) and all(
-        divergence.table not in (main, run.source.name) for divergence in listed
-    )
+    return len(listed) == wrong(report) and all(divergence.table in indexes for divergence in listed)
 
 
 async def _refuse_what_cannot_go_back(run: Run, back: BackPropagator, since: str) -> None:

@@ -9,8 +9,9 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from rekey.phases import Phase
 from rekey.runner.run import Run
@@ -29,6 +30,6 @@ class Operation:
     """One phase's lifecycle."""
 
     phase: Phase
-    gate: Callable[[Run], Awaitable[list[str]]]
-    run: Callable[[Run], Awaitable[Counters]]
-    undo: Callable[[Run], Awaitable[None]]
+    gate: Callable[[Run], Coroutine[Any, Any, list[str]]]
+    run: Callable[[Run], Coroutine[Any, Any, Counters]]
+    undo: Callable[[Run], Coroutine[Any, Any, None]]

@@ -10,10 +10,9 @@ Rules kept here:
 
 from __future__ import annotations
 
-from rekey.declaration import MAIN_PARTITION_KEY, MAIN_ROW_KEY
 from rekey.errors import ConfigurationError, TableBeingDeleted
 from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE
-from rekey.model import EntityKey, Row, key_of
+from rekey.model import Row
 from rekey.phases import Phase
 from rekey.runner.phases.operation import Counters, Operation
 from rekey.runner.run import Run
@@ -28,7 +27,6 @@ async def gate(run: Run) -> list[str]:
             f"the source table {run.source.name} does not exist in this account",
             hint=f"check [tables] endpoint, and `source=` in {run.declared.path.name}",
         )
-    await run.restricted.create_table(MAPPING_TABLE)
     reasons = []
     for number, target in enumerate(run.targets):
         if await run.tables.table_exists(target.name) and await _holds_foreign_row(run, number, target):
@@ -41,13 +39,7 @@ async def _holds_foreign_row(run: Run, number: int, target: Table) -> bool:
     first = await first_row(target)
     if first is None:
         return False
-    owner_key = pointer_of(first) if number else key_of(first)
-    return await run.mapping.owner(owner_key) is None
-
-
-def pointer_of(index_row: Row) -> EntityKey:
-    """Return the main row's key that an index row points to."""
-    return EntityKey(index_row.get(MAIN_PARTITION_KEY, ""), index_row.get(MAIN_ROW_KEY, ""))
+    return not await run.mapping.owns(number, first)
 
 
 async def first_row(table: Table) -> Row | None:

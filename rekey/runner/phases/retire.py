@@ -15,6 +15,7 @@ from rekey.errors import ConditionFailed, Findings, RowMissing
 from rekey.model import Row, etag_of, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.runner.phases.complete import undo as refuse
+from rekey.runner.phases.cutover import FROZEN_AT
 from rekey.runner.phases.operation import Counters, Operation
 from rekey.runner.run import Run
 from rekey.tables.clock import ticks_of
@@ -46,7 +47,8 @@ async def run(run: Run) -> Counters:
         return {}
     counters: Counters = {"rows_deleted": 0}
     if await run.tables.table_exists(run.source.name):
-        frozen_at = now.frozen_at or now.updated_at
+        # Without the state file the freeze's beginning stands in: it is earlier, so fewer rows are deleted.
+        frozen_at = run.state.get_fact(run.script_id, FROZEN_AT) or now.frozen_at or now.updated_at
         changed = (
             await _delete_unchanged(run, frozen_at, counters) if await _any_newer(run, frozen_at) else []
         )

@@ -1,0 +1,263 @@
+"""What the commands do to migrations: apply, verify, roll back, retire. Plain calls on a session.
+
+Rules kept here:
+
+* `apply` runs to the next gate and says what the gate asks for; it goes through a gate only when told to.
+* Before a migration's first write every source row is tried: what the mapping refuses, or what collides, is
+  refused before anything is written.
+* A verification is offered only where source and targets are meant to be equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rekey.errors import (
+    ConfigurationError,
+    Findings,
+    GateClosed,
+    Refused,
+    RekeyError,
+    SecretMissing,
+)
+from rekey.mapper import Mapper
+from rekey.mapping.ids import SafeIds, new_key
+from rekey.phases import GATED, ORDER, ControlPhase, Phase, following
+from rekey.planner.plan import PlanOptions, Subject, make_plan
+from rekey.planner.result import MigrationPlan
+from rekey.reconcile.count import count
+from rekey.reconcile.report import Report
+from rekey.reconcile.sample import sample
+from rekey.runner.capture import catch_up
+from rekey.runner.control import ControlStore
+from rekey.runner.phases import PHASES
+from rekey.runner.run import Run
+from rekey.runner.session import Session, fingerprints_of, mapping_store, secrets_of
+from rekey.runner.verification import context, verify_full
+
+ESTIMATED_ROWS = "estimated_rows"
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What `apply` did for one migration.
+
+    Attributes:
+        script_id: the migration.
+        phases: the phases it carried out, in order.
+        caught_up: rows that a catch-up pass changed in the targets, when only that was left to do.
+        next_phase: the phase behind the next gate, None when all is done.
+        asks: what that gate asks for; empty when it is open.
+    """
+
+    script_id: str
+    phases: tuple[Phase, ...]
+    caught_up: int
+    next_phase: Phase | None
+    asks: tuple[str, ...]
+
+
+class Mode(StrEnum):
+    """How thoroughly `verify` compares."""
+
+    COUNT = "count"
+    SAMPLE = "sample"
+    FULL = "full"
+
+
+def apply(session: Session, script_id: str, *, to: Phase | None = None, check_rows: bool = True) -> Applied:
+    """Carry out a migration's phases up to the next gate, or through gates up to `to`.
+
+    Args:
+        session: the open session.
+        script_id: the migration.
+        to: the last phase to carry out; None stops at the next gate.
+        check_rows: try every source row before the first write.
+
+    Raises:
+        GateClosed: a gate that `to` leads through is closed.
+        Findings: the row check or a verification found something.
+        RekeyError: what the phases raise; everything done so far is kept.
+    """
+    if to is Phase.RETIRE:
+        raise ConfigurationError(
+            "`apply` does not retire a table",
+            hint=f"`rekey retire {script_id}`, which asks for the table's name",
+        )
+    planned = None
+    if not session.ledger.applied(script_id):
+        planned = check_before_first_write(session, script_id, check_rows=check_rows)
+    run = session.begin(script_id)
+    if planned is not None and planned.inventory is not None:
+        session.state.set_fact(script_id, ESTIMATED_ROWS, str(planned.inventory.rows.rows))
+    before = session.ledger.applied(script_id)
+    last = to or (Phase.RECONCILE if len(before) < ORDER.index(Phase.CUTOVER) else before[-1])
+    for phase in ORDER[len(before) : ORDER.index(last) + 1]:
+        reasons = session.do(PHASES[phase].gate(run))
+        if reasons:
+            raise GateClosed(phase, reasons, hint=_gate_hint(run, phase))
+        session.ledger.apply(script_id, phase)
+    after = session.ledger.applied(script_id)
+    caught_up = 0
+    if before == after and after[-1] is Phase.RECONCILE and run.is_delta:
+        caught_up = session.do(catch_up(run)).changed
+    upcoming = following(after[-1])
+    asks = session.do(PHASES[upcoming].gate(run)) if upcoming in GATED and upcoming else []
+    return Applied(script_id, tuple(after[len(before) :]), caught_up, upcoming, tuple(asks))
+
+
+def check_before_first_write(session: Session, script_id: str, *, check_rows: bool) -> MigrationPlan:
+    """Plan the migration on every row (or, without `check_rows`, on a sample) and refuse what the plan calls
+    an error."""
+    declared = session.scripts[script_id]
+    found = secrets_of(session.config, declared.migration)
+    control = session.do(ControlStore(session.accounts.restricted, script_id).read())
+    id_key = control.id_key if control is not None else new_key()
+    store = mapping_store(session.accounts, declared, id_key)
+    subject = Subject(
+        declared=declared,
+        mapper=Mapper(declared.migration, found),
+        ids=SafeIds(id_key),
+        ids_hold=control is not None,
+        secret_fingerprints=fingerprints_of(found),
+        owns_row=store.owns if control is not None else None,
+    )
+    options = PlanOptions(exact=check_rows, limits=session.config.limits)
+    plan = session.do(
+        make_plan([subject], session.accounts.tables, options, progress=session.progress)
+    ).migrations[0]
+    if plan.errors:
+        raise refusal(plan)
+    return plan
+
+
+_USAGE_PROBLEMS = frozenset({"source-missing", "secret-missing", "capture-not-runnable"})
+_REFUSED_PROBLEMS = frozenset({"target-holds-rows", "declaration-moved", "secret-moved"})
+
+
+def refusal(plan: MigrationPlan) -> RekeyError:
+    """Return the error for a plan that must not be applied; its class follows the first problem."""
+    first = plan.errors[0]
+    what = "; ".join(
+        problem.message + (f" (rows {', '.join(problem.row_ids)})" if problem.row_ids else "")
+        for problem in plan.errors
+    )
+    kind: type[RekeyError] = Findings
+    if first.code == "secret-missing":
+        kind = SecretMissing
+    elif first.code in _USAGE_PROBLEMS:
+        kind = ConfigurationError
+    elif first.code in _REFUSED_PROBLEMS:
+        kind = Refused
+    return kind(f"{plan.script_id}: {what}", kept="everything: nothing was written", hint=first.cure)
+
+
+def _gate_hint(run: Run, phase: Phase) -> str:
+    command = f"rekey apply {run.script_id} --to {phase}"
+    if phase is Phase.CUTOVER and run.is_delta and not run.options.writers_stopped:
+        return f"stop the application's writers, then `{command} --writers-stopped`"
+    return f"when that is mended: `{command}`"
+
+
+def verify(
+    session: Session,
+    script_id: str,
+    *,
+    mode: Mode,
+    repair: bool = False,
+    rows: int = 3000,
+    seed: int = 0,
+) -> Report:
+    """Compare source and targets.
+
+    Args:
+        session: the open session.
+        script_id: the migration.
+        mode: count, sample or full.
+        repair: mend what a full verification finds.
+        rows: how many rows a sample draws in each direction.
+        seed: of the sample.
+
+    Raises:
+        Refused: there is nothing to compare in this phase.
+    """
+    run = session.begin(script_id)
+    control = session.do(run.control.read())
+    phase = control.phase if control is not None else ControlPhase.SOURCE
+    _require_comparable(run, phase)
+    if mode is Mode.FULL:
+        return session.do(verify_full(run, repair=repair))
+    with session.progress.task(f"verify {mode}") as advance:
+        ctx = context(run, phase, advance)
+        report: Report
+        if mode is Mode.COUNT:
+            report = session.do(count(ctx))
+        else:
+            report = session.do(sample(ctx, rows, seed))
+    session.state.audit("verification", script_id, report.as_json())
+    return report
+
+
+def _require_comparable(run: Run, phase: ControlPhase) -> None:
+    if phase is ControlPhase.SOURCE:
+        raise Refused(
+            f"{run.script_id} has copied nothing yet",
+            kept="everything; nothing was changed",
+            hint=f"`rekey apply {run.script_id}` first",
+        )
+    if phase is not ControlPhase.DUAL_WRITE and run.is_delta:
+        raise Refused(
+            f"{run.script_id} is in `{phase}`: the application writes to {run.targets[0].name}, and with"
+            ' capture "delta" nothing follows it, so differences say nothing',
+            kept="the verification that opened the gate; `rekey status` shows it",
+            hint=f"`rekey rollback {run.script_id}` copies the target's changes back and verifies",
+        )
+
+
+def rollback(session: Session, script_id: str, *, to: ControlPhase | None, drop: bool | None) -> list[Phase]:
+    """Take a migration back and return the phases that were taken back, last first.
+
+    Args:
+        session: the open session.
+        script_id: the migration.
+        to: `dual_write` or `source`; None: from cutover to `dual_write`, from anything before to `source`.
+        drop: whether target tables are dropped on the way to `source`; None when not said.
+
+    Raises:
+        Refused: no way back from here, or another migration builds on this one.
+        ConfigurationError: on the way to `source` it must be said whether to drop or keep the targets.
+    """
+    run = session.begin(script_id)
+    applied = session.ledger.applied(script_id)
+    goal = to or (ControlPhase.DUAL_WRITE if Phase.CUTOVER in applied else ControlPhase.SOURCE)
+    downto = Phase.RECONCILE if goal is ControlPhase.DUAL_WRITE else None
+    if goal is ControlPhase.SOURCE and Phase.COMPLETE not in applied and drop is None:
+        raise ConfigurationError(
+            f"rolling {script_id} back to `source`: say what happens to {', '.join(run.mapper.tables)}",
+            hint="add --drop-targets or --keep-targets",
+        )
+    undone = session.ledger.rollback(script_id, downto)
+    if goal is ControlPhase.SOURCE and drop:
+        control = session.do(run.control.read())
+        if control is not None:
+            session.do(run.control.delete(control))
+        session.state.forget(script_id)
+    session.state.audit("rolled-back", script_id, {"to": goal, "phases": [str(phase) for phase in undone]})
+    return undone
+
+
+def retire(session: Session, script_id: str) -> None:
+    """Delete the source of a completed migration.
+
+    Raises:
+        GateClosed: the gate before `retire` is closed.
+        Findings: rows that changed after the freeze were not deleted.
+    """
+    run = session.begin(script_id)
+    reasons = session.do(PHASES[Phase.RETIRE].gate(run))
+    if Phase.COMPLETE not in session.ledger.applied(script_id):
+        reasons = [f"{script_id} is not complete"]
+    if reasons:
+        raise GateClosed(Phase.RETIRE, reasons, hint=f"`rekey status {script_id}` shows what is missing")
+    session.ledger.apply(script_id, Phase.RETIRE)

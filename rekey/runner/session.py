@@ -1,0 +1,308 @@
+"""A session: locks, connections and state of one command that works on migrations.
+
+Rules kept here:
+
+* Taken in this order, given back in the other: file lock, state file, connections, runner lease.
+* One event loop for the whole session: yoyo's steps are plain calls, so each runs its phase on this loop, and
+  connections and lease renewal live on between them.
+* A migration is opened for work only when declaration, secrets, state file and control row agree on what it
+  is; what disagrees is refused before anything is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from rekey.backfill.copier import Copier
+from rekey.backfill.throttle import Throttle
+from rekey.config import Config, resolve_secret
+from rekey.declaration import Declared, Migration, required_secrets
+from rekey.dualwrite.propagate import Propagator
+from rekey.errors import StateUnusable
+from rekey.mapper import Mapper
+from rekey.mapping.ids import SafeIds, new_key
+from rekey.mapping.rows import MAPPING_TABLE, MappingRows
+from rekey.mapping.store import MappingStore
+from rekey.phases import ControlPhase, Phase
+from rekey.progress import Progress, Silent
+from rekey.runner.align import aligned
+from rekey.runner.control import ControlRow, ControlStore
+from rekey.runner.filelock import FileLock
+from rekey.runner.lease import RunnerLease
+from rekey.runner.ledger import Ledger, LedgerScript
+from rekey.runner.phases import PHASES
+from rekey.runner.run import Options, Run, StopFlag
+from rekey.secrets_source import fingerprint
+from rekey.state.models import MigrationRecord
+from rekey.state.store import State
+from rekey.tables.azure import AzureTableService
+from rekey.tables.base import TableService
+from rekey.tables.credentials import credential_for
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Accounts:
+    """The two accounts of a configuration, connected."""
+
+    tables: TableService
+    restricted: TableService
+
+    async def close(self) -> None:
+        """Close both."""
+        await self.tables.close()
+        await self.restricted.close()
+
+
+def connect(config: Config) -> Accounts:
+    """Return both accounts; the first request connects. Raises ConfigurationError."""
+    return Accounts(
+        AzureTableService.open(config.tables.endpoint, credential_for(config.tables)),
+        AzureTableService.open(config.restricted.endpoint, credential_for(config.restricted)),
+    )
+
+
+def secrets_of(config: Config, migration: Migration) -> dict[str, bytes]:
+    """Return the secrets a declaration needs, by name. Raises SecretMissing."""
+    return {name: resolve_secret(config, name) for name in required_secrets(migration)}
+
+
+def fingerprints_of(found: Mapping[str, bytes]) -> dict[str, str]:
+    """Return the fingerprints of secrets, by name."""
+    return {name: fingerprint(secret) for name, secret in found.items()}
+
+
+def mapping_store(accounts: Accounts, declared: Declared, id_key: bytes) -> MappingStore:
+    """Return the mapping store of a migration."""
+    migration = declared.migration
+    rows = MappingRows(declared.script_id, migration.source, migration.tables, SafeIds(id_key))
+    return MappingStore(accounts.restricted.table(MAPPING_TABLE), rows)
+
+
+def _first_row(declared: Declared, fingerprints: Mapping[str, str]) -> ControlRow:
+    """Return the control row that begins a migration."""
+    return ControlRow(
+        script_id=declared.script_id,
+        phase=ControlPhase.SOURCE,
+        epoch=1,
+        run_id=secrets.token_hex(16),
+        digest=declared.digest,
+        source=declared.migration.source,
+        targets=declared.migration.tables,
+        fingerprints=fingerprints,
+        id_key=new_key(),
+    )
+
+
+@dataclass
+class Session:
+    """Open locks, state and connections. Use `Session.open`."""
+
+    config: Config
+    scripts: Mapping[str, Declared]
+    accounts: Accounts
+    state: State
+    lock: FileLock
+    loop: asyncio.Runner
+    options: Options
+    progress: Progress
+    stop: StopFlag
+    ledger: Ledger = field(init=False)
+    runs: dict[str, Run] = field(default_factory=dict)
+    leases: AsyncExitStack = field(default_factory=AsyncExitStack)
+
+    def __post_init__(self) -> None:
+        listed = [
+            LedgerScript(one.script_id, one.depends, one.migration.source, one.migration.tables)
+            for one in self.scripts.values()
+        ]
+        self.ledger = Ledger.open(
+            self.config.state, listed, run=self._run_phase, undo=self._undo_phase, lock=self.lock
+        )
+
+    @classmethod
+    @contextmanager
+    def open(
+        cls,
+        config: Config,
+        scripts: Mapping[str, Declared],
+        *,
+        options: Options | None = None,
+        progress: Progress | None = None,
+        stop: StopFlag | None = None,
+        connect_to: Callable[[Config], Accounts] = connect,
+    ) -> Iterator[Session]:
+        """Open a session for the time of one command.
+
+        Raises:
+            Locked: another process works with this state file.
+            StateUnusable, MachineFailed, ConfigurationError: see `State.open`, `connect`.
+        """
+        with ExitStack() as stack:
+            lock = FileLock(config.state)
+            stack.enter_context(lock.acquire())
+            state = stack.enter_context(State.open(config.state, lock=lock))
+            loop = stack.enter_context(asyncio.Runner())
+            accounts = connect_to(config)
+            stack.callback(lambda: loop.run(accounts.close()))
+            session = cls(
+                config,
+                scripts,
+                accounts,
+                state,
+                lock,
+                loop,
+                options or Options(),
+                progress or Silent(),
+                stop or StopFlag(),
+            )
+            stack.callback(lambda: loop.run(session.leases.aclose()))
+            yield session
+
+    def do(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run asynchronous work to its end on the session's loop."""
+        return self.loop.run(work)
+
+    # --- opening a migration ---------------------------------------------------------------------------
+
+    def begin(self, script_id: str) -> Run:
+        """Open a migration for work: lease, guards, control row. Opens each migration once.
+
+        Raises:
+            Moved: declaration or secret are not what the migration started with.
+            StateUnusable: the state file is of another migration.
+            Locked: another runner works on it.
+            SecretMissing: a secret is not configured.
+        """
+        if script_id not in self.runs:
+            self.runs[script_id] = self.do(self._begin(self.scripts[script_id]))
+            self._align(self.runs[script_id])
+        return self.runs[script_id]
+
+    async def _begin(self, declared: Declared) -> Run:
+        found = secrets_of(self.config, declared.migration)
+        mapper = Mapper(declared.migration, found)
+        fingerprints = fingerprints_of(found)
+        control = ControlStore(self.accounts.restricted, declared.script_id)
+        self.guard(declared, await control.read(), fingerprints)
+        lease = RunnerLease(self.accounts.restricted, declared.script_id, self.lock)
+        await self.leases.enter_async_context(lease)
+        row = await control.create(_first_row(declared, fingerprints))
+        self.guard(declared, row, fingerprints)
+        self.state.register(
+            declared.script_id,
+            declared.digest,
+            declared.migration.source,
+            row.run_id,
+            fingerprints,
+            self.endpoint_id,
+        )
+        mapping = mapping_store(self.accounts, declared, row.id_key)
+        tables = self.accounts.tables
+        propagator = Propagator(
+            tables.table(declared.migration.source),
+            [tables.table(name) for name in declared.migration.tables],
+            mapper,
+            mapping,
+        )
+        limits = self.config.limits
+        return Run(
+            declared=declared,
+            config=self.config,
+            mapper=mapper,
+            tables=tables,
+            restricted=self.accounts.restricted,
+            state=self.state,
+            control=control,
+            mapping=mapping,
+            copier=Copier(propagator, limits.concurrency, Throttle(limits.entities_per_second)),
+            options=self.options,
+            progress=self.progress,
+            stop=self.stop,
+            still_alone=lease.check,
+        )
+
+    def guard(self, declared: Declared, control: ControlRow | None, fingerprints: Mapping[str, str]) -> None:
+        """Refuse when declaration, secrets, state file and control row do not agree. Writes to no table.
+
+        Raises:
+            StateUnusable: the state file is of another migration, or the restricted store is another one.
+            Moved: declaration or secrets are not what the migration started with.
+        """
+        record = self.state.migration(declared.script_id)
+        if control is None and record is not None:
+            if self.ledger.applied(declared.script_id):
+                raise StateUnusable(
+                    f"{declared.script_id} is begun in the state file but unknown to the restricted store",
+                    kept="the state file and all tables, unchanged",
+                    hint="check [restricted] endpoint; the runbook on resuming says what to do if the store"
+                    " is lost",
+                )
+            # A rollback that dropped everything was cut off before its last step: take that step.
+            self.state.forget(declared.script_id)
+            record = None
+        if record is not None and control is not None:
+            record.require_same_place(
+                source=declared.migration.source, endpoint_id=self.endpoint_id, run_id=control.run_id
+            )
+            record.require_same_rules(digest=declared.digest, secret_fingerprints=fingerprints)
+        if control is not None:
+            # With a lost state file the control row is the only witness of how the migration started.
+            MigrationRecord(
+                script_id=declared.script_id,
+                digest=control.digest,
+                source=control.source,
+                run_id=control.run_id,
+                endpoint_id=self.endpoint_id,
+                secret_fingerprints=control.fingerprints,
+                registered_at=control.updated_at,
+            ).require_same_rules(digest=declared.digest, secret_fingerprints=fingerprints)
+
+    @property
+    def endpoint_id(self) -> str:
+        """Which accounts the state file belongs to."""
+        return f"{self.config.tables.endpoint} {self.config.restricted.endpoint}"
+
+    def _align(self, run: Run) -> None:
+        """Leave a freeze that a killed run left behind, then make the ledger follow the control row."""
+        row = self.do(run.control.read())
+        if row is None:
+            return
+        if row.phase is ControlPhase.FREEZE:
+            back_to = row.came_from or ControlPhase.DUAL_WRITE
+            self.do(run.control.move(ControlPhase.FREEZE, back_to))
+            self.progress.note(
+                f"{run.script_id}: left the freeze of a run that was cut off; back in `{back_to}`"
+            )
+            row = replace(row, phase=back_to)
+        applied = self.ledger.applied(run.script_id)
+        counts = aligned(row.phase, applied)
+        self.ledger.unmark(run.script_id, [phase for phase in applied if phase not in counts])
+        self.ledger.mark(run.script_id, [phase for phase in counts if phase not in applied])
+
+    # --- phases, as yoyo calls them ----------------------------------------------------------------------
+
+    def _run_phase(self, script_id: str, phase: Phase) -> None:
+        run = self.runs[script_id]
+        number = self.state.start_phase(script_id, phase)
+        self.state.audit("phase-begun", script_id, {"phase": phase, "digest": run.declared.digest})
+        try:
+            counters = self.do(PHASES[phase].run(run))
+        except Exception as error:
+            self.state.finish_phase(number, type(error).__name__, {})
+            self.state.audit("phase-stopped", script_id, {"phase": phase, "error": type(error).__name__})
+            raise
+        self.state.finish_phase(number, "done", counters)
+        self.state.audit("phase-done", script_id, {"phase": phase, "counters": counters})
+
+    def _undo_phase(self, script_id: str, phase: Phase) -> None:
+        run = self.runs[script_id]
+        self.state.audit("phase-undo", script_id, {"phase": phase})
+        self.do(PHASES[phase].undo(run))
+        self.state.audit("phase-undone", script_id, {"phase": phase})
