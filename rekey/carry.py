@@ -294,9 +294,9 @@ def _check_sources(carry: Carry) -> None:
     made = {*carry.renames.values(), *carry.copies, *carry.constants}
     for old in carry.renames:
         if old in carry.dropped or (carry.kept is not None and old in carry.kept):
-            verb = "dropped" if old in carry.dropped else "kept"
+            verb, operation = ("dropped", "drop") if old in carry.dropped else ("kept", "keep")
             raise InvalidDeclaration(
-                carry.field, f"{old} is both {verb} and renamed", cure=f"leave it out of props.{verb[:4]}"
+                carry.field, f"{old} is both {verb} and renamed", cure=f"leave it out of props.{operation}"
             )
     for name in carry.constants:
         if name in carry.dropped or (carry.kept is not None and name in carry.kept):
