@@ -9,8 +9,9 @@ Rules kept here:
   with one to one.
 * Memory is bounded however many partitions there are: tallies that do not fit go to disk and are added up in
   groups.
-* A count is not a snapshot. When counts differ everything is counted once more, and only partitions that
-  differ by the same numbers in both passes are findings; the others are moving.
+* A count is not a snapshot. When counts differ everything is counted once more after a delay, and only
+  partitions that show the same numbers in both passes are findings; the others are moving. Inserts and
+  deletes can by chance hold a difference for two passes: a count is a hint, and `full` alone is proof.
 * Partitions are named by safe id: that of the key (partition, "") in the name `<table>/partition`, so that it
   is not taken for a row's.
 """
@@ -45,17 +46,16 @@ _Tallied = tuple[int, str, int, int]
 class Tally:
     """Expected and actual rows per partition; goes to disk when it does not fit."""
 
-    def __init__(self, spill: Spill, *, limit: int = TALLIES) -> None:
-        """Take an empty spill that places records `by_partition`, and how many partitions fit in memory."""
+    def __init__(self, spill: Spill) -> None:
+        """Take an empty spill that places records `by_partition`."""
         self._spill = spill
-        self._limit = limit
         self._counts: dict[tuple[int, str], list[int]] = {}
 
     def add(self, table: int, partition: str, *, expected: int = 0, actual: int = 0) -> None:
         """Add rows of one partition of one target table."""
         counts = self._counts.get((table, partition))
         if counts is None:
-            if len(self._counts) >= self._limit:
+            if len(self._counts) >= TALLIES:
                 self._flush()
             counts = self._counts[table, partition] = [0, 0]
         counts[0] += expected
@@ -122,6 +122,7 @@ async def count(ctx: ReconcileContext) -> CountReport:
         last = await _count_once(ctx, folder, differences)
         passes = 1
         if any(last.differing):
+            await ctx.clock.sleep(ctx.recheck.delay_s)  # time for what is under way to arrive
             last = await _count_once(ctx, folder, differences)
             passes = 2
         tables = _compare(ctx, last, differences)

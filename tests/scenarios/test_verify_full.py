@@ -308,6 +308,22 @@ async def test_rows_with_one_content_are_not_paired_by_guess(
     world.assert_in_step()
 
 
+async def test_a_stray_row_that_another_source_row_owns_is_not_a_wrong_key(
+    memory: MemoryTableService, tmp_path: Path
+) -> None:
+    """One row is missing and one is too many with the same content, but the mapping knows better."""
+    rows = [post(f"post-{number}", tags="", Title="same") for number in range(4)]
+    world = await filled(World(memory, POSTS), rows)
+    await missing(world, 0, rows_of(world, 0, EntityKey("blog", "post-1"))[0])
+    await world.source.delete(EntityKey("blog", "post-2"))
+    report = await full(context(world, tmp_path), repair=True)
+    assert {(each.kind, each.source_id) for each in report.found.listed} == {
+        (Kind.MISSING, source_id(world, EntityKey("blog", "post-1"))),
+        (Kind.EXTRA, source_id(world, EntityKey("blog", "post-2"))),
+    }
+    world.assert_in_step()
+
+
 async def test_a_copy_of_the_timestamp_is_not_compared_once_the_target_is_the_authority(
     memory: MemoryTableService, tmp_path: Path
 ) -> None:

@@ -184,6 +184,20 @@ async def test_what_the_next_delta_pass_will_mend_is_pending_and_no_finding(
     assert report.found.counts == {"extra": 1}
 
 
+async def test_a_refused_row_is_never_pending(memory: MemoryTableService, tmp_path: Path) -> None:
+    """No pass can bring a row that the mapping cannot key."""
+    world = await World(memory, POSTS).prepare()
+    keyless = post("keyless")
+    del keyless["Month"]
+    await world.source.insert(keyless)
+
+    async def pending(_source_key: EntityKey) -> bool:
+        return True
+
+    report = await full(context(world, tmp_path, pending=pending))
+    assert report.found.counts == {"refused": 1}
+
+
 async def test_a_foreign_row_that_gets_an_owner_before_its_repair_is_left_alone(
     memory: MemoryTableService, tmp_path: Path
 ) -> None:
@@ -215,6 +229,35 @@ async def test_a_foreign_row_that_gets_an_owner_before_its_repair_is_left_alone(
     assert report.found.counts == {"extra": 1}
     assert report.repair is not None
     assert report.repair.counts in ({"gone": 1}, {"changed": 1})
+    world.assert_in_step()
+
+
+async def test_a_foreign_row_claimed_at_the_very_moment_of_its_delete_is_written_again(
+    memory: MemoryTableService, tmp_path: Path
+) -> None:
+    """The writer finds its row there already and writes nothing, so the delete's ETag still holds."""
+    world = await filled(World(memory, USERS), [user(HOT.row)])
+    late = user("late@example.com")
+    [(_, mapped)] = world.mapper.map(late)
+    await world.targets[0].insert(mapped)
+    target = world.targets[0]
+
+    class Claimed:
+        """The target table; a client's whole write comes between the last look and the delete."""
+
+        name = target.name
+        scan = staticmethod(target.scan)
+        get = staticmethod(target.get)
+
+        async def delete(self, key: EntityKey, *, etag: str) -> None:
+            await world.source.insert(late)
+            done = await world.propagator.propagate(key_of(late))
+            assert not done.changed
+            await target.delete(key, etag=etag)
+
+    report = await full(context(world, tmp_path, targets=[Claimed()]), repair=True)
+    assert report.repair is not None
+    assert report.repair.counts == {"deleted": 1}
     world.assert_in_step()
 
 
@@ -269,6 +312,36 @@ async def test_stopped_and_gone_on_from_a_checkpoint_it_gives_the_same_digests(
     assert [table.as_json() for table in again.tables] == [table.as_json() for table in undisturbed.tables]
     assert again.source_rows == undisturbed.source_rows == COUNT
     assert not again.findings
+
+
+async def test_an_empty_first_page_does_not_make_a_resumed_part_begin_again(
+    memory: MemoryTableService, tmp_path: Path
+) -> None:
+    """An empty page without a cursor says nothing new about how far the part was read."""
+    world = await filled(World(memory, USERS), [user(f"u{n:04}@example.com") for n in range(5)])
+    work = Partial.fresh(1)
+    await sum_up(context(world, tmp_path), work)
+    cursors = [part.cursor for part in work.parts]
+    for part in work.parts:
+        part.done = False
+
+    class EmptyFirst:
+        def decide(self, call: Call) -> Fault | None:
+            return Fault(FaultKind.EMPTY_PAGE) if call.number == first else None
+
+    await world.source.insert(user("zoe@example.com"))
+    first = world.service._calls + 1
+    memory.faults = EmptyFirst()
+    seen = []
+    _, stop = stopping_after(2)
+    with pytest.raises(Interrupted):
+        await sum_up(
+            context(world, tmp_path, concurrency=1, stop=stop),
+            work,
+            checkpoint=lambda partial: seen.append([part.cursor for part in partial.parts]),
+            checkpoint_rows=0,
+        )
+    assert seen == [cursors]
 
 
 async def test_ranges_read_by_different_workers_add_up_to_the_whole(
