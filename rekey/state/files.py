@@ -106,8 +106,6 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
         try:
             # the mode is a property of the file: readers in other processes are not stopped by a writer
             connection.execute("PRAGMA journal_mode = WAL").fetchone()
-            connection.execute("BEGIN IMMEDIATE")
-            connection.execute("ROLLBACK")
             _check_intact(connection, path)
         except BaseException:
             connection.close()

@@ -268,7 +268,7 @@ def test_a_ledger_with_a_gap_is_refused(open_ledger: OpenLedger) -> None:
 def test_a_step_can_write_to_the_state_while_yoyo_is_at_work(
     open_ledger: OpenLedger, path: Path, lock: FileLock
 ) -> None:
-    """With a transactional step yoyo would hold the write lock, and this would time out."""
+    """One file holds both; whoever works in a step must not wait for yoyo, who waits for the step."""
     with State.open(path, lock=lock) as state:
 
         def run(script_id: str, phase: Phase) -> None:
