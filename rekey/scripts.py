@@ -118,7 +118,7 @@ def _execute(script_id: str, path: Path) -> ModuleType:
             exec(code, module.__dict__)  # noqa: S102 - executing the operator's own script is what we are for
         except InvalidDeclaration as error:
             raise DeclarationError(
-                script_id, error.field + _line_of(error, path), error.problem, cure=error.cure
+                script_id, error.field, error.problem + _line_of(error, path), cure=error.cure
             ) from error
         except ImportError as error:
             raise _import_failed(script_id, error, path) from None
@@ -205,11 +205,11 @@ def _failed(script_id: str, error: BaseException, path: Path) -> DeclarationErro
         if missing is not None:
             call, names = _call_and_names(missing)
             cure = f"add {names} to {call}(…)"
-            return DeclarationError(script_id, names + where, f"{call} needs {names}", cure=cure)
+            return DeclarationError(script_id, names, f"{call} needs {names}{where}", cure=cure)
         if unexpected is not None:
             call, names = _call_and_names(unexpected)
             cure = "leave it out, or see the examples in migrations/"
-            return DeclarationError(script_id, names + where, f"{call} has no argument {names}", cure=cure)
+            return DeclarationError(script_id, names, f"{call} has no argument {names}{where}", cure=cure)
     return DeclarationError(
         script_id, "", f"it raised {type(error).__name__}{where}", cure="mend it: a script only declares"
     )
