@@ -13,12 +13,22 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
+from rekey.carry_steps import (
+    Step,
+    carrying_all_but,
+    carrying_only,
+    casting,
+    copying,
+    moving,
+    setting,
+    wire_fields,
+)
 from rekey.casts import ANNOTATED, Lossy, cast_value
-from rekey.edm import DATETIME, canonical, canonical_content, edm_type
+from rekey.edm import canonical, canonical_content, edm_type
 from rekey.errors import RowRefused
 from rekey.keys.base import InvalidDeclaration, Scope
 from rekey.model import (
@@ -32,9 +42,6 @@ from rekey.model import (
     property_names,
 )
 from rekey.props import Cast, Copy, Drop, Keep, Operation, Rename, Set
-
-Step: TypeAlias = Callable[[Row, Row], None]
-"""Part of forward: reads the source row, fills the new row."""
 
 _NAMED_AT_MOST = 3
 
@@ -94,10 +101,10 @@ class Carry:
         """Return the closure that fills a new row, whose keys are already in it, from a source row."""
         steps = [
             self._carrying(),
-            *(_moving(old, new, scope) for old, new in self.renames.items()),
-            *(_copying(source, to, scope) for to, source in self.copies.items()),
-            *(_setting(constant) for constant in self.constants.values()),
-            *(_casting(cast, scope) for cast in self.casts.values()),
+            *(moving(old, new, scope) for old, new in self.renames.items()),
+            *(copying(source, to, scope) for to, source in self.copies.items()),
+            *(setting(constant) for constant in self.constants.values()),
+            *(casting(cast, scope) for cast in self.casts.values()),
         ]
         if len(steps) == 1:
             return steps[0]
@@ -110,25 +117,8 @@ class Carry:
 
     def _carrying(self) -> Step:
         if self.kept is not None:
-            wanted = [field for name in sorted(self.kept) if self.carries(name) for field in _wire(name)]
-
-            def carry_kept(row: Row, out: Row) -> None:
-                for name in wanted:
-                    if row.get(name) is not None:
-                        out[name] = row[name]
-
-            return carry_kept
-
-        gone = {*self.dropped, *self.renames, *self.constants, *SYSTEM_PROPERTIES}
-        skipped = frozenset(field for name in gone for field in _wire(name))
-
-        def carry_all(row: Row, out: Row) -> None:
-            for name, value in row.items():
-                # the service stores no nulls, so a null an application sent is not a property
-                if name not in skipped and value is not None and name[:6] != "odata.":
-                    out[name] = value
-
-        return carry_all
+            return carrying_only([name for name in sorted(self.kept) if self.carries(name)])
+        return carrying_all_but({*self.dropped, *self.renames, *self.constants, *SYSTEM_PROPERTIES})
 
     # --- backward ------------------------------------------------------------------------------------
 
@@ -196,7 +186,7 @@ class Carry:
             lost = not self.carries(old) and old not in self.renames and old not in self.restored.values()
             same = new in mapped and new in target and canonical(mapped, new) == canonical(target, new)
             if lost or same:
-                for field in _wire(old):
+                for field in wire_fields(old):
                     row.pop(field, None)
                     if field in source:
                         row[field] = source[field]
@@ -324,10 +314,6 @@ def _check_sources(carry: Carry) -> None:
             )
 
 
-def _wire(name: str) -> tuple[str, str]:
-    return name, name + TYPE_SUFFIX
-
-
 def _not_reversible(scope: Scope, names: Sequence[str]) -> RowRefused:
     listed = ", ".join(names[:_NAMED_AT_MOST]) + (", …" if len(names) > _NAMED_AT_MOST else "")
     return scope.refusal(
@@ -336,84 +322,3 @@ def _not_reversible(scope: Scope, names: Sequence[str]) -> RowRefused:
         cure="do not change copies and constants in the target before `complete`, nor add properties that the"
         " mapping drops; set them back in this row",
     )
-
-
-def _moving(old: str, new: str, scope: Scope) -> Step:
-    annotation, new_annotation = old + TYPE_SUFFIX, new + TYPE_SUFFIX
-
-    def move(row: Row, out: Row) -> None:
-        value = row.get(old)
-        if value is None:
-            return
-        if new in out:
-            raise scope.refusal(
-                "bad-property-name",
-                f"the row already has a property {new}",
-                cure=f'drop it (props.drop("{new}")), rename it, or choose another name',
-            )
-        out[new] = value
-        edm = row.get(annotation)
-        if edm is not None:
-            out[new_annotation] = edm
-
-    return move
-
-
-def _copying(source: str, to: str, scope: Scope) -> Step:
-    move = _moving(source, to, scope)
-    if source != TIMESTAMP:
-        return move
-    annotation = to + TYPE_SUFFIX
-
-    def copy_timestamp(row: Row, out: Row) -> None:
-        if row.get(TIMESTAMP) is None:
-            raise scope.refusal(
-                "missing-property",
-                "the row has no Timestamp",
-                cure="read the row from the table first: only the service sets Timestamp",
-            )
-        move(row, out)
-        out[annotation] = DATETIME
-
-    return copy_timestamp
-
-
-def _setting(constant: Set) -> Step:
-    name, value, edm = constant.name, constant.value, constant.edm
-    annotation = name + TYPE_SUFFIX
-
-    def put(_: Row, out: Row) -> None:
-        out[name] = value
-        if edm in ANNOTATED:
-            out[annotation] = edm
-
-    return put
-
-
-def _casting(cast: Cast, scope: Scope) -> Step:
-    name, to, was = cast.name, cast.to, cast.was
-    annotation = name + TYPE_SUFFIX
-
-    def change(_: Row, out: Row) -> None:
-        if name not in out:
-            return
-        edm = edm_type(out, name)
-        if edm == to and was is None:
-            return
-        try:
-            if was is not None and edm != was:
-                raise Lossy
-            out[name] = cast_value(out[name], edm, to)
-        except Lossy:
-            raise scope.refusal(
-                "bad-cast",
-                f"{name} is {edm} with a value that cannot become {to} without loss"
-                if was is None or edm == was
-                else f"{name} is {edm}, not {was} as the cast declares",
-                cure="mend the rows, or leave the cast out",
-            ) from None
-        out.pop(annotation, None)
-        if to in ANNOTATED:
-            out[annotation] = to
-
-    return change

@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date as calendar_date
+from functools import lru_cache
 from typing import ClassVar
 
 from rekey.keys.base import Evaluator, Expression, Scope, need_int, need_one_of, operand
@@ -37,8 +38,12 @@ _MOMENT = re.compile(
 )
 
 
+@lru_cache(maxsize=256)
 def parse_ticks(text: str) -> int | None:
-    """Return the .NET ticks of an ISO 8601 moment in UTC, or None when the text is none."""
+    """Return the .NET ticks of an ISO 8601 moment in UTC, or None when the text is none.
+
+    Remembered for a while, because the keys of one row and its index rows often use the same moment.
+    """
     match = _MOMENT.fullmatch(text)
     if match is None:
         return None
