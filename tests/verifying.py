@@ -8,6 +8,7 @@ from typing import Any
 
 from rekey.model import EntityKey, Row, key_of
 from rekey.reconcile.context import RecheckPolicy, ReconcileContext
+from rekey.tables.clock import FakeClock
 from tests.worlds import World
 
 
@@ -37,7 +38,7 @@ def context(world: World, folder: Path, **more: Any) -> ReconcileContext:
             "owner": owner,
             "propagate": world.propagator.propagate,
             "folder": folder,
-            "clock": world.service.clock,
+            "clock": getattr(world.service, "clock", None) or FakeClock(),
             "concurrency": 4,
             "recheck": RecheckPolicy(delay_s=1.0, limit_s=60.0, chunk=64),
             **more,

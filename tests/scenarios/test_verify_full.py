@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rekey.errors import ExitCode
+from rekey.errors import Collision, ExitCode
 from rekey.model import EntityKey, Row, content_of
 from rekey.reconcile import spill
 from rekey.reconcile.divergence import Change, Kind, Outcome, PropertyDifference
@@ -322,6 +322,28 @@ async def test_a_stray_row_that_another_source_row_owns_is_not_a_wrong_key(
         (Kind.EXTRA, source_id(world, EntityKey("blog", "post-2"))),
     }
     world.assert_in_step()
+
+
+async def test_a_row_that_propagation_refuses_is_reported_and_the_others_are_mended(
+    memory: MemoryTableService, tmp_path: Path
+) -> None:
+    """One row that cannot be mended does not keep the rest from being mended."""
+    world = await filled(World(memory, USERS), users())
+    for row in memory.dump("UsersV2")[:5]:
+        await world.targets[0].delete(EntityKey(row["PartitionKey"], row["RowKey"]))
+    refused: list[EntityKey] = []
+
+    async def propagate(source_key: EntityKey) -> object:
+        if not refused:
+            refused.append(source_key)
+            raise Collision("UsersV2", "first", "second")
+        return await world.propagator.propagate(source_key)
+
+    report = await full(context(world, tmp_path, propagate=propagate), repair=True)
+    assert report.repair is not None
+    assert report.repair.counts == {"propagated": 4, "refused": 1}
+    [left] = (await full(context(world, tmp_path))).found.listed
+    assert left.source_id == source_id(world, refused[0])
 
 
 async def test_a_copy_of_the_timestamp_is_not_compared_once_the_target_is_the_authority(

@@ -1,0 +1,77 @@
+"""Reports: what fits a terminal, what counts as a finding, what JSON says."""
+
+import json
+
+import pytest
+
+from rekey.errors import ExitCode
+from rekey.reconcile.divergence import (
+    Change,
+    Divergence,
+    Findings,
+    Kind,
+    Outcome,
+    PropertyDifference,
+    Repair,
+    RepairReport,
+)
+from rekey.reconcile.render import SHOWN, WIDTH, render
+from rekey.reconcile.report import FullReport, TableComparison, exit_code
+
+LONG_TABLE = "T" * 63
+LONG_NAME = "P" * 255
+
+
+def report(found: Findings, repair: RepairReport | None = None) -> FullReport:
+    table = TableComparison(LONG_TABLE, 10**9, 10**9, "a" * 64, "b" * 64, 16384, (), "sums", "sums")
+    return FullReport("start", "end", "S" * 63, 10**9, 0, (table,), found, repair)
+
+
+def divergence(kind: Kind) -> Divergence:
+    differences = tuple(PropertyDifference(LONG_NAME, Change.VALUE) for _ in range(5))
+    altered = kind is Kind.ALTERED
+    stray = "strayidstray" if kind is Kind.WRONG_KEY else ""
+    return Divergence(kind, LONG_TABLE, "rowidrowidro", "sourceidsour", differences if altered else (), stray)
+
+
+def test_lines_fit_the_terminal_whatever_names_are_like() -> None:
+    """The longest table and property names are cut; safe ids never are."""
+    found = Findings({"altered": 6}, tuple(divergence(kind) for kind in Kind))
+    lines = render(report(found)).splitlines()
+    assert max(map(len, lines)) <= WIDTH
+    assert sum("rowidrowidro  sourceidsour" in line for line in lines) == len(Kind)
+
+
+def test_twenty_divergences_are_shown_and_the_rest_counted() -> None:
+    found = Findings({"missing": 5000}, tuple(divergence(Kind.MISSING) for _ in range(1000)))
+    text = render(report(found))
+    assert text.count("rowidrowidro") == SHOWN
+    assert "... and 4,980 more" in text
+    assert report(found).as_json()["not_listed"] == 4000
+
+
+@pytest.mark.parametrize(
+    ("found", "code"),
+    [
+        (Findings(), ExitCode.DONE),
+        (Findings(transient=9, pending=3), ExitCode.DONE),
+        (Findings({"extra": 1}, (divergence(Kind.EXTRA),)), ExitCode.FINDINGS),
+        (Findings(unsettled=1), ExitCode.FINDINGS),
+        (Findings(unchecked=1), ExitCode.FINDINGS),
+    ],
+)
+def test_only_what_is_wrong_or_unproved_is_a_finding(found: Findings, code: ExitCode) -> None:
+    assert exit_code(report(found)) == code
+
+
+def test_json_is_plain_data_with_repairs() -> None:
+    """Every report can be stored and printed as JSON; empty members are left out of divergences."""
+    one = divergence(Kind.MISSING)
+    repair = RepairReport({"propagated": 1}, (Repair(one, Outcome.PROPAGATED),))
+    data = json.loads(json.dumps(report(Findings({"missing": 1}, (one,)), repair).as_json(sums=True)))
+    assert data["divergences"] == [
+        {"kind": "missing", "table": LONG_TABLE, "row": "rowidrowidro", "source_row": "sourceidsour"}
+    ]
+    assert data["repair"]["repairs"][0]["outcome"] == "propagated"
+    assert data["tables"][0]["actual_sums"] == "sums"
+    assert "repair: propagated 1" in render(report(Findings({"missing": 1}, (one,)), repair))
