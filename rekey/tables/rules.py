@@ -28,7 +28,7 @@ from rekey.limits import (
     entity_bytes,
     utf16_units,
 )
-from rekey.model import PARTITION_KEY, ROW_KEY, TYPE_SUFFIX, Row, is_custom, key_of
+from rekey.model import PARTITION_KEY, ROW_KEY, TYPE_SUFFIX, Row, is_custom
 from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation
 from rekey.tables.clock import ticks_of
 
@@ -62,19 +62,19 @@ def check_batch(operations: Sequence[Operation]) -> None:
         raise _rejected("InvalidInput", "a transaction needs at least one operation")
     if len(operations) > MAX_BATCH_OPERATIONS:
         raise _rejected("InvalidInput", f"a transaction has more than {MAX_BATCH_OPERATIONS} operations")
-    partition = operations[0].row[PARTITION_KEY]
+    partition = operations[0].row.get(PARTITION_KEY)
     seen = set()
     for index, operation in enumerate(operations):
-        key = key_of(operation.row)
-        if key.partition != partition:
+        row_key = operation.row.get(ROW_KEY)
+        if operation.row.get(PARTITION_KEY) != partition:
             raise _rejected(
                 "CommandsInBatchActOnDifferentPartitions",
                 "the operations of a transaction have different PartitionKeys",
                 index,
             )
-        if key.row in seen:
+        if row_key in seen:
             raise _rejected("InvalidDuplicateRow", "a transaction has two operations on one row", index)
-        seen.add(key.row)
+        seen.add(row_key)
 
 
 def stored_form(row: Row) -> Row:
@@ -161,7 +161,7 @@ def _text_form(value: str, edm: str | None) -> tuple[object, str | None]:
             raise _invalid()
         return value.lower() == "true", None
     if edm == INT32:
-        if _whole(value) not in _INT32_RANGE:
+        if not _is_whole(value, _INT32_RANGE):
             raise _invalid()
         return int(value), None
     if not _valid_text(value, str(edm)):
@@ -180,7 +180,7 @@ def _double_text_form(value: str) -> tuple[object, str | None]:
 
 def _valid_text(value: str, edm: str) -> bool:
     if edm == INT64:
-        return _whole(value) in _INT64_RANGE
+        return _is_whole(value, _INT64_RANGE)
     if edm == GUID:
         return _GUID.fullmatch(value) is not None
     if edm == DATETIME:
@@ -188,8 +188,8 @@ def _valid_text(value: str, edm: str) -> bool:
     return _is_binary(value)
 
 
-def _whole(text: str) -> int | None:
-    return int(text) if re.fullmatch(r"-?\d{1,20}", text, re.ASCII) else None
+def _is_whole(text: str, within: range) -> bool:
+    return re.fullmatch(r"-?\d{1,20}", text, re.ASCII) is not None and int(text) in within
 
 
 def _is_datetime(text: str) -> bool:

@@ -13,6 +13,7 @@ Rules kept here:
 
 from __future__ import annotations
 
+import io
 import logging
 import time
 import urllib.request
@@ -40,6 +41,7 @@ from rekey.tables.credentials import Credential, auth_policy
 
 _LOG = logging.getLogger("rekey.tables")
 _IDLE_SECONDS = 4.0
+_STREAMED_BYTES = 1024 * 1024
 _Policy: TypeAlias = AsyncHTTPPolicy[Any, Any] | SansIOHTTPPolicy[Any, Any]
 
 
@@ -110,7 +112,11 @@ class Transport:
             request.method, f"{self._endpoint}/{request.path}", headers=dict(request.headers)
         )
         if request.body is not None:
-            message.set_bytes_body(request.body)
+            body: Any = request.body
+            message.set_bytes_body(body)
+            if len(body) > _STREAMED_BYTES:
+                body = io.BytesIO(body)  # aiohttp warns of larger bodies in one piece
+                message.data = body
         started = time.monotonic()
         outcome = "cancelled"
         try:
