@@ -74,12 +74,16 @@ class Section:
         return value
 
     def duration(self, key: str, usual: float) -> float:
-        """Read `"90s"`, `"15m"`, `"24h"`, `"30d"` as seconds."""
+        """Read `"90s"`, `"15m"`, `"24h"`, `"30d"` as seconds; `"0s"` is none at all."""
         return self._with_unit(key, usual, _DURATION, _SECONDS, '"90s", "15m", "24h" or "30d"')
 
     def size(self, key: str, usual: int) -> int:
-        """Read `"64MiB"` as bytes."""
-        return int(self._with_unit(key, usual, _SIZE, _BYTES, '"512KiB", "64MiB" or "1GiB"'))
+        """Read `"64MiB"` as bytes, at least one."""
+        examples = '"512KiB", "64MiB" or "1GiB"'
+        found = int(self._with_unit(key, usual, _SIZE, _BYTES, examples))
+        if found == 0:
+            self.fail(key, "is nothing", f"write for example {examples}")
+        return found
 
     def _with_unit(
         self, key: str, usual: float, form: re.Pattern[str], units: Mapping[str, int], examples: str
@@ -88,6 +92,6 @@ class Section:
         if value is None:
             return usual
         found = form.fullmatch(value.strip()) if isinstance(value, str) else None
-        if found is None or int(found.group(1)) == 0:
+        if found is None:
             self.fail(key, "is not an amount with its unit", f"write for example {examples}")
         return int(found.group(1)) * units[found.group(2)]

@@ -22,7 +22,9 @@ from rekey.dualwrite.propagate import Propagator
 from rekey.model import EntityKey
 from rekey.state.models import Segment
 from rekey.tables.base import Table
-from rekey.tables.clock import TICKS_PER_SECOND, format_ticks, ticks_of
+from rekey.tables.clock import TICKS_PER_SECOND, Clock, format_ticks, ticks_of
+
+_POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +46,24 @@ def later(timestamp: str, seconds: float) -> str:
     return earlier(timestamp, -seconds)
 
 
+async def fresh_second(server_time: Callable[[], Awaitable[str]], clock: Clock) -> str:
+    """Wait until the service's clock, which may tell whole seconds only, has just moved on; return its time.
+
+    So a row written before is older than the time returned, and one written later is not.
+    """
+    before = now = await server_time()
+    while now == before:
+        await clock.sleep(_POLL_SECONDS)
+        now = await server_time()
+    return now
+
+
 async def delta_pass(
     source: Table,
     copier: Copier,
     *,
     server_time: Callable[[], Awaitable[str]],
+    clock: Clock,
     watermark: str,
     margin_seconds: float,
     size: WindowSize,
@@ -56,7 +71,7 @@ async def delta_pass(
     advance: Callable[[int], None],
 ) -> PassResult:
     """Copy what changed since `watermark - margin`; the caller stores `started_at` if the pass was whole."""
-    started_at = await server_time()
+    started_at = await fresh_second(server_time, clock)
     everything = Segment(
         id=0, script_id="", purpose="delta", after=None, upto=None, cursor=None, rows=0, bytes=0, done=False
     )

@@ -30,6 +30,12 @@ class CaughtUp:
     watermark: str
 
 
+async def begin_watermark(run: Run) -> None:
+    """Store the first watermark if there is none: before the backfill reads its first row."""
+    if run.state.get_fact(run.script_id, WATERMARK) is None:
+        run.state.set_fact(run.script_id, WATERMARK, await run.tables.server_time())
+
+
 async def catch_up(run: Run, *, max_passes: int = MAX_PASSES) -> CaughtUp:
     """Make delta passes until one changes little."""
     changed = 0
@@ -45,6 +51,7 @@ async def catch_up(run: Run, *, max_passes: int = MAX_PASSES) -> CaughtUp:
                 run.source,
                 run.copier,
                 server_time=run.tables.server_time,
+                clock=run.clock,
                 watermark=watermark,
                 margin_seconds=run.config.gates.margin_s,
                 size=run.window,

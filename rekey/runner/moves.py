@@ -190,11 +190,7 @@ def verify(
         return session.do(verify_full(run, repair=repair))
     with session.progress.task(f"verify {mode}") as advance:
         ctx = context(run, phase, advance)
-        report: Report
-        if mode is Mode.COUNT:
-            report = session.do(count(ctx))
-        else:
-            report = session.do(sample(ctx, rows, seed))
+        report: Report = session.do(count(ctx)) if mode is Mode.COUNT else session.do(sample(ctx, rows, seed))
     session.state.audit("verification", script_id, report.as_json())
     return report
 

@@ -31,6 +31,7 @@ from rekey.mapping.store import MappingStore
 from rekey.phases import ControlPhase, Phase
 from rekey.progress import Progress, Silent
 from rekey.runner.align import aligned
+from rekey.runner.capture import begin_watermark
 from rekey.runner.control import ControlRow, ControlStore
 from rekey.runner.filelock import FileLock
 from rekey.runner.lease import RunnerLease
@@ -42,6 +43,7 @@ from rekey.state.models import MigrationRecord
 from rekey.state.store import State
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import TableService
+from rekey.tables.clock import Clock, SystemClock
 from rekey.tables.credentials import credential_for
 
 T = TypeVar("T")
@@ -113,6 +115,7 @@ class Session:
     options: Options
     progress: Progress
     stop: StopFlag
+    clock: Clock
     ledger: Ledger = field(init=False)
     runs: dict[str, Run] = field(default_factory=dict)
     leases: AsyncExitStack = field(default_factory=AsyncExitStack)
@@ -137,8 +140,18 @@ class Session:
         progress: Progress | None = None,
         stop: StopFlag | None = None,
         connect_to: Callable[[Config], Accounts] = connect,
+        clock: Clock | None = None,
     ) -> Iterator[Session]:
         """Open a session for the time of one command.
+
+        Args:
+            config: the configuration.
+            scripts: all scripts of the project, by id.
+            options: what the operator said on the command line.
+            progress: who hears how far the work is.
+            stop: asked for stop requests.
+            connect_to: connects the accounts; tests give tables in memory.
+            clock: what waiting is asked of; the machine's clock by default.
 
         Raises:
             Locked: another process works with this state file.
@@ -146,7 +159,7 @@ class Session:
         """
         with ExitStack() as stack:
             lock = FileLock(config.state)
-            stack.enter_context(lock.acquire())
+            stack.enter_context(lock)
             state = stack.enter_context(State.open(config.state, lock=lock))
             loop = stack.enter_context(asyncio.Runner())
             accounts = connect_to(config)
@@ -161,6 +174,7 @@ class Session:
                 options or Options(),
                 progress or Silent(),
                 stop or StopFlag(),
+                clock or SystemClock(),
             )
             stack.callback(lambda: loop.run(session.leases.aclose()))
             yield session
@@ -221,10 +235,11 @@ class Session:
             state=self.state,
             control=control,
             mapping=mapping,
-            copier=Copier(propagator, limits.concurrency, Throttle(limits.entities_per_second)),
+            copier=Copier(propagator, limits.concurrency, Throttle(limits.entities_per_second, self.clock)),
             options=self.options,
             progress=self.progress,
             stop=self.stop,
+            clock=self.clock,
             still_alone=lease.check,
         )
 
@@ -285,6 +300,9 @@ class Session:
         counts = aligned(row.phase, applied)
         self.ledger.unmark(run.script_id, [phase for phase in applied if phase not in counts])
         self.ledger.mark(run.script_id, [phase for phase in counts if phase not in applied])
+        if counts and counts[-1] is Phase.DUAL_WRITE:
+            # Marked without having been carried out, if the state file was lost: the backfill is still to come.
+            self.do(begin_watermark(run))
 
     # --- phases, as yoyo calls them ----------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ async def one_pass(world: World, watermark: str) -> PassResult:
         world.source,
         world.copier,
         server_time=world.service.server_time,
+        clock=world.service.clock,
         watermark=watermark,
         margin_seconds=MARGIN,
         size=world.window,

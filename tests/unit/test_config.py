@@ -101,7 +101,7 @@ def test_durations_and_sizes_carry_their_unit(file: Path) -> None:
         ("[limits]\nconcurency = 3", "[limits] concurency: unknown key"),
         ("[gates]\nretention = 30", "[gates] retention: is not an amount"),
         ("[gates]\nretention = '30'", "[gates] retention: is not an amount"),
-        ("[gates]\nretention = '0d'", "[gates] retention: is not an amount"),
+        ("[gates]\nretention = '1w'", "[gates] retention: is not an amount"),
         ("[limits]\nwindow_bytes = '64MB'", "[limits] window_bytes: is not an amount"),
         ("[limits]\nconcurrency = 0", "[limits] concurrency: is not a whole number"),
         ("[limits]\nconcurrency = true", "[limits] concurrency: is not a whole number"),

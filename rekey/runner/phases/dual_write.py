@@ -10,15 +10,14 @@ Rules kept here:
 from __future__ import annotations
 
 from rekey.phases import ControlPhase, Phase
-from rekey.runner.capture import WATERMARK
+from rekey.runner.capture import WATERMARK, begin_watermark
 from rekey.runner.phases.operation import Counters, Operation, open_gate
 from rekey.runner.run import Run
 
 
 async def run(run: Run) -> Counters:
     """Store the first watermark, then move the control row."""
-    if run.state.get_fact(run.script_id, WATERMARK) is None:
-        run.state.set_fact(run.script_id, WATERMARK, await run.tables.server_time())
+    await begin_watermark(run)
     now = await run.control.read()
     if now is not None and now.phase is ControlPhase.SOURCE:
         await run.control.move(ControlPhase.SOURCE, ControlPhase.DUAL_WRITE)

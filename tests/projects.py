@@ -1,0 +1,124 @@
+"""A project on disk with tables in memory: what the commands work on, without processes and sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rekey.config import Config, load_config
+from rekey.declaration import Declared
+from rekey.model import Row
+from rekey.runner.run import Options, StopFlag
+from rekey.runner.session import Accounts, Session
+from rekey.scripts import load_scripts
+from rekey.tables.clock import FakeClock
+from rekey.tables.memory import MemoryTableService
+
+CONFIG = """\
+[tables]
+endpoint = "http://127.0.0.1:10002/devstoreaccount1"
+[restricted]
+endpoint = "http://127.0.0.1:10002/devstoreaccount1"
+[state]
+path = "state.sqlite"
+[secrets.users]
+file = "users.secret"
+[limits]
+window_rows = 50
+[gates]
+retention = "0s"
+"""
+
+USERS_SCRIPT = '''\
+"""E-mail RowKeys to opaque ids."""
+from rekey import Migration, Target, keys, props
+
+migration = Migration(
+    source="Users",
+    target=Target(
+        "UsersV2",
+        partition_key=keys.prop("PartitionKey"),
+        row_key=keys.opaque(keys.prop("RowKey"), domain="user", secret="users"),
+        properties=[props.copy("RowKey", to="ContactEmail"), props.rename("Nm", "Name"), props.drop("Ssn")],
+    ),
+    capture="delta",
+)
+'''
+
+POSTS_SCRIPT = '''\
+"""Posts by month, with an index by tag."""
+from rekey import Index, Migration, Target, keys, props
+
+migration = Migration(
+    source="Posts",
+    target=Target(
+        "PostsV2",
+        partition_key=keys.prop("Month"),
+        row_key=keys.prop("RowKey"),
+        properties=[props.copy("PartitionKey", to="Blog")],
+    ),
+    indexes=[
+        Index("PostsByTag", each=keys.split("Tags", ","), partition_key=keys.item(),
+              row_key=keys.prop("RowKey"), properties=[props.keep("Title")]),
+    ],
+    capture="delta",
+)
+'''
+
+
+@dataclass
+class Project:
+    """A folder with configuration and scripts, and the two accounts in memory."""
+
+    folder: Path
+    clock: FakeClock = field(default_factory=FakeClock)
+    tables: MemoryTableService = field(init=False)
+    restricted: MemoryTableService = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tables = MemoryTableService(clock=self.clock)
+        self.restricted = MemoryTableService(clock=self.clock)
+        (self.folder / "migrations").mkdir(parents=True, exist_ok=True)
+        (self.folder / "rekey.toml").write_text(CONFIG, "utf-8")
+        (self.folder / "users.secret").write_text("0123456789abcdef0123456789abcdef\n", "utf-8")
+
+    def script(self, text: str, name: str = "0001_users.py") -> str:
+        """Write a script; return its id."""
+        (self.folder / "migrations" / name).write_text(text, "utf-8")
+        return Path(name).stem
+
+    async def fill(self, table: str, rows: Iterable[Row]) -> None:
+        """Create a table and insert rows."""
+        await self.tables.create_table(table)
+        for row in rows:
+            await self.tables.table(table).insert(row)
+
+    @property
+    def config(self) -> Config:
+        """The configuration as it is on disk now."""
+        return load_config(self.folder / "rekey.toml")
+
+    @property
+    def scripts(self) -> dict[str, Declared]:
+        """The scripts as they are on disk now."""
+        return {script.script_id: script for script in load_scripts(self.config.migrations)}
+
+    def connect(self, _config: Config) -> Accounts:
+        """Connect to the tables in memory."""
+        return Accounts(self.tables, self.restricted)
+
+    @contextmanager
+    def session(self, options: Options | None = None, stop: StopFlag | None = None) -> Iterator[Session]:
+        """Open a session as one command does."""
+        config = self.config
+        opened = Session.open(
+            config, self.scripts, options=options, stop=stop, connect_to=self.connect, clock=self.clock
+        )
+        with opened as session:
+            yield session
+
+    def rows(self, table: str) -> Sequence[Row]:
+        """Return what a table holds."""
+        return self.tables.dump(table)

@@ -1,0 +1,525 @@
+"""The whole life of a migration, step by step and in the wrong order, on tables in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from rekey.errors import (
+    Collision,
+    ConfigurationError,
+    Findings,
+    GateClosed,
+    Interrupted,
+    Moved,
+    Refused,
+    SecretMissing,
+    StateUnusable,
+)
+from rekey.mapper import Mapper
+from rekey.model import EntityKey, Row, content_of, etag_of, key_of
+from rekey.phases import ControlPhase, Phase
+from rekey.runner import moves
+from rekey.runner.control import ControlStore
+from rekey.runner.moves import Mode
+from rekey.runner.run import Options, StopFlag
+from rekey.tables.faults import Call
+from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
+from tests.worlds import SECRET, post, user
+
+STOPPED = Options(writers_stopped=True)
+SCRIPT = "0001_users"
+LOWERED_SCRIPT = """\
+from rekey import Migration, Target, keys, props
+migration = Migration(
+    source="Users",
+    target=Target(
+        "UsersV2", partition_key=keys.prop("PartitionKey"), row_key=keys.lower(keys.prop("RowKey")),
+        properties=[props.copy("RowKey", to="OldRowKey")],
+    ),
+    capture="delta",
+)
+"""
+
+
+def users(count: int) -> list[Row]:
+    return [user(f"user{number:04}@example.com", f"p{number % 5}") for number in range(count)]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    made = Project(tmp_path)
+    made.script(USERS_SCRIPT)
+    asyncio.run(made.fill("Users", users(230)))
+    return made
+
+
+def apply(project: Project, to: Phase | None = None, options: Options | None = None) -> moves.Applied:
+    with project.session(options) as session:
+        return moves.apply(session, SCRIPT, to=to)
+
+
+def rollback(
+    project: Project,
+    *,
+    options: Options = STOPPED,
+    to: ControlPhase | None = None,
+    drop: bool | None = None,
+) -> list[Phase]:
+    merged = Options(writers_stopped=options.writers_stopped, drop_targets=bool(drop))
+    with project.session(merged) as session:
+        return moves.rollback(session, SCRIPT, to=to, drop=drop)
+
+
+def verify(project: Project, mode: Mode = Mode.FULL, *, repair: bool = False) -> bool:
+    """Return whether anything was found."""
+    with project.session() as session:
+        return moves.verify(session, SCRIPT, mode=mode, repair=repair).findings
+
+
+def control_phase(project: Project) -> ControlPhase | None:
+    row = asyncio.run(ControlStore(project.restricted, SCRIPT).read())
+    return None if row is None else row.phase
+
+
+def expected(project: Project, table: int = 0, script_id: str = SCRIPT) -> dict[EntityKey, Row]:
+    """What a target should hold, from what the source holds."""
+    migration = project.scripts[script_id].migration
+    mapper = Mapper(migration, {"users": SECRET})
+    return {
+        key_of(mapped.row): mapped.row
+        for row in project.rows(migration.source)
+        for mapped in mapper.map(row)
+        if mapped.table == table
+    }
+
+
+def actual(project: Project, table: str = "UsersV2") -> dict[EntityKey, Row]:
+    return {key_of(row): content_of(row) for row in project.rows(table)}
+
+
+def test_apply_runs_to_the_gate_before_cutover_and_says_what_the_gate_asks_for(project: Project) -> None:
+    done = apply(project)
+    assert done.phases == (Phase.PREPARE, Phase.DUAL_WRITE, Phase.BACKFILL, Phase.RECONCILE)
+    assert done.next_phase is Phase.CUTOVER
+    assert any("--writers-stopped" in ask for ask in done.asks)
+    assert actual(project) == expected(project)
+    assert control_phase(project) is ControlPhase.DUAL_WRITE
+
+
+def test_the_whole_life_with_a_way_back_in_it(project: Project) -> None:
+    apply(project)
+    apply(project, Phase.CUTOVER, STOPPED)
+    assert control_phase(project) is ControlPhase.CUTOVER
+    # The application works on the target now: one row changed, one new, one deleted.
+    target = project.tables.table("UsersV2")
+    changed, deleted = project.rows("UsersV2")[:2]
+    mapper = Mapper(project.scripts[SCRIPT].migration, {"users": SECRET})
+
+    async def work() -> None:
+        await target.replace({**content_of(changed), "Name": "changed"}, etag=etag_of(changed))
+        await target.delete(key_of(deleted))
+        await target.insert(mapper.map(user("new@example.com"))[0].row)
+
+    asyncio.run(work())
+    assert rollback(project) == [Phase.CUTOVER]
+    assert control_phase(project) is ControlPhase.DUAL_WRITE
+    emails = {row["RowKey"]: row for row in project.rows("Users")}
+    assert emails[changed["ContactEmail"]]["Nm"] == "changed"
+    assert emails[changed["ContactEmail"]]["Ssn"] == "x-1"
+    assert deleted["ContactEmail"] not in emails
+    assert "new@example.com" in emails
+    assert actual(project) == expected(project)
+    # The application is back on the source; then it moves again, for good.
+    asyncio.run(project.tables.table("Users").insert(user("later@example.com")))
+    apply(project, Phase.CUTOVER, STOPPED)
+    done = apply(project, Phase.COMPLETE)
+    assert done.phases == (Phase.COMPLETE,)
+    assert actual(project) == expected(project)
+    with project.session(Options(typed_table="Users")) as session:
+        moves.retire(session, SCRIPT)
+    assert control_phase(project) is ControlPhase.RETIRED
+    assert asyncio.run(project.tables.table_exists("Users")) is False
+    assert len(project.rows("UsersV2")) == 231
+
+
+def test_apply_again_at_the_gate_catches_up_with_the_source(project: Project) -> None:
+    apply(project)
+    asyncio.run(project.tables.table("Users").insert(user("later@example.com")))
+    done = apply(project)
+    assert (done.phases, done.caught_up) == ((), 1)
+    assert actual(project) == expected(project)
+
+
+def test_the_audit_log_tells_the_story_and_its_chain_holds(project: Project) -> None:
+    apply(project, Phase.CUTOVER, STOPPED)
+    with project.session() as session:
+        events = [event.event for event in session.state.audit_events(SCRIPT)]
+        assert session.state.check_chain() is None
+    assert events.count("phase-done") == 5
+    assert "verification" in events
+
+
+# --- gates -------------------------------------------------------------------------------------------
+
+
+def test_cutover_without_the_operators_word_on_writers_is_refused(project: Project) -> None:
+    apply(project)
+    with pytest.raises(GateClosed, match="writers-stopped"):
+        apply(project, Phase.CUTOVER)
+    assert control_phase(project) is ControlPhase.DUAL_WRITE
+
+
+def test_a_failed_verification_closes_the_gate_until_a_newer_one_succeeds(project: Project) -> None:
+    apply(project)
+    stray = {"PartitionKey": "p0", "RowKey": "stray", "Name": "?"}
+    asyncio.run(project.tables.table("UsersV2").insert(stray))
+    assert verify(project)
+    with pytest.raises(GateClosed, match="1 rows that differ"):
+        apply(project, Phase.CUTOVER, STOPPED)
+    assert verify(project, repair=True)
+    with pytest.raises(GateClosed):
+        apply(project, Phase.CUTOVER, STOPPED)
+    assert not verify(project)
+    apply(project, Phase.CUTOVER, STOPPED)
+
+
+def test_a_verification_that_is_too_old_closes_the_gate(project: Project) -> None:
+    apply(project)
+    project.clock.advance(25 * 3600)
+    with pytest.raises(GateClosed, match="too old"):
+        apply(project, Phase.CUTOVER, STOPPED)
+
+
+def test_a_stray_writer_after_the_freeze_is_refused_and_nothing_is_lost(project: Project) -> None:
+    apply(project)
+    wrote = False
+
+    async def write_late(call: Call) -> None:
+        nonlocal wrote
+        # The verification reads the target after the final pass and the sweep are done.
+        if call.action == "page" and call.table == "UsersV2" and not wrote:
+            wrote = True
+            project.clock.advance(5)
+            await project.tables.table("Users").merge(
+                {"PartitionKey": "p0", "RowKey": "user0000@example.com", "Other": "late"}
+            )
+
+    project.tables.gate = write_late
+    with pytest.raises((GateClosed, Findings)):
+        apply(project, Phase.CUTOVER, STOPPED)
+    assert wrote
+    assert control_phase(project) is ControlPhase.DUAL_WRITE
+    apply(project)
+    assert actual(project) == expected(project)
+
+
+def test_changes_made_before_writers_stopped_are_in_the_target_after_cutover(project: Project) -> None:
+    apply(project)
+    source = project.tables.table("Users")
+
+    async def work() -> None:
+        await source.merge({"PartitionKey": "p0", "RowKey": "user0000@example.com", "Nm": "last"})
+        await source.delete(EntityKey("p1", "user0001@example.com"))
+
+    asyncio.run(work())
+    apply(project, Phase.CUTOVER, STOPPED)
+    assert actual(project) == expected(project)
+
+
+def test_retire_asks_for_the_name_the_phase_and_the_retention(project: Project) -> None:
+    apply(project, Phase.CUTOVER, STOPPED)
+    with (
+        project.session(Options(typed_table="Users")) as session,
+        pytest.raises(GateClosed, match="complete"),
+    ):
+        moves.retire(session, SCRIPT)
+    apply(project, Phase.COMPLETE)
+    with project.session(Options(typed_table="users")) as session, pytest.raises(GateClosed, match="typed"):
+        moves.retire(session, SCRIPT)
+    toml = project.folder / "rekey.toml"
+    toml.write_text(toml.read_text().replace('retention = "0s"', 'retention = "1d"'))
+    with project.session(Options(typed_table="Users")) as session, pytest.raises(GateClosed, match="ends at"):
+        moves.retire(session, SCRIPT)
+    project.clock.advance(86_401)
+    with project.session(Options(typed_table="Users")) as session:
+        moves.retire(session, SCRIPT)
+    assert control_phase(project) is ControlPhase.RETIRED
+
+
+def test_retire_never_deletes_a_row_that_changed_after_the_freeze(project: Project) -> None:
+    apply(project, Phase.CUTOVER, STOPPED)
+    apply(project, Phase.COMPLETE)
+    project.clock.advance(60)
+    source = project.tables.table("Users")
+    asyncio.run(source.merge({"PartitionKey": "p0", "RowKey": "user0000@example.com", "Nm": "late"}))
+    with project.session(Options(typed_table="Users")) as session, pytest.raises(Findings) as found:
+        moves.retire(session, SCRIPT)
+    assert "example" not in str(found.value)
+    assert [row["Nm"] for row in project.rows("Users")] == ["late"]
+    assert control_phase(project) is ControlPhase.COMPLETE
+
+
+def test_after_complete_there_is_no_way_back_and_the_reason_is_given(project: Project) -> None:
+    apply(project, Phase.CUTOVER, STOPPED)
+    apply(project, Phase.COMPLETE)
+    with pytest.raises(Refused, match="no way back"):
+        rollback(project, drop=True, to=ControlPhase.SOURCE)
+
+
+# --- the way back --------------------------------------------------------------------------------------
+
+
+def test_before_cutover_everything_is_taken_back_and_an_edited_script_may_begin(project: Project) -> None:
+    apply(project)
+    with pytest.raises(ConfigurationError, match="say what happens"):
+        rollback(project)
+    undone = rollback(project, drop=True)
+    assert undone == [Phase.RECONCILE, Phase.BACKFILL, Phase.DUAL_WRITE, Phase.PREPARE]
+    assert control_phase(project) is None
+    assert asyncio.run(project.tables.table_exists("UsersV2")) is False
+    assert project.restricted.dump("rekeymap") == []
+    project.clock.advance(60)
+    project.script(USERS_SCRIPT.replace('"Name"', '"FullName"'))
+    apply(project)
+    assert actual(project) == expected(project)
+
+
+def test_targets_may_be_kept_and_are_taken_up_again(project: Project) -> None:
+    apply(project)
+    rollback(project, drop=False)
+    assert control_phase(project) is ControlPhase.SOURCE
+    asyncio.run(project.tables.table("Users").delete(EntityKey("p0", "user0000@example.com")))
+    apply(project)
+    assert actual(project) == expected(project)
+
+
+def test_what_cannot_go_back_is_refused_before_anything_is_written(project: Project) -> None:
+    apply(project, Phase.CUTOVER, STOPPED)
+    stranger = {"PartitionKey": "p0", "RowKey": "0" * 32, "Name": "no old key"}
+    asyncio.run(project.tables.table("UsersV2").insert(stranger))
+    before = project.rows("Users")
+    with pytest.raises(GateClosed, match="1 target rows cannot go back"):
+        rollback(project)
+    assert project.rows("Users") == before
+    assert control_phase(project) is ControlPhase.CUTOVER
+
+
+def test_a_way_back_needs_the_operators_word_on_writers(project: Project) -> None:
+    apply(project, Phase.CUTOVER, STOPPED)
+    with pytest.raises(GateClosed, match="writers-stopped"):
+        rollback(project, options=Options())
+    assert control_phase(project) is ControlPhase.CUTOVER
+
+
+def test_index_tables_that_the_application_kept_itself_follow_the_source_again(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    project.script(POSTS_SCRIPT)
+    asyncio.run(project.fill("Posts", [post(f"p{n:02}") for n in range(30)]))
+    apply(project, Phase.CUTOVER, STOPPED)
+    own = {"PartitionKey": "own", "RowKey": "p00", "MainPartitionKey": "2024-01", "MainRowKey": "p00"}
+    asyncio.run(project.tables.table("PostsByTag").insert(own))
+    rollback(project)
+    assert actual(project, "PostsByTag") == expected(project, 1)
+
+
+# --- stops, kills, lost files ------------------------------------------------------------------------
+
+
+def test_a_stop_request_checkpoints_and_the_next_run_goes_on(project: Project) -> None:
+    stop = StopFlag()
+    copied = 0
+
+    async def stop_in_the_middle(call: Call) -> None:
+        nonlocal copied
+        copied += call.table == "UsersV2" and call.action in ("transact", "insert")
+        if copied == 3:
+            stop.request()
+
+    project.tables.gate = stop_in_the_middle
+    with project.session(stop=stop) as session, pytest.raises(Interrupted):
+        moves.apply(session, SCRIPT)
+    with project.session() as session:
+        [segment] = session.state.segments(SCRIPT, "backfill")
+        assert 0 < segment.rows < 230
+        assert session.ledger.applied(SCRIPT) == [Phase.PREPARE, Phase.DUAL_WRITE]
+    apply(project)
+    assert actual(project) == expected(project)
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: no handler runs, nothing is given back."""
+
+
+@pytest.mark.parametrize("at", range(1, 130, 9))
+def test_cut_off_before_any_effect_the_next_run_ends_in_the_same_state(project: Project, at: int) -> None:
+    """Every ninth effect of a whole life, on either account, is the last one of its process."""
+    effects = 0
+
+    async def kill(_call: Call) -> None:
+        nonlocal effects
+        effects += 1
+        if effects == at * 3:
+            project.tables.gate = project.restricted.gate = dead
+            raise Killed
+
+    async def dead(_call: Call) -> None:
+        raise Killed
+
+    async def alive(_call: Call) -> None:
+        return
+
+    project.tables.gate = project.restricted.gate = kill
+    try:
+        apply(project, Phase.CUTOVER, STOPPED)
+    except Killed:
+        pass
+    project.tables.gate = project.restricted.gate = alive
+    project.clock.advance(120)
+    apply(project)
+    apply(project, Phase.CUTOVER, STOPPED)
+    assert control_phase(project) is ControlPhase.CUTOVER
+    assert actual(project) == expected(project)
+
+
+def test_without_its_state_file_a_migration_copies_again_and_ends_the_same(project: Project) -> None:
+    apply(project)
+    before = actual(project)
+    for file in project.folder.glob("state.sqlite*"):
+        file.unlink()
+    asyncio.run(project.tables.table("Users").delete(EntityKey("p0", "user0000@example.com")))
+    done = apply(project)
+    assert done.phases == (Phase.BACKFILL, Phase.RECONCILE)
+    assert actual(project) == expected(project) != before
+
+
+def test_without_its_state_file_a_migration_that_is_cut_over_stays_cut_over(project: Project) -> None:
+    apply(project, Phase.CUTOVER, STOPPED)
+    for file in project.folder.glob("state.sqlite*"):
+        file.unlink()
+    done = apply(project)
+    assert (done.phases, done.next_phase) == ((), Phase.COMPLETE)
+    assert control_phase(project) is ControlPhase.CUTOVER
+
+
+def test_a_state_file_of_another_migration_is_refused(project: Project) -> None:
+    apply(project)
+
+    async def replace_the_store() -> None:
+        store = ControlStore(project.restricted, SCRIPT)
+        row = await store.read()
+        assert row is not None
+        await store.delete(row)
+
+    asyncio.run(replace_the_store())
+    with pytest.raises(StateUnusable):
+        apply(project)
+
+
+# --- refused before anything is written ---------------------------------------------------------------
+
+
+def untouched(project: Project) -> bool:
+    return asyncio.run(project.tables.table_exists("UsersV2")) is False and control_phase(project) is None
+
+
+def test_an_unknown_source_table_is_refused(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    project.script(USERS_SCRIPT)
+    with pytest.raises(ConfigurationError, match="Users does not exist"):
+        apply(project)
+    assert untouched(project)
+
+
+def test_a_target_with_rows_of_somebody_else_is_refused(project: Project) -> None:
+    asyncio.run(project.fill("UsersV2", [{"PartitionKey": "x", "RowKey": "y"}]))
+    with pytest.raises(Refused, match="did not write"):
+        apply(project)
+    assert len(project.rows("UsersV2")) == 1
+    assert control_phase(project) is None
+
+
+def test_rows_that_collide_are_refused_before_the_first_write(project: Project) -> None:
+    project.script(LOWERED_SCRIPT)
+    asyncio.run(project.tables.table("Users").insert(user("USER0000@example.com", "p0")))
+    with pytest.raises(Findings, match="share 1 target key"):
+        apply(project)
+    assert untouched(project)
+
+
+def test_a_collision_that_comes_up_later_stops_the_backfill_and_overwrites_nothing(project: Project) -> None:
+    project.script(LOWERED_SCRIPT)
+
+    async def insert_late(call: Call) -> None:
+        if call.action == "create_table":
+            await project.tables.table("Users").upsert(user("USER0000@example.com", "p0"))
+
+    project.tables.gate = insert_late
+    with pytest.raises(Collision):
+        apply(project)
+    taken = [row for row in project.rows("UsersV2") if row["RowKey"] == "user0000@example.com"]
+    assert len(taken) <= 1
+
+
+def test_a_row_the_mapping_refuses_is_refused_before_the_first_write(project: Project) -> None:
+    project.script(USERS_SCRIPT.replace('keys.prop("PartitionKey")', 'keys.prop("Country")'))
+    project.script(
+        USERS_SCRIPT.replace(
+            'partition_key=keys.prop("PartitionKey")', 'partition_key=keys.prop("Country")'
+        ).replace('props.drop("Ssn")', 'props.drop("Ssn"), props.copy("PartitionKey", to="Region")')
+    )
+    with pytest.raises(Findings, match="missing-property"):
+        apply(project)
+    assert untouched(project)
+
+
+def test_an_edited_script_is_refused_after_the_first_phase(project: Project) -> None:
+    apply(project)
+    project.script(USERS_SCRIPT.replace('"Name"', '"FullName"'))
+    with pytest.raises(Moved, match="edited"):
+        apply(project, Phase.CUTOVER, STOPPED)
+    with pytest.raises(Moved, match="edited"):
+        verify(project)
+    with pytest.raises(Moved, match="edited"):
+        rollback(project, drop=True)
+
+
+def test_an_edited_script_is_refused_even_when_only_the_control_row_knows(project: Project) -> None:
+    apply(project)
+    for file in project.folder.glob("state.sqlite*"):
+        file.unlink()
+    project.script(USERS_SCRIPT.replace('"Name"', '"FullName"'))
+    with pytest.raises(Moved, match="edited"):
+        apply(project)
+
+
+def test_another_secret_is_refused_after_the_first_phase(project: Project) -> None:
+    apply(project)
+    (project.folder / "users.secret").write_text("another secret, long enough to be one\n")
+    with pytest.raises(Moved, match="secret"):
+        apply(project)
+
+
+def test_a_missing_secret_is_refused(project: Project) -> None:
+    (project.folder / "users.secret").unlink()
+    with pytest.raises(SecretMissing):
+        apply(project)
+    assert untouched(project)
+
+
+def test_verification_says_nothing_where_nothing_is_meant_to_be_equal(project: Project) -> None:
+    with pytest.raises(Refused, match="copied nothing"):
+        verify(project)
+    apply(project, Phase.CUTOVER, STOPPED)
+    with pytest.raises(Refused, match="cutover"):
+        verify(project)
+
+
+@pytest.mark.parametrize("mode", [Mode.COUNT, Mode.SAMPLE])
+def test_counts_and_samples_find_a_row_that_is_missing(project: Project, mode: Mode) -> None:
+    apply(project)
+    assert not verify(project, mode)
+    asyncio.run(project.tables.table("UsersV2").delete(key_of(project.rows("UsersV2")[0])))
+    assert verify(project, mode)
