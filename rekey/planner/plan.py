@@ -148,6 +148,7 @@ async def _plan_one(
                 subject.ids,
                 declared.migration.source,
                 search,
+                size_of=[tables.table(name).encoded_size for name in declared.migration.tables],
                 window_rows=options.limits.window_rows,
                 window_bytes=options.limits.window_bytes,
                 show_keys=options.show_keys,

@@ -9,13 +9,12 @@ Rules kept here:
   "Heterogeneous sampling", SIAM J. Comput. 21(2), 1992, after Knuth's estimate of a tree's size). The
   estimate is right on average; for keys of even form (padded numbers, dates, GUIDs) it is close.
 * The lot is seeded: the same table gives the same estimate.
-* The requests are bounded. A level with too many branches is cut short and continued by proportion.
+* The requests are bounded. Of a level with very many branches, some are drawn and stand for the others.
 """
 
 from __future__ import annotations
 
 import random
-from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -27,8 +26,10 @@ Units: TypeAlias = tuple[int, ...]
 
 _ABOVE = 0xFFFD
 """Sorts above every character a key is likely to hold, and is no noncharacter that a service might refuse."""
-_MAX_BRANCHES = 24
-"""Branches of one level that are enumerated before the rest is taken in proportion."""
+_MAX_BRANCHES = 17
+"""Branches of one level that are enumerated (hexadecimal digits are) before others are drawn by lot."""
+_DRAWS = 8
+"""How many of a level's other branches are drawn."""
 _SEED = 20
 _CLASSES = ((0x30, 0x39), (0x41, 0x5A), (0x61, 0x7A))
 """Digits, upper case and lower case letters: what a level goes on with when some of a class was met."""
@@ -181,13 +182,13 @@ class Sizer:
         return stratum.weight * size
 
     def _typical(self, alike: tuple[int, int]) -> float:
-        """Return the usual size of branches that look so; without any, the estimate is unsettled."""
+        """Return the usual size of branches that look so, 0.0 when none was looked into."""
         sizes = self._sizes.get(alike)
         if sizes is None:
+            # Mostly the small change of a late generation; what it is worth, nobody knows.
             self.settled = False
-            shape = alike[1]
-            sizes = [size for looks, known in self._sizes.items() if looks[1] == shape for size in known]
-        return sum(sizes) / len(sizes) if sizes else 0.0
+            return 0.0
+        return sum(sizes) / len(sizes)
 
 
 class _Walk:
@@ -201,37 +202,40 @@ class _Walk:
         self._met = self._units_at_depth([branch.last])
         self._climbs = 0
         self._opened: list[tuple[int, float, _Open]] = []
+        self._draws: list[int] = []
+        """Units of a level too wide to enumerate, drawn to stand for all that were not."""
+        self._share = 1.0
+        self._drawn_upto = 0
         self.finished = False
         if self._depth + 1 < len(branch.last):
-            self._note_open([branch.last], 1.0)
+            self._note_open([branch.last])
 
     def next_probe(self) -> Units:
-        """Return behind which key the next branch begins."""
+        """Return behind which key to read next."""
+        if self._draws:
+            return (*self._last[: self._depth], self._draws[-1])
         return (*self._last[: self._depth + 1], _ABOVE)
 
     def take(self, page: Stretch) -> float:
         """Take the page behind `next_probe`; return for how many rows it speaks."""
+        if self._draws:
+            return self._take_draw(page)
         inside = [key for key in page.keys if key[: self._floor] == self._branch.prefix]
-        whole = len(inside) < len(page.keys) or page.ended
         if not inside:
             self.finished = True
             return 0
-        climbed = _shared(inside[0], self._last)
-        if climbed < self._depth:
-            self._climbs += 1
-            self._met = set()
-        self._depth, self._last = climbed, inside[-1]
-        share = self._rest_of_level() if len(self._met) >= _MAX_BRANCHES else 1.0
+        self._move_to(_shared(inside[0], self._last))
         # The page may have run on to a higher level.
-        ran_on = _shared(inside[0], inside[-1])
-        if ran_on < self._depth:
-            self._climbs += 1
-            self._depth, self._met = ran_on, set()
+        self._move_to(min(self._depth, _shared(inside[0], inside[-1])))
+        self._last = inside[-1]
         self._met |= self._units_at_depth(inside)
-        self.finished = whole or share > 1.0
-        if not whole:
-            self._note_open(inside, share)
-        return len(inside) * share
+        if len(inside) < len(page.keys) or page.ended:
+            self.finished = True
+        else:
+            self._note_open(inside)
+            if len(self._met) >= _MAX_BRANCHES:
+                self._draw_rest()
+        return len(inside)
 
     def opened(self) -> list[tuple[float, _Open]]:
         """Return the branches that were not read to their end, each with for how many it stands."""
@@ -239,27 +243,49 @@ class _Walk:
         first = self._branch.generation + 1 + self._climbs
         return [(share, replace(branch, generation=first - climbs)) for climbs, share, branch in self._opened]
 
-    def _note_open(self, keys: Sequence[Units], share: float) -> None:
+    def _move_to(self, depth: int) -> None:
+        """Go up to a level; what was met below it says nothing about it."""
+        if depth < self._depth:
+            self._climbs += 1
+            self._depth = depth
+            self._met = self._units_at_depth([self._last])
+
+    def _draw_rest(self) -> None:
+        """Draw some of the units that may follow on this level, evenly from first to last."""
+        candidates: set[int] = set()
+        for low, high in _CLASSES:
+            if any(low <= unit <= high for unit in self._met):
+                candidates.update(range(low, high + 1))
+        rest = sorted(unit for unit in candidates if unit > self._last[self._depth])
+        if rest:
+            stride = max(1, -(-len(rest) // _DRAWS))
+            self._draws = rest[stride // 2 :: stride] or rest[:1]
+            self._share = len(rest) / len(self._draws)
+            self._drawn_upto = rest[-1]
+
+    def _take_draw(self, page: Stretch) -> float:
+        prefix = (*self._last[: self._depth], self._draws.pop())
+        inside = [key for key in page.keys if key[: len(prefix)] == prefix]
+        if inside and len(inside) == len(page.keys) and not page.ended:
+            self._note_open(inside)
+        spoken_for = len(inside) * self._share
+        if not self._draws:
+            # What lies above the classes met so far, and above this level, is enumerated again.
+            self._share = 1.0
+            self._last = (*self._last[: self._depth], self._drawn_upto)
+        return spoken_for
+
+    def _note_open(self, keys: Sequence[Units]) -> None:
         """Note that the branch one level below the current one that holds the last key goes on."""
         last = keys[-1]
         prefix = last[: self._depth + 1]
         own = [key for key in keys if key[: len(prefix)] == prefix]
         split = _shared(own[len(own) // 2], last) if len(own) > 1 else len(prefix)
         branch = _Open(prefix, last, max(split, len(prefix)), 0, split - len(prefix))
-        self._opened.append((self._climbs, share, branch))
+        self._opened.append((self._climbs, self._share, branch))
 
     def _units_at_depth(self, keys: Sequence[Units]) -> set[int]:
         return {key[self._depth] for key in keys if len(key) > self._depth}
-
-    def _rest_of_level(self) -> float:
-        """Return for how many branches a page stands when the level is too wide to enumerate."""
-        candidates = set(self._met)
-        for low, high in _CLASSES:
-            if any(low <= unit <= high for unit in self._met):
-                candidates.update(range(low, high + 1))
-        ordered = sorted(candidates)
-        passed = bisect_right(ordered, max(self._met))
-        return max((len(ordered) - passed) * len(self._met) / passed, 1.0)
 
 
 def _shared(one: Units, other: Units) -> int:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from rekey.backfill.engine import row_bytes
+from rekey.backfill.packing import SizeOf
 from rekey.errors import RowRefused
 from rekey.limits import utf16_units
 from rekey.mapping.ids import SafeIds
@@ -26,14 +27,11 @@ from rekey.model import EntityKey, Row, key_of
 from rekey.planner.collisions import CollisionSearch
 from rekey.planner.result import Example, NewKey, RefusedRows
 from rekey.tables.base import MAX_BATCH_BYTES, MAX_BATCH_OPERATIONS, Operation, Verb
-from rekey.tables.wire import Encoder
 
 EXAMPLES = 5
 FIRST_ROWS = 20
 MAPPING_PARTITIONS = 32
 TALLIED_PARTITIONS = 50_000
-_ENDPOINT = "https://account.table.core.windows.net"
-"""Only its length matters: it is repeated in every operation of a batch."""
 
 
 class MapsRows(Protocol):
@@ -128,12 +126,21 @@ class Survey:
         source: str,
         search: CollisionSearch,
         *,
+        size_of: Sequence[SizeOf],
         window_rows: int,
         window_bytes: int,
         show_keys: bool = False,
         advance: Callable[[int], None] = lambda _rows: None,
     ) -> None:
-        """Take the mapping, the safe ids, the source's name, where target keys go, and a window's size."""
+        """Take the mapping, the safe ids, the source's name, and where target keys go.
+
+        Args:
+            size_of: for each target table, the bytes an operation takes in a batch to it.
+            window_rows: rows of a window of backfill.
+            window_bytes: bytes of one, whichever is reached first.
+            show_keys: keep the keys of example rows.
+            advance: told the rows of every page.
+        """
         self._mapper = mapper
         self._ids = ids
         self._source = source
@@ -142,7 +149,7 @@ class Survey:
         self._window_bytes = window_bytes
         self._show_keys = show_keys
         self._advance = advance
-        self._encoders = [Encoder(_ENDPOINT, name) for name in mapper.tables]
+        self._size_of = size_of
         self._window = _Window(len(mapper.tables))
         self._packing_ended = False
         self._examples: list[tuple[bytes, EntityKey, tuple[tuple[int, EntityKey], ...]]] = []
@@ -204,7 +211,7 @@ class Survey:
             self._search.add(number, target_key, raw)
             self.target_rows[number] += 1
             if not self._packing_ended:
-                size = self._encoders[number].size(Operation(Verb.INSERT, target))
+                size = self._size_of[number](Operation(Verb.INSERT, target))
                 self._window.add(number, target_key.partition, size)
         if not self._packing_ended:
             owner = self._ids.raw(self._mapper.tables[0], key_of(mapped[0][1]))

@@ -301,7 +301,7 @@ class Session:
         self.ledger.unmark(run.script_id, [phase for phase in applied if phase not in counts])
         self.ledger.mark(run.script_id, [phase for phase in counts if phase not in applied])
         if counts and counts[-1] is Phase.DUAL_WRITE:
-            # Marked without having been carried out, if the state file was lost: the backfill is still to come.
+            # Marked, not carried out, if the state file was lost; the backfill is still to come.
             self.do(begin_watermark(run))
 
     # --- phases, as yoyo calls them ----------------------------------------------------------------------

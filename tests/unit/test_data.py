@@ -157,7 +157,11 @@ def test_csv_takes_types_from_the_header_or_from_a_column_beside(tmp_path: Path)
         ("a.jsonl", '{"PartitionKey":"p","RowKey":"SECRETKEY"\n', "line 1, column"),
         ("a.jsonl", '["SECRETKEY"]\n', "line 1: this is not an object"),
         ("a.jsonl", '{"PartitionKey":"p","RowKey":"1","A":["SECRETKEY"]}', "line 1: A is a list"),
-        ("a.jsonl", '{"PartitionKey":"p","RowKey":"1","A":1,"A@odata.type":"Edm.X"}', "line 1: a type is none"),
+        (
+            "a.jsonl",
+            '{"PartitionKey":"p","RowKey":"1","A":1,"A@odata.type":"Edm.X"}',
+            "line 1: a type is none",
+        ),
         ("a.jsonl", '{"PartitionKey":"p","RowKey":"1","A":99999999999999999999}', "A holds no Edm.Int64"),
         (
             "a.json",

@@ -1,0 +1,310 @@
+"""Plans of whole migrations on tables in memory: what they count is what backfill does."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rekey import Migration, Target, keys, props
+from rekey.backfill.engine import copy_segments
+from rekey.config import Limits
+from rekey.errors import CredentialRefused, EndpointDown, ExitCode
+from rekey.model import Row
+from rekey.planner.as_json import plan_json
+from rekey.planner.inventory import SampleSize
+from rekey.planner.plan import PlanOptions, Subject, make_plan
+from rekey.planner.problems import Started
+from rekey.planner.render import WIDTH, plan_text
+from rekey.rehearse import generate
+from rekey.state.models import Segment
+from rekey.tables.clock import FakeClock
+from rekey.tables.faults import Call
+from rekey.tables.memory import MemoryTableService
+from tests.planning import FINGERPRINTS, IDS, SMALL_SAMPLE, codes, fill, plan_one, subject
+from tests.worlds import LOWERED, POSTS, USERS, World, never, nothing, post, user
+
+LIMITS = Limits(window_rows=2_000)
+
+
+def posts(count: int) -> list[Row]:
+    return [post(f"s{n:05}", f"20{n % 24:02}-{n % 12 + 1:02}", tags=f"t{n % 7},all") for n in range(count)]
+
+
+@pytest.mark.parametrize("migration", [USERS, POSTS], ids=["users", "posts with an index"])
+async def test_an_exact_plan_counts_the_very_batches_that_backfill_sends(
+    memory: MemoryTableService, migration: Migration
+) -> None:
+    rows = (
+        [user(f"u{n:05}@mail.example", f"p{n % 13}") for n in range(4_300)]
+        if migration is USERS
+        else posts(4_300)
+    )
+    world = World(memory, migration)
+    await world.prepare()
+    await fill(memory, migration.source, rows)
+    what = replace(subject(migration), ids=world.mapping.rows.ids, started=None)
+    plan = await plan_one(memory, what, exact=True, limits=LIMITS)
+    assert codes(plan) == []
+    copied, _ = await copy_segments(
+        world.source,
+        [Segment(id=1, script_id="0001_users", purpose="backfill")],
+        world.copier,
+        size=replace(world.window, rows=LIMITS.window_rows, bytes=LIMITS.window_bytes),
+        checkpoint=lambda _segments: None,
+        stop_requested=never,
+        advance=nothing,
+    )
+    assert plan.estimate is not None
+    written = sum(
+        one.count
+        for one in plan.estimate.requests
+        if one.phase == "backfill" and one.kind.startswith("write")
+    )
+    assert written == copied.requests
+    assert [fill_of.rows for fill_of in plan.fills] == [len(table) for table in world.actual().values()]
+
+
+async def test_planning_writes_nothing(memory: MemoryTableService) -> None:
+    await fill(memory, "Users", [user(f"u{n}@mail.example") for n in range(300)])
+    before = memory.dump("Users")
+    calls: list[str] = []
+
+    async def gate(call: Call) -> None:
+        calls.append(call.action)
+
+    memory.gate = gate
+    await plan_one(memory, subject(USERS), exact=True, show_keys=True)
+    assert set(calls) <= {"page", "get", "table_exists"}
+    assert memory.dump("Users") == before
+    assert not await memory.table_exists("UsersV2")
+
+
+async def test_keys_that_fold_together_are_found_named_and_shown_only_on_request(
+    memory: MemoryTableService,
+) -> None:
+    rows = [user(f"anna{n}@mail.example") for n in range(2_500)]
+    await fill(memory, "Users", [*rows, user("ANNA7@mail.example"), user("Anna7@mail.example")])
+    plan = await make_plan([subject(LOWERED)], memory, PlanOptions(exact=True), clock=FakeClock())
+    [migration] = plan.migrations
+    assert plan.exit_code == ExitCode.FINDINGS
+    assert codes(migration) == ["collision"]
+    assert migration.collisions is not None
+    assert (migration.collisions.keys, migration.collisions.rows) == (1, 3)
+    named = {IDS.short("Users", key) for key in keys_of("anna7", "ANNA7", "Anna7")}
+    assert set(migration.problems[0].row_ids) == named
+    for text in (plan_text(plan), json.dumps(plan_json(plan))):
+        assert "mail.example" not in text.lower()
+    shown = await make_plan([subject(LOWERED)], memory, PlanOptions(exact=True, show_keys=True))
+    assert "'ANNA7@mail.example'" in plan_text(shown)
+    assert "operator's eyes only" in plan_text(shown)
+    assert "ANNA7@mail.example" in json.dumps(plan_json(shown))
+    assert "mail.example" not in json.dumps(plan_json(shown, keys=False)).lower()
+
+
+def keys_of(*names: str) -> list[object]:
+    from rekey.model import EntityKey
+
+    return [EntityKey("eu", f"{name}@mail.example") for name in names]
+
+
+async def test_rows_that_cannot_be_mapped_are_counted_by_reason(memory: MemoryTableService) -> None:
+    bad = [post(f"bad{n}", month="2024/01") for n in range(25)]
+    lacking = {name: value for name, value in post("lacks").items() if name != "Month"}
+    await fill(memory, "Posts", [*posts(100), *bad, lacking])
+    plan = await plan_one(memory, subject(POSTS), exact=True)
+    assert [(one.code, one.rows, len(one.row_ids)) for one in plan.refused] == [
+        ("refused-character", 25, 20),
+        ("missing-property", 1, 1),
+    ]
+    assert codes(plan) == ["row-refused", "row-refused"]
+    assert "default=" in plan.refused[1].cure
+    assert plan.fills[0].rows == 100
+
+
+async def test_examples_show_five_rows_by_safe_id_with_every_new_key(memory: MemoryTableService) -> None:
+    await fill(memory, "Posts", posts(200))
+    plan = await plan_one(memory, subject(POSTS))
+    assert len(plan.examples) == 5
+    for example in plan.examples:
+        assert [new.table for new in example.new_keys] == ["PostsV2", "PostsByTag", "PostsByTag"]
+        assert example.old_key is None and all(new.new_key is None for new in example.new_keys)
+        assert example.new_keys[0].partition_units == len("2024-01")
+    again = await plan_one(memory, subject(POSTS))
+    assert again.examples == plan.examples
+
+
+async def test_a_partition_per_row_is_a_warning_with_its_price(memory: MemoryTableService) -> None:
+    alone = Migration(
+        source="Users",
+        target=Target(
+            "UsersV2",
+            partition_key=keys.opaque("RowKey", domain="user", secret="users"),
+            row_key=keys.literal(""),
+            properties=[props.copy("RowKey", to="Mail"), props.copy("PartitionKey", to="Region")],
+        ),
+        capture="delta",
+    )
+    await fill(memory, "Users", [user(f"u{n}@mail.example") for n in range(1_500)])
+    plan = await plan_one(memory, subject(alone), exact=True)
+    assert codes(plan) == ["batches-of-one"]
+    assert plan.fills[0].batches == 1_500
+    assert "1,500 requests instead of 15" in plan.problems[0].message
+
+
+async def test_a_large_table_is_sampled_within_bounds_and_says_so(memory: MemoryTableService) -> None:
+    await fill(memory, "Users", [user(f"u{n:06}@mail.example", f"p{n % 20:02}") for n in range(30_000)])
+    pages = 0
+
+    async def gate(call: Call) -> None:
+        nonlocal pages
+        pages += call.action == "page"
+
+    memory.gate = gate
+    plan = await plan_one(memory, subject(USERS), sample=SMALL_SAMPLE, limits=LIMITS)
+    assert plan.inventory is not None and not plan.inventory.exact
+    assert pages <= 3 + SMALL_SAMPLE.probes + 1
+    assert plan.inventory.rows.at_least < 30_000
+    assert 0.8 < plan.inventory.rows.rows / 30_000 < 1.2
+    assert codes(plan) == ["sampled"]
+    assert "about" in plan_text(await make_plan([subject(USERS)], memory, PlanOptions(sample=SMALL_SAMPLE)))
+    exact = await plan_one(memory, subject(USERS), exact=True, limits=LIMITS)
+    assert 0.8 < plan.fills[0].batches / exact.fills[0].batches < 1.25
+
+
+async def test_a_row_met_by_two_probes_is_looked_at_once(memory: MemoryTableService) -> None:
+    """Probes may overlap; a row looked at twice would collide with itself."""
+    await fill(memory, "Users", [user(str(n), "p") for n in range(6_000)])
+    plan = await plan_one(memory, subject(USERS), sample=SampleSize(head_rows=1_000, probes=40))
+    assert plan.collisions is not None and plan.collisions.keys == 0
+    assert plan.mapped_rows <= 6_000
+
+
+@pytest.mark.parametrize("generator", ["Users", "Posts", "Telemetry"])
+async def test_the_inventory_of_a_whole_read_is_exact(memory: MemoryTableService, generator: str) -> None:
+    rows = list(generate.rows_for(generator, 1_200))
+    await fill(memory, "Users", rows)
+    plan = await plan_one(memory, replace(subject(USERS), mapper=None), exact=True)
+    partitions = [row["PartitionKey"] for row in rows]
+    assert plan.inventory is not None
+    assert plan.inventory.rows.rows == 1_200
+    assert plan.inventory.partitions == len(set(partitions))
+    assert plan.inventory.largest_partition == max(map(partitions.count, set(partitions)))
+    assert plan.inventory.digest is not None
+
+
+async def test_the_inventory_digest_changes_with_every_kind_of_write(memory: MemoryTableService) -> None:
+    await fill(memory, "Users", [user("a"), user("b")])
+    source = memory.table("Users")
+
+    async def digest() -> str | None:
+        return (await plan_one(memory, subject(USERS), exact=True)).basis.inventory
+
+    seen = [await digest(), await digest()]
+    assert seen[0] == seen[1]
+    await source.insert(user("c"))
+    seen.append(await digest())
+    await source.merge({"PartitionKey": "eu", "RowKey": "a", "Nm": "a"})  # the same value again
+    seen.append(await digest())
+    await source.delete(keys_of_row("b"))
+    seen.append(await digest())
+    assert len(set(seen)) == 4
+
+
+def keys_of_row(name: str):  # type: ignore[no-untyped-def]
+    from rekey.model import EntityKey
+
+    return EntityKey("eu", name)
+
+
+async def test_what_cannot_be_looked_at_is_a_finding_not_a_crash(memory: MemoryTableService) -> None:
+    missing = await plan_one(memory, subject(USERS))
+    assert codes(missing) == ["source-missing"] and missing.inventory is None
+    await fill(memory, "Users", [user("a")])
+    no_secret = replace(subject(USERS), mapper=None, missing_secrets=("users",), secret_fingerprints={})
+    assert codes(await plan_one(memory, no_secret)) == ["secret-missing"]
+    await fill(memory, "UsersV2", [user("somebody else's")])
+    assert codes(await plan_one(memory, subject(USERS), exact=True)) == ["target-holds-rows"]
+    begun = replace(subject(USERS), started=Started("backfill", USERS.digest(), FINGERPRINTS))
+    assert codes(await plan_one(memory, begun, exact=True)) == []
+
+    async def ours(_number: int, _row: Row) -> bool:
+        return True
+
+    assert codes(await plan_one(memory, replace(subject(USERS), owns_row=ours), exact=True)) == []
+
+
+async def test_a_source_that_an_earlier_script_makes_is_a_note(memory: MemoryTableService) -> None:
+    await fill(memory, "Users", [user("a")])
+    second = replace(
+        USERS,
+        source="UsersV2",
+        target=replace(USERS.target, table="UsersV3", properties=USERS.target.properties[:1]),
+    )
+    plan = await make_plan(
+        [subject(USERS), subject(second, "0002_again")], memory, PlanOptions(exact=True), clock=FakeClock()
+    )
+    assert [codes(one) for one in plan.migrations] == [[], ["source-not-yet"]]
+    assert plan.exit_code == ExitCode.DONE
+
+
+@pytest.mark.parametrize("error", [EndpointDown, CredentialRefused])
+async def test_a_service_that_cannot_be_asked_ends_the_plan_with_its_error(
+    memory: MemoryTableService, error: type[EndpointDown]
+) -> None:
+    async def gate(_call: Call) -> None:
+        raise error("no answer")
+
+    memory.gate = gate
+    with pytest.raises(error):
+        await plan_one(memory, subject(USERS))
+
+
+async def test_short_and_empty_pages_are_read_to_the_end(memory: MemoryTableService) -> None:
+    await fill(memory, "Users", [user(f"u{n:04}") for n in range(1_500)])
+    turn = 0
+
+    def decide(_call: Call) -> object:
+        from rekey.tables.faults import Fault, FaultKind
+
+        nonlocal turn
+        turn += 1
+        return Fault(FaultKind.EMPTY_PAGE if turn % 2 else FaultKind.SHORT_PAGE)
+
+    class Pages:
+        def decide(self, call: Call) -> object:
+            return decide(call) if call.action == "page" and call.table == "Users" else None
+
+    memory.faults = Pages()  # type: ignore[assignment]
+    for exact in (True, False):
+        plan = await plan_one(memory, subject(USERS), exact=exact)
+        assert plan.inventory is not None and plan.inventory.rows.rows == 1_500
+
+
+async def test_the_text_stays_within_its_width_and_tells_what_happens(
+    memory: MemoryTableService, tmp_path: Path
+) -> None:
+    await fill(memory, "Users", [user(f"u{n:04}@mail.example") for n in range(1_500)])
+    await fill(memory, "Posts", [*posts(50), post("x", month="a/b")])
+    unheld: Subject = replace(subject(POSTS, "0002_posts"), ids_hold=False)
+    plan = await make_plan(
+        [subject(USERS), unheld], memory, PlanOptions(exact=True, show_keys=True, spill=tmp_path)
+    )
+    text = plan_text(plan)
+    assert max(map(len, text.splitlines())) <= WIDTH
+    assert all(line == line.rstrip() for line in text.splitlines())
+    for part in (
+        "rows          1,500",
+        "rows/batch",
+        "at best",
+        "ERROR",
+        "row-refused",
+        "cure:",
+        "hold for this plan",
+    ):
+        assert part in text
+    assert list(tmp_path.iterdir()) == []
+    empty = plan_text(replace(plan, migrations=()))
+    assert "no migration script" in empty

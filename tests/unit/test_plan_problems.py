@@ -1,0 +1,108 @@
+"""What a plan complains about: every problem has a stable code, no keys, and a cure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rekey.planner.inventory import Inventory
+from rekey.planner.problems import (
+    Started,
+    declaration_problems,
+    ordered,
+    row_problems,
+    table_problems,
+)
+from rekey.planner.result import (
+    CollisionGroup,
+    Collisions,
+    Problem,
+    RefusedRows,
+    Severity,
+    TableFill,
+    TableState,
+)
+from rekey.planner.sampling import RowEstimate
+from tests.planning import FINGERPRINTS, declared
+from tests.worlds import USERS
+
+NO_COLLISIONS = Collisions(0, 0, (), exact=True)
+
+
+def inventory(rows: int, *, exact: bool = True) -> Inventory:
+    return Inventory("Users", RowEstimate(rows, rows, exact, True), 100 * rows, 1, 1, rows, None)
+
+
+def found(problems: list[Problem]) -> dict[str, Severity]:
+    assert all(problem.cure and problem.message for problem in problems)
+    return {problem.code: problem.severity for problem in problems}
+
+
+def test_a_sound_declaration_has_no_problems() -> None:
+    assert declaration_problems(declared(USERS), None, (), FINGERPRINTS) == []
+    started = Started("backfill", USERS.digest(), FINGERPRINTS)
+    assert declaration_problems(declared(USERS), started, (), FINGERPRINTS) == []
+
+
+def test_a_missing_secret_an_unrunnable_capture_and_no_way_back_are_told() -> None:
+    other = replace(USERS, capture="dual-write", reverse=False)
+    assert found(declaration_problems(declared(other), None, ("users",), {})) == {
+        "secret-missing": Severity.ERROR,
+        "capture-not-runnable": Severity.ERROR,
+        "no-way-back": Severity.WARNING,
+    }
+
+
+def test_an_edited_script_and_a_changed_secret_are_errors_once_begun() -> None:
+    started = Started("backfill", "0" * 64, {"users": "another fingerprint"})
+    assert found(declaration_problems(declared(USERS), started, (), FINGERPRINTS)) == {
+        "declaration-moved": Severity.ERROR,
+        "secret-moved": Severity.ERROR,
+    }
+
+
+def test_a_missing_source_is_an_error_unless_an_earlier_script_makes_it() -> None:
+    assert found(table_problems(declared(USERS), False, None, ())) == {"source-missing": Severity.ERROR}
+    assert found(table_problems(declared(USERS), False, "0000_first", ())) == {
+        "source-not-yet": Severity.NOTE
+    }
+
+
+def test_a_target_with_foreign_rows_is_an_error_and_an_empty_one_is_not() -> None:
+    empty, taken = TableState("UsersV2", True, False), TableState("UsersByTag", True, True)
+    problems = table_problems(declared(USERS), True, None, [empty, taken])
+    assert found(problems) == {"target-holds-rows": Severity.ERROR}
+    assert "UsersByTag" in problems[0].message
+
+
+def test_refusals_and_collisions_are_errors_with_counts_and_safe_ids() -> None:
+    refused = RefusedRows("empty-key", "target.row_key", "the key is empty", "mend", 30, ("a1", "b2"))
+    collided = Collisions(1, 3, (CollisionGroup("UsersV2", 3, ("c3", "d4", "e5")),), exact=True)
+    problems = row_problems(inventory(1_000), [refused], collided, [], ids_hold=False)
+    assert found(problems) == {
+        "row-refused": Severity.ERROR,
+        "collision": Severity.ERROR,
+        "ids-not-kept": Severity.NOTE,
+    }
+    assert problems[0].rows == 30 and problems[0].row_ids == ("a1", "b2")
+    assert problems[1].rows == 3 and problems[1].row_ids == ("c3", "d4", "e5")
+
+
+def test_an_empty_source_and_a_sample_are_told() -> None:
+    problems = row_problems(inventory(0, exact=False), [], NO_COLLISIONS, [], ids_hold=True)
+    assert found(problems) == {"source-empty": Severity.WARNING, "sampled": Severity.NOTE}
+
+
+def test_a_partition_per_row_is_told_with_what_it_costs() -> None:
+    alone = TableFill("UsersV2", 50_000, 50_000, 50_000, True, 1, 0.0)
+    thin = replace(alone, table="Thin", batches=12_500)
+    full = replace(alone, table="Full", batches=500)
+    few = replace(alone, table="Few", rows=20, batches=20)
+    problems = row_problems(inventory(50_000), [], NO_COLLISIONS, [alone, thin, full, few], ids_hold=True)
+    assert found(problems) == {"batches-of-one": Severity.WARNING, "thin-batches": Severity.WARNING}
+    assert "50,000 requests instead of 500" in problems[0].message
+    assert "4.0 rows" in problems[1].message
+
+
+def test_errors_come_first() -> None:
+    note, error = Problem("a", Severity.NOTE, "m", "c"), Problem("b", Severity.ERROR, "m", "c")
+    assert ordered([note, error]) == (error, note)

@@ -1,0 +1,89 @@
+"""Estimating a table's size: honest always, close for keys of even form, bounded in requests."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from bisect import bisect_right
+
+import pytest
+
+from rekey.model import EntityKey
+from rekey.planner.sampling import Sizer, Stretch, Units, key_from, units_of
+
+HEAD = 5_000
+REQUESTS = 45
+
+
+class Keys:
+    """A table's keys, read a page at a time."""
+
+    def __init__(self, keys: list[tuple[str, str]]) -> None:
+        self.units = sorted({units_of(EntityKey(*key)) for key in keys})
+        self.requests = 0
+
+    async def read(self, after: Units) -> Stretch:
+        self.requests += 1
+        at = bisect_right(self.units, units_of(key_from(after)))
+        return Stretch(self.units[at : at + 1000], ended=at + 1000 >= len(self.units))
+
+    async def estimate(self) -> tuple[float, bool]:
+        sizer = Sizer(self.read, REQUESTS)
+        behind = await sizer.rows_behind(self.units[HEAD - 1000 : HEAD])
+        return HEAD + behind, sizer.settled
+
+
+def uuids(count: int) -> list[tuple[str, str]]:
+    lot = random.Random(4)
+    return [(str(uuid.UUID(int=lot.getrandbits(128))), "") for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("keys", "within"),
+    [
+        ([("all", f"{n:010d}") for n in range(100_000)], 0.01),
+        ([(f"p-{n % 200:03d}", f"r{n:08d}") for n in range(100_000)], 0.05),
+        (uuids(100_000), 0.15),
+        ([("all", str(n)) for n in range(100_000)], 0.25),
+        ([(f"🚲{n // 1000:03d}", f"{n:06d}") for n in range(60_000)], 0.05),
+    ],
+    ids=["padded numbers", "200 partitions", "guids", "numbers of any length", "beyond the basic plane"],
+)
+async def test_keys_of_even_form_are_estimated_closely_in_few_requests(
+    keys: list[tuple[str, str]], within: float
+) -> None:
+    table = Keys(keys)
+    estimate, _ = await table.estimate()
+    assert table.requests <= REQUESTS
+    assert abs(estimate - len(table.units)) / len(table.units) <= within
+
+
+async def test_the_same_table_gives_the_same_estimate() -> None:
+    assert await Keys(uuids(30_000)).estimate() == await Keys(uuids(30_000)).estimate()
+
+
+async def test_running_out_of_requests_is_said() -> None:
+    """Keys with many branches at every level cannot be settled; the result must not claim to be."""
+    lot = random.Random(1)
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    keys = [
+        ("p", letters[int(lot.expovariate(0.1)) % 60] + "".join(lot.choices(letters, k=9)))
+        for _ in range(90_000)
+    ]
+    table = Keys(keys)
+    estimate, settled = await table.estimate()
+    assert table.requests <= REQUESTS
+    assert not settled
+    assert estimate >= HEAD
+
+
+@pytest.mark.parametrize("key", [("", ""), ("p", ""), ("é日", "🦊x"), ("a'b", "x" * 512)])
+def test_keys_survive_as_code_units_in_the_services_order(key: tuple[str, str]) -> None:
+    assert key_from(units_of(EntityKey(*key))) == EntityKey(*key)
+
+
+def test_a_cut_surrogate_pair_becomes_a_key_that_can_be_sent_and_sorts_below() -> None:
+    whole = units_of(EntityKey("p", "🦊"))
+    cut = key_from(whole[:-1])
+    cut.row.encode("utf-8")
+    assert units_of(cut) < whole
