@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -372,10 +373,8 @@ def test_cut_off_before_any_effect_the_next_run_ends_in_the_same_state(project: 
         return
 
     project.tables.gate = project.restricted.gate = kill
-    try:
+    with suppress(Killed):
         apply(project, Phase.CUTOVER, STOPPED)
-    except Killed:
-        pass
     project.tables.gate = project.restricted.gate = alive
     project.clock.advance(120)
     apply(project)

@@ -40,6 +40,8 @@ def test_between_the_two_writes_of_a_move_the_control_row_decides(
     ("control", "last"),
     [("source", None), ("dual_write", "dual_write"), ("cutover", "cutover"), ("complete", "complete")],
 )
-def test_with_a_lost_state_file_copying_is_done_again_and_nothing_else(control: str, last: str | None) -> None:
+def test_with_a_lost_state_file_copying_is_done_again_and_nothing_else(
+    control: str, last: str | None
+) -> None:
     found = aligned(ControlPhase(control), ())
     assert (found[-1] if found else None) == (Phase(last) if last else None)
