@@ -39,7 +39,7 @@ from rekey.planner.result import (
     TableState,
 )
 from rekey.planner.survey import MapsRows, Survey
-from rekey.progress import Progress, Silent
+from rekey.progress import Advance, Progress, Silent
 from rekey.tables.base import Table, TableService
 from rekey.tables.clock import Clock, SystemClock, format_ticks
 
@@ -141,19 +141,7 @@ async def _plan_one(
     )
     label = f"{declared.script_id}: read {declared.migration.source}"
     with CollisionSearch(options.spill) as search, progress.task(label) as advance:
-        survey = None
-        if subject.mapper is not None:
-            survey = Survey(
-                subject.mapper,
-                subject.ids,
-                declared.migration.source,
-                search,
-                size_of=[tables.table(name).encoded_size for name in declared.migration.tables],
-                window_rows=options.limits.window_rows,
-                window_bytes=options.limits.window_bytes,
-                show_keys=options.show_keys,
-                advance=advance,
-            )
+        survey = _survey(subject, tables, options, search, advance)
         inventory = await _inventory(subject, tables, options, survey)
         maker = makers.get(declared.migration.source.lower())
         problems += table_problems(declared, inventory is not None, maker, targets)
@@ -163,37 +151,62 @@ async def _plan_one(
             title=declared.doc.strip().partition("\n")[0],
             basis=_basis(subject, inventory, targets, options),
             inventory=inventory,
-            mapped_rows=0,
-            examples=(),
-            refused=(),
-            collisions=None,
-            fills=(),
-            estimate=None,
             problems=ordered(problems),
         )
         if survey is None or inventory is None:
             return plan
         survey.finish()
         collisions = await _collisions(subject, tables, search.finish(), inventory, options)
+    return _with_rows(plan, survey, inventory, collisions, options.limits, ids_hold=subject.ids_hold)
+
+
+def _survey(
+    subject: Subject, tables: TableService, options: PlanOptions, search: CollisionSearch, advance: Advance
+) -> Survey | None:
+    """Return what tries the mapping on rows, None when a secret is missing."""
+    if subject.mapper is None:
+        return None
+    migration = subject.declared.migration
+    return Survey(
+        subject.mapper,
+        subject.ids,
+        migration.source,
+        search,
+        size_of=[tables.table(name).encoded_size for name in migration.tables],
+        window_rows=options.limits.window_rows,
+        window_bytes=options.limits.window_bytes,
+        show_keys=options.show_keys,
+        advance=advance,
+    )
+
+
+def _with_rows(
+    plan: MigrationPlan,
+    survey: Survey,
+    inventory: Inventory,
+    collisions: Collisions,
+    limits: Limits,
+    *,
+    ids_hold: bool,
+) -> MigrationPlan:
+    """Return the plan with what trying the mapping on rows has shown."""
     fills = _fills(survey, inventory)
-    more = row_problems(inventory, survey.refused, collisions, fills, subject.ids_hold)
+    work = Workload(
+        source_rows=inventory.rows.rows,
+        largest_source_partition=inventory.largest_partition,
+        mapping_batches=_scaled(survey.mapping_batches, inventory.rows.rows, survey.packed_rows),
+        fills=fills,
+    )
+    more = row_problems(inventory, survey.refused, collisions, fills, ids_hold)
     return replace(
         plan,
+        problems=ordered([*plan.problems, *more]),
         mapped_rows=survey.rows,
         examples=survey.examples,
         refused=survey.refused,
         collisions=collisions,
         fills=fills,
-        estimate=estimate(
-            Workload(
-                source_rows=inventory.rows.rows,
-                largest_source_partition=inventory.largest_partition,
-                mapping_batches=_scaled(survey.mapping_batches, inventory.rows.rows, survey.packed_rows),
-                fills=fills,
-            ),
-            Pace(options.limits.concurrency, options.limits.entities_per_second),
-        ),
-        problems=ordered([*problems, *more]),
+        estimate=estimate(work, Pace(limits.concurrency, limits.entities_per_second)),
     )
 
 

@@ -222,13 +222,13 @@ class MigrationPlan:
         title: first line of its docstring, "" without one.
         basis: what the plan rests on.
         inventory: what the source holds, None when it does not exist.
+        problems: errors first.
         mapped_rows: rows the mapping was tried on.
         examples: up to five rows.
         refused: rows the mapping refuses, by reason; counted among `mapped_rows`.
         collisions: what two rows map to; None when nothing could be mapped.
         fills: the target tables, main first.
         estimate: requests and durations, None when nothing could be mapped.
-        problems: errors first.
     """
 
     script_id: str
@@ -236,13 +236,13 @@ class MigrationPlan:
     title: str
     basis: Basis
     inventory: Inventory | None
-    mapped_rows: int
-    examples: tuple[Example, ...]
-    refused: tuple[RefusedRows, ...]
-    collisions: Collisions | None
-    fills: tuple[TableFill, ...]
-    estimate: Estimate | None
     problems: tuple[Problem, ...]
+    mapped_rows: int = 0
+    examples: tuple[Example, ...] = ()
+    refused: tuple[RefusedRows, ...] = ()
+    collisions: Collisions | None = None
+    fills: tuple[TableFill, ...] = ()
+    estimate: Estimate | None = None
 
     @property
     def errors(self) -> tuple[Problem, ...]:

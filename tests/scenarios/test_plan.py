@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from rekey.planner.problems import Started
 from rekey.planner.render import WIDTH, plan_text
 from rekey.rehearse import generate
 from rekey.state.models import Segment
+from rekey.tables.azure import AzureTableService
 from rekey.tables.clock import FakeClock
 from rekey.tables.faults import Call
 from rekey.tables.memory import MemoryTableService
@@ -308,3 +310,25 @@ async def test_the_text_stays_within_its_width_and_tells_what_happens(
     assert list(tmp_path.iterdir()) == []
     empty = plan_text(replace(plan, migrations=()))
     assert "no migration script" in empty
+
+
+@pytest.mark.azurite
+async def test_probes_are_keys_that_a_service_answers(
+    tables_service: AzureTableService, table_name: Callable[[str], str]
+) -> None:
+    """Probe keys are made up from odd keys: quotes, percent signs, emoji, halves of surrogate pairs."""
+    name = table_name("Odd")
+    rows = list(generate.generic(2_500, seed=2, partitions=2))
+    await fill(tables_service, name, rows)
+    what = subject(replace(USERS, source=name, target=replace(USERS.target, table=f"{name}V2")))
+    try:
+        sample = SampleSize(head_rows=1_000, probes=25)
+        plan = await plan_one(tables_service, what, sample=sample)
+        exact = await plan_one(tables_service, what, exact=True)
+    finally:
+        await tables_service.delete_table(name)
+    assert plan.inventory is not None and exact.inventory is not None
+    assert exact.inventory.rows.rows == 2_500
+    assert exact.inventory.partitions == len({row["PartitionKey"] for row in rows})
+    assert plan.mapped_rows <= 2_500
+    assert plan.collisions is not None and plan.collisions.keys == 0
