@@ -12,7 +12,7 @@ from rekey.model import EntityKey
 from rekey.planner.sampling import Sizer, Stretch, Units, key_from, units_of
 
 LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-LOT = random.Random(4)  # noqa: S311 - keys of a test, the same each time
+LOT = random.Random(4)
 HEAD = 5_000
 REQUESTS = 45
 
@@ -36,7 +36,7 @@ class Keys:
 
 
 def uuids(count: int) -> list[tuple[str, str]]:
-    lot = random.Random(count)  # noqa: S311 - as above
+    lot = random.Random(count)
     return [(str(uuid.UUID(int=lot.getrandbits(128))), "") for _ in range(count)]
 
 
