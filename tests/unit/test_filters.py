@@ -1,0 +1,79 @@
+"""Filters of key ranges: three plain queries at most, and together exactly the range."""
+
+from __future__ import annotations
+
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rekey.model import EVERYTHING, EntityKey, KeyRange, utf16_order
+from rekey.tables.filters import both, modified_filter, quoted, range_filters
+
+_CONDITION = re.compile(r"(PartitionKey|RowKey) (eq|gt|lt|le) '((?:[^']|'')*)'(?: and |$)")
+
+# Few and nasty: quotes, words of the filter language, characters on both sides of the surrogates.
+texts = st.text(st.sampled_from("a'b \uff5e😀"), max_size=3) | st.just("' or RowKey gt '")
+keys = st.builds(EntityKey, texts, texts)
+ranges = st.builds(KeyRange, st.none() | keys, st.none() | keys)
+
+
+def holds(condition: str, key: EntityKey) -> bool:
+    """Evaluate a filter as the service does: every condition, by UTF-16 order."""
+    result = True
+    at = 0
+    while at < len(condition):
+        found = _CONDITION.match(condition, at)
+        assert found is not None, condition
+        name, operator, literal = found.groups()
+        value = utf16_order(key.partition if name == "PartitionKey" else key.row)
+        bound = utf16_order(literal.replace("''", "'"))
+        result &= {"eq": value == bound, "gt": value > bound, "lt": value < bound, "le": value <= bound}[
+            operator
+        ]
+        at = found.end()
+    return result
+
+
+@given(ranges, st.lists(keys, max_size=12))
+def test_the_queries_of_a_range_are_disjoint_ordered_and_exactly_the_range(
+    within: KeyRange, candidates: list[EntityKey]
+) -> None:
+    candidates += [bound for bound in (within.after, within.upto) if bound is not None]
+    distinct = sorted(set(candidates), key=lambda key: key.order)
+    filters = range_filters(within)
+    assert len(filters) <= 3
+    found = [key for one in filters for key in distinct if holds(one, key)]
+    assert found == [key for key in distinct if key in within]
+
+
+def test_the_three_queries_are_contiguous_and_without_or() -> None:
+    within = KeyRange(EntityKey("it's", "1"), EntityKey("q", "2"))
+    assert range_filters(within) == [
+        "PartitionKey eq 'it''s' and RowKey gt '1'",
+        "PartitionKey gt 'it''s' and PartitionKey lt 'q'",
+        "PartitionKey eq 'q' and RowKey le '2'",
+    ]
+
+
+def test_a_range_within_one_partition_is_one_query() -> None:
+    within = KeyRange(EntityKey("p", "1"), EntityKey("p", "2"))
+    assert range_filters(within) == ["PartitionKey eq 'p' and RowKey gt '1' and RowKey le '2'"]
+
+
+def test_everything_has_no_filter_and_an_empty_range_no_query() -> None:
+    assert range_filters(EVERYTHING) == [""]
+    assert range_filters(KeyRange(EntityKey("b", ""), EntityKey("a", ""))) == []
+    assert range_filters(KeyRange(EntityKey("b", ""), EntityKey("b", ""))) == []
+
+
+def test_a_timestamp_filter_joins_a_range_filter() -> None:
+    stamp = modified_filter("2024-01-01T00:00:00.1234567Z")
+    assert stamp == "Timestamp ge datetime'2024-01-01T00:00:00.1234567Z'"
+    assert both("A eq 1", stamp) == f"A eq 1 and {stamp}"
+    assert both("", stamp) == stamp
+    assert both("A eq 1", "") == "A eq 1"
+
+
+def test_quotes_double() -> None:
+    assert quoted("o''x'") == "'o''''x'''"
