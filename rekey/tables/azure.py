@@ -17,11 +17,8 @@ import random
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from datetime import UTC
-from email.utils import parsedate_to_datetime
 from importlib.metadata import version
 from types import TracebackType
-from typing import NamedTuple
 
 import orjson
 
@@ -38,28 +35,23 @@ from rekey.errors import (
     Unavailable,
 )
 from rekey.model import ETAG, EVERYTHING, PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, KeyRange, Row, key_of
-from rekey.tables.answers import error_of
 from rekey.tables.base import MAX_BATCH_BYTES, MAX_PAGE_ROWS, Operation, Page, Verb
 from rekey.tables.clock import Clock, SystemClock
 from rekey.tables.credentials import Credential
 from rekey.tables.filters import both, modified_filter, range_filters
+from rekey.tables.readers import Fetched, read_batch, read_done, read_etag, read_page, read_row, read_time
 from rekey.tables.requests import Outcome, Requester
 from rekey.tables.retry import RetryPolicy
 from rekey.tables.rules import check_batch, check_table_name
 from rekey.tables.settle import Landed, all_landed
-from rekey.tables.transport import Answer, Request, Timeouts, Transport
+from rekey.tables.transport import Request, Timeouts, Transport
 from rekey.tables.wire import (
     ACCEPT,
     API_VERSION,
-    BatchFailure,
     Encoder,
     batch_body,
-    decode_row,
-    decode_rows,
     encode_row,
     entity_path,
-    error_code,
-    parse_batch,
     projected,
     query_string,
 )
@@ -133,7 +125,7 @@ class AzureTableService:
         check_table_name(name)
         doing = f"create table {name}"
         request = Request("POST", "Tables", doing, _SENDING, orjson.dumps({"TableName": name}))
-        outcome = await self._requester.call(request, lambda answer: _done(answer, doing))
+        outcome = await self._requester.call(request, lambda answer: read_done(answer, doing))
         if outcome.error is not None and outcome.error.code == "TableAlreadyExists":
             return False
         if isinstance(outcome.error, RowMissing):
@@ -150,7 +142,7 @@ class AzureTableService:
         check_table_name(name)
         doing = f"delete table {name}"
         request = Request("DELETE", f"Tables('{name}')", doing, _COMMON)
-        outcome = await self._requester.call(request, lambda answer: _done(answer, doing))
+        outcome = await self._requester.call(request, lambda answer: read_done(answer, doing))
         if isinstance(outcome.error, TableMissing | RowMissing | TableBeingDeleted):
             return outcome.ambiguous
         return outcome.result()
@@ -162,7 +154,7 @@ class AzureTableService:
         path = f"{name}()" + query_string([("$select", PARTITION_KEY), ("$top", "1")])
         try:
             return await self._requester.read(
-                Request("GET", path, doing, _COMMON), lambda answer: _done(answer, doing)
+                Request("GET", path, doing, _COMMON), lambda answer: read_done(answer, doing)
             )
         except (TableMissing, RowMissing, TableBeingDeleted):
             return False
@@ -172,7 +164,7 @@ class AzureTableService:
         doing = "ask the service for its time"
         path = "Tables" + query_string([("$top", "1")])
         return await self._requester.read(
-            Request("GET", path, doing, _COMMON), lambda answer: _time(answer, doing)
+            Request("GET", path, doing, _COMMON), lambda answer: read_time(answer, doing)
         )
 
     async def close(self) -> None:
@@ -186,13 +178,6 @@ class AzureTableService:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-
-class _Fetched(NamedTuple):
-    """One answer of a query and the parameters that continue it (None: the query is at its end)."""
-
-    rows: list[Row]
-    continuation: list[tuple[str, str]] | None
 
 
 class AzureTable:
@@ -215,7 +200,7 @@ class AzureTable:
         path = entity_path(self._name, key) + query_string(parameters)
         try:
             row = await self._requester.read(
-                Request("GET", path, doing, _COMMON), lambda answer: _row(answer, doing)
+                Request("GET", path, doing, _COMMON), lambda answer: read_row(answer, doing)
             )
         except RowMissing:
             return None
@@ -261,7 +246,7 @@ class AzureTable:
         doing = f"write a batch to {self._name}"
         headers = {**_COMMON, "Content-Type": f"multipart/mixed; boundary=batch_{mark}"}
         request = Request("POST", "$batch", doing, headers, batch_body(parts, mark))
-        outcome = await self._requester.call(request, lambda answer: _etags(answer, doing, operations))
+        outcome = await self._requester.call(request, lambda answer: read_batch(answer, doing, operations))
         return await self._settled(operations, outcome)
 
     async def scan(
@@ -314,12 +299,12 @@ class AzureTable:
 
     async def _fetch(
         self, query: Sequence[tuple[str, str]], continuation: Sequence[tuple[str, str]]
-    ) -> _Fetched:
+    ) -> Fetched:
         doing = f"read a page of {self._name}"
         path = f"{self._name}()" + query_string([*query, *continuation])
         try:
             return await self._requester.read(
-                Request("GET", path, doing, _COMMON), lambda answer: _fetched(answer, doing)
+                Request("GET", path, doing, _COMMON), lambda answer: read_page(answer, doing)
             )
         except RowMissing as missing:
             # Some versions of the service say "resource" of a table.
@@ -330,7 +315,9 @@ class AzureTable:
     async def _update(self, operation: Operation) -> str:
         verb = operation.verb
         doing = f"{verb.replace('_', ' ')} a row of {self._name}"
-        condition = {"If-Match": operation.etag or "*"} if verb in _CONDITIONAL else {}
+        condition = (
+            {"If-Match": "*" if operation.etag is None else operation.etag} if verb in _CONDITIONAL else {}
+        )
         deletes = verb is Verb.DELETE
         request = Request(
             _METHODS[verb],
@@ -342,9 +329,11 @@ class AzureTable:
         return await self._write(request, operation)
 
     async def _write(self, request: Request, operation: Operation) -> str:
-        outcome = await self._requester.call(request, lambda answer: _one_etag(answer, request.doing))
+        outcome = await self._requester.call(
+            request, lambda answer: read_etag(answer, request.doing, operation)
+        )
         [etag] = await self._settled([operation], outcome)
-        return etag or ""
+        return "" if etag is None else etag
 
     async def _settled(
         self, operations: Sequence[Operation], outcome: Outcome[list[str | None]]
@@ -379,60 +368,6 @@ def _left_open(error: ServiceError, code: str) -> Ambiguous:
         index=error.index,
         hint="repeat the command, which goes on where it stopped and compares what is there",
     )
-
-
-# --- reading answers -----------------------------------------------------------------------------------
-
-
-def _check(answer: Answer, doing: str) -> None:
-    if answer.status >= 300:
-        code, _ = error_code(answer.body)
-        raise error_of(answer.status, code or answer.headers.get("x-ms-error-code", ""), doing)
-
-
-def _done(answer: Answer, doing: str) -> bool:
-    _check(answer, doing)
-    return True
-
-
-def _time(answer: Answer, doing: str) -> str:
-    if answer.status not in (200, 403):
-        _check(answer, doing)
-    moment = parsedate_to_datetime(answer.headers.get("Date", ""))
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.0000000Z")
-
-
-def _row(answer: Answer, doing: str) -> Row:
-    _check(answer, doing)
-    return decode_row(answer.body)
-
-
-def _fetched(answer: Answer, doing: str) -> _Fetched:
-    _check(answer, doing)
-    partition = answer.headers.get("x-ms-continuation-NextPartitionKey")
-    if partition is None:
-        return _Fetched(decode_rows(answer.body), None)
-    continuation = [("NextPartitionKey", partition)]
-    row = answer.headers.get("x-ms-continuation-NextRowKey")
-    if row is not None:
-        continuation.append(("NextRowKey", row))
-    return _Fetched(decode_rows(answer.body), continuation)
-
-
-def _one_etag(answer: Answer, doing: str) -> list[str | None]:
-    _check(answer, doing)
-    return [answer.headers.get("ETag")]
-
-
-def _etags(answer: Answer, doing: str, operations: Sequence[Operation]) -> list[str | None]:
-    _check(answer, doing)
-    read = parse_batch(answer.body, len(operations))
-    if isinstance(read, BatchFailure):
-        raise error_of(read.status, read.code, doing, index=read.index)
-    return [
-        None if operation.verb is Verb.DELETE else etag
-        for operation, etag in zip(operations, read, strict=True)
-    ]
 
 
 def _selection(select: Sequence[str]) -> str:

@@ -37,8 +37,9 @@ ACCEPT = "application/json;odata=minimalmetadata"
 _PART_HEAD = b"Content-Type: application/http\r\nContent-Transfer-Encoding: binary\r\n\r\n"
 _JSON_HEAD = (
     b" HTTP/1.1\r\nAccept: application/json;odata=minimalmetadata\r\nContent-Type: application/json\r\n"
-    b"Prefer: return-no-content\r\nDataServiceVersion: 3.0\r\n"
+    b"DataServiceVersion: 3.0\r\n"
 )
+_INSERT_HEAD = _JSON_HEAD + b"Prefer: return-no-content\r\n\r\n"
 _PLAIN_HEAD = b" HTTP/1.1\r\nAccept: application/json;odata=minimalmetadata\r\nDataServiceVersion: 3.0\r\n"
 _METHODS = {
     Verb.INSERT: b"POST ",
@@ -202,7 +203,7 @@ class Encoder:
     def __init__(self, endpoint: str, table: str) -> None:
         self._base = f"{endpoint}/".encode()
         self._table = table
-        self._insert_head = _PART_HEAD + b"POST " + self._base + table.encode() + _JSON_HEAD + b"\r\n"
+        self._insert_head = _PART_HEAD + b"POST " + self._base + table.encode() + _INSERT_HEAD
 
     def encode(self, operation: Operation) -> bytes:
         """Return an operation as one part of a batch body, encoding it only the first time."""
@@ -224,7 +225,7 @@ class Encoder:
         path = entity_path(self._table, operation.key).encode()
         condition = b""
         if verb in _CONDITIONAL:
-            condition = b"If-Match: " + (operation.etag or "*").encode() + b"\r\n"
+            condition = b"If-Match: %b\r\n" % ("*" if operation.etag is None else operation.etag).encode()
         if verb is Verb.DELETE:
             return b"".join((_PART_HEAD, b"DELETE ", self._base, path, _PLAIN_HEAD, condition, b"\r\n"))
         body = encode_row(operation.row)

@@ -126,16 +126,14 @@ def test_a_batch_is_exactly_this() -> None:
     ]
     body = batch_body([encoder.encode(operation) for operation in operations], MARK)
     common = "Accept: application/json;odata=minimalmetadata\r\n"
-    sending = (
-        f"{common}Content-Type: application/json\r\nPrefer: return-no-content\r\nDataServiceVersion: 3.0\r\n"
-    )
+    sending = f"{common}Content-Type: application/json\r\nDataServiceVersion: 3.0\r\n"
     part = (
         f"--changeset_{MARK}\r\nContent-Type: application/http\r\nContent-Transfer-Encoding: binary\r\n\r\n"
     )
     address = f"{ENDPOINT}/T(PartitionKey='p',RowKey='r')"
     assert body.decode() == (
         f"--batch_{MARK}\r\nContent-Type: multipart/mixed; boundary=changeset_{MARK}\r\n\r\n"
-        f"{part}POST {ENDPOINT}/T HTTP/1.1\r\n{sending}\r\n"
+        f"{part}POST {ENDPOINT}/T HTTP/1.1\r\n{sending}Prefer: return-no-content\r\n\r\n"
         '{"PartitionKey":"p","RowKey":"r","A":1}\r\n\r\n'
         f'{part}PATCH {address} HTTP/1.1\r\n{sending}If-Match: W/"x"\r\n\r\n'
         '{"PartitionKey":"p","RowKey":"r","A":2}\r\n\r\n'
