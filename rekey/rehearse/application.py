@@ -1,0 +1,330 @@
+"""The application of a rehearsal: a small writer that goes on inserting, updating and deleting rows.
+
+Rules kept here:
+
+* It writes through the Azure SDK, as applications do, one row at a time, before cutover to the source and
+  after it to the targets under their new keys. It knows nothing of the runner.
+* It keeps a book of what the source must hold, by digest; the witness compares with that book alone.
+* What it writes is something the declaration can take: a row that the mapping refuses, or that would collide,
+  is what `rekey plan` reports, and not what a rehearsal is about.
+* The same seed gives the same choices; what is written under way depends on how far the runner has come.
+"""
+
+from __future__ import annotations
+
+import base64
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from azure.data.tables import EdmType, EntityProperty, UpdateMode
+
+from rekey.edm import BINARY, BOOLEAN, DOUBLE, INT32, INT64, STRING, edm_type
+from rekey.errors import RowRefused
+from rekey.keys.base import WHOLE_ROW
+from rekey.mapper import TargetRow
+from rekey.model import (
+    PARTITION_KEY,
+    ROW_KEY,
+    TIMESTAMP,
+    TYPE_SUFFIX,
+    EntityKey,
+    Row,
+    content_of,
+    key_of,
+    property_names,
+)
+from rekey.rehearse.witness import Witness, digest_of
+
+ADDED = "RehearsalNote"
+"""The property that a row gets when it has none that can be changed."""
+_ATTEMPTS = 20
+_TEXT_LIMIT = 500
+_SOME_TIME = "2024-01-01T00:00:00.0000000Z"
+Place = tuple[int, EntityKey]
+
+
+class Application:
+    """Writes rows and remembers them."""
+
+    def __init__(self, witness: Witness, seed: int) -> None:
+        """Take a seed for its choices. It learns of the rows by `loaded` and `keep_back`."""
+        self._witness = witness
+        self._mapper = witness.mapper
+        self.source_name = witness.source_name
+        self._source = witness.client(witness.source_name)
+        self._targets = [witness.client(name) for name in self._mapper.tables]
+        self._kept_back: list[Row] = []
+        self._lot = random.Random(f"application/{seed}")  # noqa: S311 - choices to be made again
+        self._order: list[EntityKey] = []
+        self._owners: dict[Place, EntityKey] = {}
+        self.must_hold: dict[EntityKey, bytes] = {}
+        """The digest of every row that the source must hold."""
+        self.untouched: set[EntityKey] = set()
+        """Keys of rows that are as they were loaded."""
+        self.deleted: set[Place] = set()
+        """Target rows of source rows that were deleted before cutover."""
+        self.done: Counter[str] = Counter()
+        """What was done since `begin_counting`."""
+
+    def loaded(self, row: Row) -> None:
+        """Note a row that was loaded into the source; every key comes once."""
+        self._enter(row)
+        self.untouched.add(key_of(row))
+
+    def keep_back(self, rows: Sequence[Row]) -> None:
+        """Take rows that are not in the source, to insert them later."""
+        self._kept_back = list(rows)
+
+    def begin_counting(self) -> None:
+        """Start `done` again."""
+        self.done = Counter()
+
+    def told(self) -> str:
+        """Return what was done, e.g. `12 inserts, 30 updates, 7 deletes`."""
+        return ", ".join(f"{self.done[what]:,} {what}" for what in ("inserts", "updates", "deletes"))
+
+    # --- before cutover ----------------------------------------------------------------------------------
+
+    def write_source(self) -> None:
+        """Do one thing to the source: update twice as often as insert or delete."""
+        what = self._lot.randrange(4)
+        if what == 0 and self._kept_back:
+            self._insert_in_source()
+        elif what == 1 and len(self._order) > 1:
+            self._delete_in_source()
+        else:
+            self._update_in_source()
+
+    def _insert_in_source(self) -> None:
+        row = self._kept_back.pop()
+        if self._taken(row):
+            return
+        self._source.create_entity(to_entity(row))
+        self._enter(row)
+        self.done["inserts"] += 1
+
+    def _delete_in_source(self) -> None:
+        key = self._choose()
+        row = self._witness.get(self._witness.source_name, key)
+        if row is None:
+            return
+        places = self._places(row)
+        self._source.delete_entity(key.partition, key.row)
+        self._leave(key, places)
+        self.deleted.update(places)
+        self.done["deletes"] += 1
+
+    def _update_in_source(self) -> None:
+        key = self._choose()
+        row = self._witness.get(self._witness.source_name, key)
+        if row is None:
+            return
+        for changed in self._changes(row):
+            if not self._taken(changed, owner=key):
+                self._source.update_entity(to_entity(changed), mode=UpdateMode.REPLACE)
+                self._release(self._places(row), key)
+                self._enter(changed)
+                self.done["updates"] += 1
+                return
+
+    # --- after cutover -----------------------------------------------------------------------------------
+
+    def write_target(self) -> None:
+        """Do one thing to the targets, through the new keys, index rows included."""
+        what = self._lot.randrange(4)
+        if what == 0 and self._kept_back and not self._mapper.needs_timestamp:
+            self._insert_in_target()
+        elif what == 1 and len(self.untouched) > 1:
+            self._delete_in_target()
+        elif self.untouched:
+            self._update_in_target()
+
+    def _insert_in_target(self) -> None:
+        row = self._kept_back.pop()
+        if self._taken(row):
+            return
+        made = self._mapper.map(row)
+        try:
+            # What the target row says of its source row is all that can come back.
+            back = self._mapper.reverse(made[0].row, self._mapper.source_key(made[0].row), None)
+            if self._mapper.map(back) != made:
+                return
+        except RowRefused:
+            return
+        self._put(made, before=())
+        self._enter(content_of(back))
+        self.done["inserts"] += 1
+
+    def _delete_in_target(self) -> None:
+        key = self._choose_untouched()
+        row = self._witness.get(self._witness.source_name, key)
+        if row is None:
+            return
+        for table, made in self._mapper.map(row):
+            self._targets[table].delete_entity(made[PARTITION_KEY], made[ROW_KEY])
+        self._leave(key, self._places(row))
+        self.done["deletes"] += 1
+
+    def _update_in_target(self) -> None:
+        key = self._choose_untouched()
+        row = self._witness.get(self._witness.source_name, key)
+        if row is None:
+            return
+        before = self._mapper.map(row)
+        for changed in self._changes(row):
+            if self._taken(changed, owner=key):
+                continue
+            after = self._mapper.map(changed)
+            if self._comes_back(row, changed, before[0].row, after[0].row):
+                self._put(after, before=before)
+                self._release(self._places(row), key)
+                self._enter(changed)
+                self.done["updates"] += 1
+                return
+
+    def _comes_back(self, row: Row, changed: Row, before: Row, after: Row) -> bool:
+        """Tell whether a change shows in the main target row, and can be told from it."""
+        if (key_of(before), digest_of(before)) == (key_of(after), digest_of(after)):
+            return False
+        try:
+            back = self._mapper.reverse(after, key_of(row), row)
+        except RowRefused:
+            return False
+        return digest_of(back) == digest_of(changed)
+
+    def _put(self, after: Sequence[TargetRow], *, before: Sequence[TargetRow]) -> None:
+        stays = {(table, key_of(row)) for table, row in after}
+        for table, row in before:
+            if (table, key_of(row)) not in stays:
+                self._targets[table].delete_entity(row[PARTITION_KEY], row[ROW_KEY])
+        for table, row in after:
+            self._targets[table].upsert_entity(to_entity(row), mode=UpdateMode.REPLACE)
+
+    # --- the book ----------------------------------------------------------------------------------------
+
+    def _enter(self, row: Row) -> None:
+        key = key_of(row)
+        if key not in self.must_hold:
+            self._order.append(key)
+        self.must_hold[key] = digest_of(row)
+        self.untouched.discard(key)
+        for place in self._places(row):
+            self._owners[place] = key
+            self.deleted.discard(place)
+
+    def _leave(self, key: EntityKey, places: Sequence[Place]) -> None:
+        del self.must_hold[key]
+        self.untouched.discard(key)
+        self._release(places, key)
+        at = self._order.index(key)
+        self._order[at] = self._order[-1]
+        self._order.pop()
+
+    def _release(self, places: Sequence[Place], key: EntityKey) -> None:
+        for place in places:
+            if self._owners.get(place) == key:
+                del self._owners[place]
+
+    def _choose(self) -> EntityKey:
+        return self._lot.choice(self._order)
+
+    def _choose_untouched(self) -> EntityKey:
+        """Choose a row whose source row is as the target's: what changed after cutover is not there."""
+        for _ in range(_ATTEMPTS):
+            key = self._choose()
+            if key in self.untouched:
+                return key
+        return self._lot.choice(sorted(self.untouched))
+
+    def _places(self, row: Row) -> list[Place]:
+        """Return where a row stands in the targets; nowhere when the mapping refuses it."""
+        try:
+            return [(table, key_of(made)) for table, made in self._mapper.map(_timed(row))]
+        except RowRefused:
+            return []
+
+    def _taken(self, row: Row, owner: EntityKey | None = None) -> bool:
+        """Tell whether a row cannot be written: refused, its key in use, or its place in a target."""
+        places = self._places(row)
+        if not places or (owner is None and key_of(row) in self.must_hold):
+            return True
+        return any(self._owners.get(place, owner) != owner for place in places)
+
+    # --- changes -----------------------------------------------------------------------------------------
+
+    def _changes(self, row: Row) -> Iterator[Row]:
+        """Yield rows that differ from this one in one property: one that moves it first, then others."""
+        inputs = self._mapper.migration.key_inputs - {PARTITION_KEY, ROW_KEY, TIMESTAMP, WHOLE_ROW}
+        content = content_of(row)
+        if inputs and self._lot.random() < 0.5:
+            other = self._witness.get(self._witness.source_name, self._choose()) or row
+            for name in sorted(inputs & other.keys()):
+                if other[name] != row.get(name):
+                    yield _with(_without(content, name), name, edm_type(other, name), other[name])
+        names = sorted(set(property_names(row)) - inputs)
+        self._lot.shuffle(names)
+        yield from changed_by_one(content, names)
+
+
+def changed_by_one(row: Row, names: Sequence[str]) -> Iterator[Row]:
+    """Yield rows with one of these properties changed a little, and last one with a property added."""
+    for name in names:
+        edm = edm_type(row, name)
+        value = _other_value(edm, row[name])
+        if value is not None:
+            yield _with(row, name, edm, value)
+    if ADDED not in row:
+        yield {**row, ADDED: "added"}
+
+
+def _other_value(edm: str, value: Any) -> Any:
+    """Return a value that differs by one character or bit; None for types that are left alone."""
+    if edm == STRING:
+        return value + "~" if len(value) < _TEXT_LIMIT else value[:-1]
+    if edm == INT32:
+        return int(value) ^ 1
+    if edm == INT64:
+        return str(int(value) ^ 1)
+    if edm == BOOLEAN:
+        return not _is_true(value)
+    if edm == DOUBLE:
+        return 2.5 if value == 1.5 else 1.5
+    return None
+
+
+def to_entity(row: Row) -> dict[str, Any]:
+    """Return a wire row as an entity of the SDK, every value with its type, so that none is converted."""
+    entity: dict[str, Any] = {PARTITION_KEY: row[PARTITION_KEY], ROW_KEY: row[ROW_KEY]}
+    for name in property_names(row):
+        edm = edm_type(row, name)
+        value = row[name]
+        if edm == BINARY:
+            value = base64.b64decode(value)
+        elif edm == BOOLEAN:
+            value = _is_true(value)
+        elif edm == INT64:
+            value = int(value)
+        entity[name] = EntityProperty(value, EdmType(edm))
+    return entity
+
+
+def _is_true(value: Any) -> bool:
+    return value is True or str(value).lower() == "true"
+
+
+def _with(row: Row, name: str, edm: str, value: Any) -> Row:
+    changed = {**row, name: value}
+    if name + TYPE_SUFFIX in changed or edm not in (STRING, INT32, BOOLEAN, DOUBLE):
+        changed[name + TYPE_SUFFIX] = edm
+    return changed
+
+
+def _without(row: Row, name: str) -> Row:
+    return {field: value for field, value in row.items() if field not in (name, name + TYPE_SUFFIX)}
+
+
+def _timed(row: Row) -> Row:
+    """Return a row that can be mapped though it was not read: only the service sets Timestamp."""
+    return row if TIMESTAMP in row else {**row, TIMESTAMP: _SOME_TIME}

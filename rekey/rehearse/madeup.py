@@ -1,0 +1,173 @@
+"""Rows made up for a migration that is no worked example, from what its declaration reads.
+
+Rules kept here:
+
+* A property gets a value of the kind that the expression around it takes: a DateTime under `keys.date`, a
+  number under `keys.zero_pad`, text with its separator under `keys.split`. Everything else is text.
+* Whether rows suit is decided by the mapper alone. Where most do not (a pattern of `keys.regex`, a custom
+  function), nothing is guessed: `--data` is asked for.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import islice
+
+from rekey.declaration import Migration
+from rekey.edm import BOOLEAN, DATETIME, DOUBLE, INT32, INT64, STRING
+from rekey.errors import ConfigurationError, RowRefused
+from rekey.keys.base import WHOLE_ROW, Expression
+from rekey.keys.moments import Date, InvertedSeconds, InvertedTicks, Ticks
+from rekey.keys.pieces import Part
+from rekey.keys.row import Prop
+from rekey.keys.text import ZeroPad
+from rekey.mapper import Mapper
+from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, TYPE_SUFFIX, EntityKey, Row, key_of
+from rekey.props import Cast, Copy, Keep, Rename
+from rekey.rehearse.generate import GENERATORS
+from rekey.tables.clock import TICKS_PER_SECOND, format_ticks, ticks_of
+
+_MOMENTS = (Date, Ticks, InvertedTicks, InvertedSeconds)
+_TRIED = 50
+_PARTITIONS = 40
+_START = ticks_of("2021-01-01T00:00:00Z")
+_SOME_TIME = "2024-01-01T00:00:00.0000000Z"
+_COUNTING_WIDTH = 7
+_NUMBERS = (INT32, INT64)
+
+
+def rows_for(mapper: Mapper, count: int, seed: int) -> Iterator[Row]:
+    """Yield `count` rows that the migration can take and that do not collide in any target.
+
+    Raises:
+        ConfigurationError: no rows can be made up for this declaration.
+    """
+    migration = mapper.migration
+    attempts = count * 2 + _TRIED
+    known = GENERATORS.get(migration.source)
+    made = [known(attempts, seed=seed)] if known is not None else []
+    made.append(_from_declaration(migration, attempts, seed))
+    for rows in made:
+        first = list(islice(rows, _TRIED))
+        if sum(_suits(mapper, row) for row in first) * 2 > len(first):
+            return _chosen(mapper, first, rows, count)
+    raise ConfigurationError(
+        f"no rows can be made up for {migration.source}: the declaration reads more from a row than its"
+        " property names and types say",
+        hint="give rows with --data FILE: a part of the real table, or a few made by hand",
+    )
+
+
+def _chosen(mapper: Mapper, first: list[Row], rest: Iterator[Row], count: int) -> Iterator[Row]:
+    taken: set[tuple[int, EntityKey]] = set()
+    for source in (iter(first), rest):
+        for row in source:
+            places = _places(mapper, row)
+            if places and count and taken.isdisjoint(places):
+                taken |= places
+                count -= 1
+                yield row
+
+
+def _suits(mapper: Mapper, row: Row) -> bool:
+    return bool(_places(mapper, row))
+
+
+def _places(mapper: Mapper, row: Row) -> set[tuple[int, EntityKey]]:
+    try:
+        return {(table, key_of(made)) for table, made in mapper.map({**row, TIMESTAMP: _SOME_TIME})}
+    except RowRefused:
+        return set()
+
+
+def _from_declaration(migration: Migration, count: int, seed: int) -> Iterator[Row]:
+    kinds = _kinds(migration)
+    separators = _separators(migration)
+    keys = {name: kinds.pop(name, STRING) for name in (PARTITION_KEY, ROW_KEY)}
+    for number in range(count):
+        lot = random.Random(f"{seed}/{number}")  # noqa: S311 - made-up data, to be made again
+        row: Row = {
+            PARTITION_KEY: _key(keys[PARTITION_KEY], number % _PARTITIONS, separators.get(PARTITION_KEY, "")),
+            ROW_KEY: _key(keys[ROW_KEY], number, separators.get(ROW_KEY, "")),
+        }
+        for name, edm in kinds.items():
+            row |= _property(name, edm, lot, number, separators.get(name, ""))
+        yield row
+
+
+def _kinds(migration: Migration) -> dict[str, str]:
+    """Return the EDM type of every property that the declaration names."""
+    kinds: dict[str, str] = {}
+    operations = [*migration.target.properties]
+    for index in migration.indexes:
+        operations += index.properties
+    old_names = {one.new: one.old for one in operations if isinstance(one, Rename)}
+    for operation in operations:
+        if isinstance(operation, Keep):
+            kinds |= dict.fromkeys(operation.names, STRING)
+        elif isinstance(operation, Rename):
+            kinds.setdefault(operation.old, STRING)
+        elif isinstance(operation, Copy):
+            kinds.setdefault(operation.source, STRING)
+        elif isinstance(operation, Cast):
+            name = old_names.get(operation.name, operation.name)
+            kinds[name] = operation.was or (INT32 if operation.to in _NUMBERS else STRING)
+    for _, expression in migration.key_expressions():
+        kinds |= dict.fromkeys(expression.inputs() - kinds.keys(), STRING)
+        for node in expression.walk():
+            kinds |= dict.fromkeys(_read_by(node, _MOMENTS), DATETIME)
+            kinds |= dict.fromkeys(_read_by(node, (ZeroPad,)), INT64)
+    for name in (TIMESTAMP, WHOLE_ROW):
+        kinds.pop(name, None)
+    kinds.setdefault("Note", STRING)
+    return kinds
+
+
+def _read_by(node: Expression, kinds: tuple[type[Expression], ...]) -> list[str]:
+    if not isinstance(node, kinds):
+        return []
+    return [one.name for one in node.operands() if isinstance(one, Prop)]
+
+
+def _separators(migration: Migration) -> dict[str, str]:
+    """Return the separators that properties are split by."""
+    found: dict[str, str] = {}
+    for index in migration.indexes:
+        if index.each is not None:
+            found |= dict.fromkeys(index.each.of.inputs(), index.each.separator)
+    for _, expression in migration.key_expressions():
+        for node in expression.walk():
+            if isinstance(node, Part):
+                found |= dict.fromkeys(node.inputs(), node.separator)
+    return found
+
+
+def _key(edm: str, number: int, separator: str) -> str:
+    """Return a key that no other row has."""
+    if edm == DATETIME:
+        return _moment(number)
+    if edm == INT64:
+        return str(number)
+    return (separator or "-").join(("made", "up", "part", str(number).zfill(_COUNTING_WIDTH)))
+
+
+def _property(name: str, edm: str, lot: random.Random, number: int, separator: str) -> Row:
+    value: object = f"text {lot.randrange(10_000)}"
+    if edm == DATETIME:
+        value = _moment(number)
+    elif edm == INT64:
+        value = str(number)
+    elif edm == INT32:
+        value = number
+    elif edm == BOOLEAN:
+        value = lot.random() < 0.5
+    elif edm == DOUBLE:
+        value = number + 0.5
+    elif separator:
+        value = separator.join(f"item{item}" for item in lot.sample(range(20), 4))
+    return {name: value, **({name + TYPE_SUFFIX: edm} if edm != STRING else {})}
+
+
+def _moment(number: int) -> str:
+    return format_ticks(_START + number * 977 * TICKS_PER_SECOND + number % TICKS_PER_SECOND)

@@ -1,0 +1,249 @@
+"""A project of its own for one rehearsal, and the installed command run in it.
+
+Rules kept here:
+
+* Commands are run as an operator runs them: processes of their own (`python -m rekey …`) in a folder with a
+  `rekey.toml`. So a kill is a kill, and what is proved is proved of the command.
+* Nothing of the operator's configuration is used: endpoints, keys and secrets are the rehearsal's own. Keys
+  and secrets are in the environment of the commands only, never in a file.
+* The migration scripts that the rehearsed one needs come along, and the modules they import.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rekey.declaration import Declared, required_secrets
+from rekey.errors import ConfigurationError, MachineFailed
+from rekey.rehearse.azurite import Azurite
+from rekey.scripts import load_script, load_scripts
+from rekey.state.models import Segment
+from rekey.state.store import State
+
+RETENTION_SECONDS = 1
+"""The shortest that a configuration can say."""
+_COMMAND_SECONDS = 3600
+_ON_LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One command that has ended.
+
+    Attributes:
+        words: the command without the program, e.g. `("plan", "0001_users", "--exact")`.
+        code: its exit code; negative when a signal ended it.
+        output: what it printed, standard output and standard error as they came.
+        seconds: how long it took.
+    """
+
+    words: tuple[str, ...]
+    code: int
+    output: str = field(repr=False)
+    seconds: float
+
+    @property
+    def line(self) -> str:
+        """The command as one types it."""
+        return " ".join(("rekey", *self.words))
+
+
+class Running:
+    """A command under way. Use `Project.start`, and `finish` or `kill` it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], words: tuple[str, ...], output: Path) -> None:
+        self._process = process
+        self._words = words
+        self._output = output
+        self._began = time.monotonic()
+
+    @property
+    def ended(self) -> bool:
+        """Tell whether it has ended."""
+        return self._process.poll() is not None
+
+    def kill(self) -> Result:
+        """End it by SIGKILL, which no program can catch, and return what it had printed."""
+        self._process.kill()
+        return self.finish()
+
+    def finish(self) -> Result:
+        """Wait for its end. Raises MachineFailed when it does not come."""
+        try:
+            code = self._process.wait(_COMMAND_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            raise MachineFailed(
+                f"`rekey {' '.join(self._words)}` did not end within {_COMMAND_SECONDS} seconds",
+                hint="rehearse with fewer rows",
+            ) from None
+        seconds = time.monotonic() - self._began
+        return Result(self._words, code, self._output.read_text("utf-8", "replace"), seconds)
+
+
+class Project:
+    """The folder of one rehearsal: configuration, scripts, state file, and what the commands printed."""
+
+    def __init__(self, folder: Path, script: Path) -> None:
+        """Take a new, empty folder and read the script with all it depends on.
+
+        Raises:
+            DeclarationError: a script is wrong.
+        """
+        self.folder = folder
+        self.state_path = folder / ".rekey" / "state.sqlite"
+        self.scripts = _needed_scripts(script)
+        names = sorted({name for one in self.scripts for name in required_secrets(one.migration)})
+        self._variables = {name: f"REHEARSAL_SECRET_{number}" for number, name in enumerate(names, start=1)}
+        self._environment = {variable: secrets.token_hex(32) for variable in self._variables.values()}
+        self._started: list[Running] = []
+
+    @property
+    def declared(self) -> Declared:
+        """The migration that is rehearsed."""
+        return self.scripts[-1]
+
+    def write(self, azurite: Azurite, *, window_rows: int, entities_per_second: int) -> None:
+        """Write configuration and scripts."""
+        self._environment["REHEARSAL_TABLES_KEY"] = azurite.tables.key
+        self._environment["REHEARSAL_RESTRICTED_KEY"] = azurite.restricted.key
+        self.folder.chmod(0o700)
+        (self.folder / "output").mkdir()
+        (self.folder / "rekey.toml").write_text(
+            _configuration(azurite, self._variables, window_rows, entities_per_second), "utf-8"
+        )
+        _copy_scripts(self.scripts, self.folder / "migrations")
+
+    @property
+    def secrets(self) -> dict[str, bytes]:
+        """The secrets that the scripts name, made for this rehearsal."""
+        return {name: self._environment[where].encode("ascii") for name, where in self._variables.items()}
+
+    @property
+    def confidential(self) -> tuple[str, ...]:
+        """The keys and secrets that no command may print."""
+        return tuple(self._environment.values())
+
+    def run(self, *words: str) -> Result:
+        """Run a command to its end."""
+        return self.start(*words).finish()
+
+    def start(self, *words: str) -> Running:
+        """Start a command."""
+        output = self.folder / "output" / f"{len(self._started) + 1:02d}-{words[0]}.txt"
+        with output.open("wb") as file:
+            process = subprocess.Popen(  # noqa: S603 - this program itself, with words made here
+                [sys.executable, "-m", "rekey", *words],
+                cwd=self.folder,
+                env=self._environ(),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+        self._started.append(Running(process, words, output))
+        return self._started[-1]
+
+    def stop(self) -> None:
+        """End every command that is still under way."""
+        for running in self._started:
+            if not running.ended:
+                running.kill()
+
+    def segments(self, purpose: str) -> list[Segment]:
+        """Return the checkpoints of the rehearsed migration as they are in the state file now."""
+        if not self.state_path.exists():
+            return []
+        with State.open(self.state_path, read_only=True) as state:
+            return state.segments(self.declared.script_id, purpose)
+
+    def _environ(self) -> Mapping[str, str]:
+        # A proxy that the machine is told to use does not know this machine's own Azurite.
+        unproxied = ",".join(filter(None, (os.environ.get("NO_PROXY"), _ON_LOOPBACK)))
+        return {
+            **os.environ,
+            **self._environment,
+            "NO_PROXY": unproxied,
+            "no_proxy": unproxied,
+            "PYTHONUNBUFFERED": "1",
+            "COLUMNS": "110",
+        }
+
+
+def _needed_scripts(script: Path) -> tuple[Declared, ...]:
+    """Return the script and all that it depends on, dependencies first."""
+    wanted = load_script(script)
+    known = {one.script_id: one for one in _readable_neighbours(wanted)}
+    needed: set[str] = set()
+    open_ids = [wanted.script_id]
+    while open_ids:
+        script_id = open_ids.pop()
+        if script_id not in needed:
+            needed.add(script_id)
+            open_ids.extend(known[script_id].depends)
+    return tuple(one for one in known.values() if one.script_id in needed)
+
+
+def _readable_neighbours(wanted: Declared) -> Sequence[Declared]:
+    """Return the scripts of the folder in order; the script alone when it depends on none."""
+    if not wanted.depends and not _is_chained(wanted):
+        return [wanted]
+    return load_scripts(wanted.path.parent)
+
+
+def _is_chained(wanted: Declared) -> bool:
+    """Tell whether a script beside this one may fill its source table.
+
+    Text decides, so that a neighbour that is wrong does not keep this script from being rehearsed.
+    """
+    source = wanted.migration.source.lower()
+    others = (path for path in wanted.path.parent.glob("*.py") if path.stem != wanted.script_id)
+    return any(f'"{source}"' in path.read_text("utf-8", "replace").lower() for path in others)
+
+
+def _copy_scripts(scripts: Sequence[Declared], to: Path) -> None:
+    to.mkdir()
+    wanted = {one.path.name for one in scripts}
+    try:
+        for path in scripts[-1].path.parent.iterdir():
+            if path.is_file() and path.suffix == ".py" and (path.name in wanted or path.name.startswith("_")):
+                shutil.copy(path, to / path.name)
+            elif (path / "__init__.py").is_file():
+                shutil.copytree(path, to / path.name, ignore=shutil.ignore_patterns("__pycache__"))
+    except OSError as error:
+        raise ConfigurationError(
+            f"the scripts cannot be copied ({type(error).__name__})",
+            hint="make the folder of the script readable",
+        ) from error
+
+
+def _configuration(
+    azurite: Azurite, variables: Mapping[str, str], window_rows: int, entities_per_second: int
+) -> str:
+    sections = "".join(f'\n[secrets.{name}]\nenv = "{variables[name]}"\n' for name in variables)
+    return f"""\
+# A rehearsal's own: small windows and a bounded rate, so that a kill lands in the middle of copying.
+[tables]
+endpoint = "{azurite.tables.endpoint}"
+key_env = "REHEARSAL_TABLES_KEY"
+
+[restricted]
+endpoint = "{azurite.restricted.endpoint}"
+key_env = "REHEARSAL_RESTRICTED_KEY"
+{sections}
+[limits]
+window_rows = {window_rows}
+entities_per_second = {entities_per_second}
+
+[gates]
+retention = "{RETENTION_SECONDS}s"
+margin = "2s"
+"""

@@ -1,0 +1,165 @@
+"""A rehearsal: the whole life of one migration, on an Azurite of its own, with a kill and a way back in it.
+
+Rules kept here:
+
+* Nothing outside is touched: own Azurite, own folder, own keys and secrets; all are gone afterwards, whatever
+  happens, unless the folder is asked to be kept.
+* What is rehearsed is the installed command; what is believed is what a witness reads from the tables.
+* What is not as it must be gives a report that did not pass; an error means that no rehearsal came about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rekey.declaration import Declared
+from rekey.errors import ConfigurationError
+from rekey.mapper import Mapper
+from rekey.planner.problems import RUNNABLE_CAPTURES
+from rekey.rehearse.application import Application
+from rekey.rehearse.azurite import Azurite, AzuriteAccount
+from rekey.rehearse.project import Project
+from rekey.rehearse.report import Briefly, Narrator, Out, RehearsalReport
+from rekey.rehearse.steps import Life, NotAsItMustBe
+from rekey.rehearse.stock import Stock, load
+from rekey.rehearse.witness import Witness, open_service
+
+DEFAULT_ROWS = 2000
+_WINDOWS = 20
+_COPY_SECONDS = 3
+"""About how long copying takes, so that a kill lands in its middle."""
+_MOST_ROWS_A_WINDOW = 4096
+_WRITES_SHARE = 20
+_WRITES_AT_MOST = 300
+
+
+def rehearse(
+    script: Path,
+    *,
+    rows: int = DEFAULT_ROWS,
+    data: Path | None = None,
+    seed: int = 0,
+    out: Out,
+    folder: Path | None = None,
+    keep: bool = False,
+    narrate: Callable[[Out], Narrator] = Briefly,
+) -> RehearsalReport:
+    """Take a migration through its whole life on an Azurite of its own.
+
+    Args:
+        script: the migration script.
+        rows: how many rows to make up; without meaning when there is `data`.
+        data: a file of rows (see `rekey.rehearse.data`), all of which are used; None: they are made up.
+        seed: for made-up rows and the application's choices.
+        out: takes lines that tell what goes on.
+        folder: where the rehearsal's own folder is made; None: among the machine's temporary files.
+        keep: leave that folder behind.
+        narrate: how to tell.
+
+    Raises:
+        DeclarationError: the script is wrong.
+        ConfigurationError: too few rows, a bad data file, no rows can be made up, no Node.js, or a capture
+            that this version cannot run.
+        MachineFailed: Azurite does not start.
+    """
+    began = time.monotonic()
+    tell = narrate(out)
+    with _own_folder(folder, keep=keep) as own:
+        project = Project(own, script)
+        _require_runnable(project.declared)
+        mapper = Mapper(project.declared.migration, project.secrets)
+        stock = Stock.of(mapper, rows, data, seed)
+        tell.say("Starting an Azurite of its own, with two accounts.")
+        with Azurite() as azurite:
+            project.write(
+                azurite,
+                window_rows=max(1, min(stock.count // _WINDOWS, _MOST_ROWS_A_WINDOW)),
+                entities_per_second=max(10, stock.count * len(mapper.tables) // _COPY_SECONDS),
+            )
+            witness = Witness(
+                open_service(azurite.tables),
+                open_service(azurite.restricted),
+                project.declared.script_id,
+                mapper,
+            )
+            application = Application(witness, seed)
+            life = Life(project, witness, application, tell, _writes(stock.count))
+            try:
+                failure = _live(life, stock, application, azurite.tables, tell)
+            finally:
+                project.stop()
+            if keep:
+                _keep_tables(witness, own / "tables")
+    return RehearsalReport(
+        script_id=project.declared.script_id,
+        source=mapper.migration.source,
+        targets=mapper.tables,
+        rows=stock.loaded,
+        data=stock.described,
+        assumptions=stock.assumptions,
+        proofs=tuple(life.proofs),
+        left_out=tuple(life.left_out),
+        steps=life.steps,
+        failure=failure,
+        kept=str(own) if keep else "",
+        seconds=time.monotonic() - began,
+    )
+
+
+def _live(life: Life, stock: Stock, application: Application, account: AzuriteAccount, tell: Narrator) -> str:
+    """Load the rows and live the life; return what was not as it must be, "" when all was."""
+    try:
+        life.take_dependencies_through()
+        tell.say(f"Loading rows into {application.source_name}: {stock.described}.")
+        asyncio.run(load(account, stock, application))
+        for assumption in stock.assumptions:
+            tell.say(f"Assumed: {assumption}.")
+        life.live()
+    except NotAsItMustBe as problem:
+        return str(problem)
+    return ""
+
+
+def _require_runnable(declared: Declared) -> None:
+    capture = declared.migration.capture
+    if capture not in RUNNABLE_CAPTURES:
+        raise ConfigurationError(
+            f'{declared.script_id}: capture="{capture}" cannot be run by this version, nor rehearsed',
+            hint='say capture="delta": no change to the application, a short stop of its writers at cutover',
+        )
+
+
+def _writes(count: int) -> int:
+    """Return how many rows the application writes beside one command."""
+    return min(_WRITES_AT_MOST, max(10, count // _WRITES_SHARE))
+
+
+@contextmanager
+def _own_folder(parent: Path | None, *, keep: bool) -> Iterator[Path]:
+    if parent is not None:
+        parent.mkdir(parents=True, exist_ok=True)
+    own = Path(tempfile.mkdtemp(prefix="rekey-rehearsal-", dir=parent)).resolve()
+    try:
+        yield own
+    except BaseException:
+        shutil.rmtree(own, ignore_errors=True)
+        raise
+    if not keep:
+        shutil.rmtree(own, ignore_errors=True)
+
+
+def _keep_tables(witness: Witness, folder: Path) -> None:
+    """Write every table as JSON Lines, which `--data` reads: Azurite's memory ends with it."""
+    folder.mkdir()
+    for name in (witness.source_name, *witness.mapper.tables):
+        if witness.exists(name):
+            with (folder / f"{name}.jsonl").open("w", encoding="utf-8") as file:
+                for row in witness.rows(name):
+                    file.write(json.dumps(row) + "\n")

@@ -1,0 +1,176 @@
+"""What a rehearsal proved, as a value, as JSON and as text; and how it tells of itself under way.
+
+Rules kept here:
+
+* A proof is a sentence with figures, made only after what it says was checked. Nothing is a proof because a
+  command said so.
+* What was left out and what was assumed is told as plainly as what was proved.
+* No key, secret or connection string is in a report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rekey.rehearse.project import Result
+
+Out = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One command that was run: as typed, its exit code (negative: ended by that signal), its seconds."""
+
+    command: str
+    code: int
+    seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {"command": self.command, "exit_code": self.code, "seconds": round(self.seconds, 3)}
+
+
+@dataclass(frozen=True, slots=True)
+class RehearsalReport:
+    """The result of a rehearsal.
+
+    Attributes:
+        script_id: the migration.
+        source, targets: its tables.
+        rows: how many rows were loaded into the source.
+        data: where they came from.
+        assumptions: what was assumed about a data file.
+        proofs: what was proved, in order.
+        left_out: what was not rehearsed, and why.
+        steps: the commands, in order.
+        failure: what was not as it must be, with the output of the command; "" when all was.
+        kept: the folder that was kept, "" when it was removed.
+        seconds: how long it took.
+    """
+
+    script_id: str
+    source: str
+    targets: tuple[str, ...]
+    rows: int
+    data: str
+    assumptions: tuple[str, ...]
+    proofs: tuple[str, ...]
+    left_out: tuple[str, ...]
+    steps: tuple[Step, ...]
+    failure: str
+    kept: str
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        """Tell whether everything was as it must be."""
+        return not self.failure
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {
+            "script": self.script_id,
+            "passed": self.passed,
+            "source": self.source,
+            "targets": list(self.targets),
+            "rows": self.rows,
+            "data": self.data,
+            "assumptions": list(self.assumptions),
+            "proofs": list(self.proofs),
+            "left_out": list(self.left_out),
+            "steps": [step.as_json() for step in self.steps],
+            "failure": self.failure,
+            "kept": self.kept,
+            "seconds": round(self.seconds, 1),
+        }
+
+    def text(self) -> str:
+        """Return the report for people, without a newline at its end."""
+        tables = f"{self.source} → {', '.join(self.targets)}"
+        lines = [
+            f"Rehearsal of {self.script_id}: {tables}",
+            f"{self.rows:,} rows {self.data}, {len(self.steps)} commands, {self.seconds:.0f} s",
+        ]
+        lines += _listed("Assumed", self.assumptions)
+        lines += _listed("Proved", self.proofs)
+        lines += _listed("Left out", self.left_out)
+        if self.kept:
+            lines += [
+                "",
+                f"Kept in {self.kept}: configuration, state, what the commands printed, the tables' rows.",
+            ]
+        if self.passed:
+            lines += ["", "Passed: everything was as it must be, after every step."]
+        else:
+            lines += ["", "Failed:", *(f"  {line}" for line in self.failure.splitlines())]
+        return "\n".join(lines)
+
+
+def _listed(title: str, sentences: tuple[str, ...]) -> list[str]:
+    return ["", f"{title}:", *(f"  - {sentence}" for sentence in sentences)] if sentences else []
+
+
+class Narrator(Protocol):
+    """Tells what goes on."""
+
+    def say(self, sentence: str) -> None:
+        """Say what comes next."""
+
+    def ran(self, result: Result) -> None:
+        """Show a command that has ended."""
+
+    def proved(self, sentence: str) -> None:
+        """Say what was proved."""
+
+    def why(self, sentence: str) -> None:
+        """Say why the last command is there."""
+
+
+class Briefly:
+    """Sentences only: for `rekey rehearse`."""
+
+    def __init__(self, out: Out) -> None:
+        """Take where lines go."""
+        self._out = out
+
+    def say(self, sentence: str) -> None:
+        """Say what comes next."""
+        self._out(sentence)
+
+    def ran(self, result: Result) -> None:
+        """Show the command, how it ended and how long it took."""
+        ended = f"exit {result.code}" if result.code >= 0 else f"ended by signal {-result.code}"
+        self._out(f"  $ {result.line}  ({ended}, {result.seconds:.1f} s)")
+
+    def proved(self, sentence: str) -> None:
+        """Say what was proved."""
+        self._out(f"  ✓ {sentence}")
+
+    def why(self, sentence: str) -> None:
+        """Say nothing: whoever rehearses knows the commands."""
+
+
+class WithOutput(Briefly):
+    """Commands with what they print, and why they are there: for `make demo`."""
+
+    def say(self, sentence: str) -> None:
+        """Say what comes next, after an empty line."""
+        self._out("")
+        self._out(f"── {sentence}")
+
+    def ran(self, result: Result) -> None:
+        """Show the command and what it printed."""
+        self._out("")
+        self._out(f"$ {result.line}")
+        for line in result.output.splitlines():
+            self._out(f"  {line}".rstrip())
+        if result.code < 0:
+            self._out(f"  (ended by signal {-result.code})")
+        elif result.code:
+            self._out(f"  (exit code {result.code})")
+
+    def why(self, sentence: str) -> None:
+        """Say why the last command is there."""
+        self._out(f"  → {sentence}")

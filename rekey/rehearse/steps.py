@@ -1,0 +1,344 @@
+"""The life of a migration, step by step, each followed by a look at the tables.
+
+Rules kept here:
+
+* Every step is a command of its own process; after it a witness reads both sides and compares row by row.
+* The kill is SIGKILL and lands while copying is under way: after the first checkpoint, before the last.
+* The first thing that is not as it must be ends the rehearsal, with what the command printed.
+* What has a precondition in the declaration (a way back) is left out with a word when it is not met.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from azure.data.tables import UpdateMode
+
+from rekey.errors import ExitCode
+from rekey.model import EntityKey, content_of, key_of
+from rekey.rehearse.application import Application, changed_by_one, to_entity
+from rekey.rehearse.project import RETENTION_SECONDS, Project, Result, Running
+from rekey.rehearse.report import Narrator, Step
+from rekey.rehearse.witness import Finding, Witness
+from rekey.runner.phases.backfill import PURPOSE as BACKFILL
+from rekey.state.models import Segment
+
+_POLL_SECONDS = 0.01
+_PAUSE_SECONDS = 0.02
+_TARGET_WRITES = 24
+_OUTPUT_LINES = 60
+_LEGACY_KEYS_LOOKED_FOR = 20_000
+_TELLING_CHARACTERS = 12
+"""A shorter key may stand in a text by accident."""
+
+
+class NotAsItMustBe(Exception):
+    """Something was not as it must be; the text says what, and what the command printed."""
+
+
+class Life:
+    """Takes one migration through its life. `live` does all of it; `proofs`, `steps` and `left_out` tell."""
+
+    def __init__(
+        self, project: Project, witness: Witness, application: Application, narrator: Narrator, writes: int
+    ) -> None:
+        """Take the parts, and how many rows the application writes while commands run."""
+        self._project = project
+        self._witness = witness
+        self._application = application
+        self._tell = narrator
+        self._writes = writes
+        self._script_id = project.declared.script_id
+        self._migration = project.declared.migration
+        self._results: list[Result] = []
+        self.proofs: list[str] = []
+        self.left_out: list[str] = []
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The commands so far."""
+        return tuple(Step(result.line, result.code, result.seconds) for result in self._results)
+
+    def live(self) -> None:
+        """Go through the whole life, once the rows are loaded. Raises NotAsItMustBe."""
+        self._plan()
+        killed_at = self._kill()
+        self._resume(killed_at)
+        self._verify()
+        self._plant_and_mend()
+        self._cut_over()
+        if self._migration.reverse:
+            self._there_and_back()
+        else:
+            self.left_out.append(
+                "the way back after cutover: the declaration says reverse=False, so there is none"
+            )
+        expected = self._complete()
+        self._retire(expected)
+        self._nothing_told()
+
+    def take_dependencies_through(self) -> None:
+        """Bring the scripts that this one depends on as far as it needs. Raises NotAsItMustBe."""
+        for one in self._project.scripts[:-1]:
+            self._tell.say(f"{self._script_id} depends on {one.script_id}: taking that through, on no rows.")
+            self._run("apply", one.script_id)
+            self._run("verify", one.script_id, "--mode", "full")
+            self._run("apply", one.script_id, "--to", "cutover", "--writers-stopped")
+            self.left_out.append(f"the rows of {one.script_id}, which was taken through with an empty table")
+
+    # --- steps -------------------------------------------------------------------------------------------
+
+    def _plan(self) -> None:
+        self._tell.say("Planning: what will be done, at what cost, and what would refuse.")
+        self._run("plan", self._script_id, "--exact")
+        self._tell.why(
+            "A plan reads every row and writes none: it finds rows that cannot be keyed, and rows that would"
+            " share a new key, before anything is touched."
+        )
+        self._prove(
+            not any(self._witness.exists(name) for name in self._migration.tables),
+            f"The plan wrote nothing: none of {self._named_targets()} exists after it.",
+        )
+
+    def _kill(self) -> Segment:
+        """Kill the first apply in the middle of copying; return where it stood."""
+        self._tell.say("Applying, and killing it in the middle of copying.")
+        running = self._project.start("apply", self._script_id)
+        while not running.ended and not _in_the_middle(self._project.segments(BACKFILL)):
+            time.sleep(_POLL_SECONDS)
+        result = self._keep(running.kill())
+        segments = self._project.segments(BACKFILL)
+        if result.code >= 0 or not _in_the_middle(segments):
+            raise self._wrong("the kill did not land in the middle of copying; use more rows", result)
+        at = segments[0]
+        self._tell.why(
+            f"That was SIGKILL, which no handler catches, after {at.rows:,} rows had been checkpointed. What is"
+            " durable is durable, and nothing else was claimed."
+        )
+        if at.cursor is None:
+            raise self._wrong("a checkpoint counts rows and has no cursor", result)
+        looked_at, missing = self._witness.missing_up_to(at.cursor)
+        self._prove(
+            missing == 0,
+            f"Killed after {at.rows:,} checkpointed rows; no checkpoint ran ahead: all {looked_at:,} source"
+            " rows up to the cursor are in the target.",
+            f"{missing:,} of {looked_at:,} rows before the checkpoint are not in the target",
+        )
+        return at
+
+    def _resume(self, killed_at: Segment) -> None:
+        self._tell.say("Applying again, while the application goes on inserting, updating and deleting.")
+        self._application.begin_counting()
+        lowest = [killed_at.rows]
+
+        def look() -> None:
+            for segment in self._project.segments(BACKFILL):
+                behind = segment.id != killed_at.id or segment.cursor is None
+                lowest.append(0 if behind else segment.rows)
+
+        self._run_beside("apply", self._script_id, beside=look)
+        self._tell.why(
+            "The same command again is all a resume takes: it went on behind the last checkpoint, then"
+            " stopped at the gate before cutover and said what the gate asks for."
+        )
+        ended = self._project.segments(BACKFILL)
+        went_on = min(lowest) >= killed_at.rows and all(segment.done for segment in ended)
+        self._prove(
+            went_on,
+            f"The resumed run went on from {killed_at.rows:,} rows to {ended[0].rows if ended else 0:,} and"
+            f" never stood behind the kill (seen {len(lowest) - 1} times under way).",
+            "the resumed run started over instead of going on from its checkpoint",
+        )
+        self._run("apply", self._script_id)
+        self._tell.why("With everything copied, `apply` brings over what changed since.")
+        self._same(
+            f"After {self._application.told()} by the application",
+            may_linger=frozenset(self._application.deleted),
+        )
+
+    def _verify(self) -> None:
+        self._tell.say("Verifying every row and every property, while the application writes.")
+        self._application.begin_counting()
+        self._run_beside("verify", self._script_id, "--mode", "full")
+        self._tell.why(
+            "Full verification compares digests of both sides, looks again at what differs, and calls only"
+            " what stands still a divergence."
+        )
+        self._proved(f"No false alarm: verified clean during {self._application.told()}.")
+        # The rows just written are not in the target yet; what is planted next must be the only difference.
+        self._run("apply", self._script_id)
+
+    def _plant_and_mend(self) -> None:
+        self._tell.say("Altering one row of the target by hand: verification must find it and name it.")
+        key = self._alter_a_target_row()
+        table = self._migration.target.table
+        row_id = self._witness.safe_ids().short(table, key)
+        result = self._run("verify", self._script_id, "--mode", "full", expect=(ExitCode.FINDINGS,))
+        self._tell.why("One character of one property differs: exit code 1, and the row's safe id, no key.")
+        self._prove(
+            row_id in result.output,
+            f"Verification found the one altered row of {len(self._application.must_hold):,} and named it"
+            f" {row_id}.",
+            f"verification did not name row {row_id}",
+        )
+        self._run(
+            "verify", self._script_id, "--mode", "full", "--repair", expect=(ExitCode.DONE, ExitCode.FINDINGS)
+        )
+        self._tell.why("Repair makes the target's row equal to what the source says.")
+        self._run("verify", self._script_id, "--mode", "full")
+        self._tell.why("A failed verification had closed the gate; this one opens it again.")
+        self._same("After the repair", may_linger=frozenset(self._application.deleted))
+
+    def _cut_over(self) -> None:
+        self._tell.say("Cutting over: refused while nobody says that writers have stopped, then done.")
+        self._run("apply", self._script_id, "--to", "cutover", expect=(ExitCode.REFUSED,))
+        self._tell.why(
+            'Capture "delta" cannot see writers: the operator stops them, and says so. Without that: exit 3.'
+        )
+        self._to_cutover()
+        self._tell.why(
+            "Under freeze: a last pass, the sweep of deleted rows, a last full verification, and only then"
+            " the target has the authority."
+        )
+        self._same("After cutover, nothing lingering", after_cutover=True)
+
+    def _there_and_back(self) -> None:
+        self._tell.say("The application writes to the target through the new keys; then all is rolled back.")
+        self._application.begin_counting()
+        for _ in range(_TARGET_WRITES):
+            self._application.write_target()
+        told = self._application.told()
+        self._run("rollback", self._script_id, "--writers-stopped")
+        self._tell.why("What was written to the target since cutover was copied back before anything else.")
+        self._same(f"After the rollback, with {told} made in the target", after_cutover=True)
+        self._tell.say("Cutting over again.")
+        self._to_cutover()
+        self._tell.why("A rollback costs nothing but time; the way forward is the same as before.")
+        self._same("After the second cutover", after_cutover=True)
+
+    def _complete(self) -> Finding:
+        self._tell.say("Completing: from here the source is not written, and there is no way back.")
+        self._run("apply", self._script_id, "--to", "complete")
+        self._tell.why("The source stays as it is until the retention period is over.")
+        return self._same("After completion", after_cutover=True)
+
+    def _retire(self, expected: Finding) -> None:
+        self._tell.say("Retiring: the source is deleted, after its name was typed.")
+        source = self._migration.source
+        time.sleep(RETENTION_SECONDS)
+        self._run("retire", self._script_id, "--table", self._migration.target.table, expect=_NOT_THIS_TABLE)
+        self._tell.why("The typed name was not the source's: refused, nothing deleted.")
+        self._prove(self._witness.exists(source), f"A wrong name deleted nothing: {source} is there.")
+        self._run("retire", self._script_id, "--table", source)
+        self._tell.why("Nothing in it had changed since the freeze, so the whole table went.")
+        after = self._witness.compare_targets(expected.expected)
+        self._prove(
+            not self._witness.exists(source) and not after.wrong,
+            f"{source} is gone; all {after.target_rows:,} rows of {self._named_targets()} are unchanged.",
+            "; ".join(after.wrong) or f"{source} is still there",
+        )
+        self._run("status")
+        self._tell.why("The end: the ledger has every phase.")
+
+    def _nothing_told(self) -> None:
+        printed = "\n".join(result.output for result in self._results)
+        secret = sum(text in printed for text in self._project.confidential)
+        keys = [key.row for key in list(self._application.must_hold)[:_LEGACY_KEYS_LOOKED_FOR]]
+        telling = [key for key in keys if len(key) >= _TELLING_CHARACTERS and any(map(str.isdigit, key))]
+        shown = sum(key in printed for key in telling)
+        self._prove(
+            secret == 0 and shown == 0,
+            f"In {len(printed.splitlines()):,} lines that the commands printed there is no account key, no"
+            f" secret and none of {len(telling):,} old RowKeys.",
+            f"the commands printed {secret} secrets and {shown} old RowKeys",
+        )
+
+    # --- parts of steps ----------------------------------------------------------------------------------
+
+    def _to_cutover(self) -> None:
+        self._run("apply", self._script_id, "--to", "cutover", "--writers-stopped")
+
+    def _alter_a_target_row(self) -> EntityKey:
+        """Change one property of one main target row by one character, or add one; return its key."""
+        source_key = min(self._application.untouched, key=lambda key: key.order)
+        source_row = self._witness.get(self._witness.source_name, source_key)
+        if source_row is None:
+            raise NotAsItMustBe("a source row went without anybody having deleted it")
+        made = self._witness.mapper.map(source_row)[0].row
+        names = [name for name in made if name in source_row and "@" not in name]
+        carried = [name for name in names if name not in ("PartitionKey", "RowKey", "Timestamp")]
+        altered = next(changed_by_one(content_of(made), carried))
+        table = self._witness.client(self._migration.target.table)
+        table.update_entity(to_entity(altered), mode=UpdateMode.REPLACE)
+        return key_of(made)
+
+    def _same(
+        self,
+        when: str,
+        *,
+        may_linger: frozenset[tuple[int, EntityKey]] = frozenset(),
+        after_cutover: bool = False,
+    ) -> Finding:
+        """Prove that both sides hold what they must."""
+        finding = self._witness.compare(
+            self._application.must_hold, may_linger=may_linger, after_cutover=after_cutover
+        )
+        self._prove(
+            not finding.wrong,
+            f"{when}: {finding.source_rows:,} source rows are what the application wrote, and"
+            f" {finding.target_rows:,} target rows are what they give, row by row.",
+            f"{when}: {'; '.join(finding.wrong)}",
+        )
+        return finding
+
+    def _run(self, *words: str, expect: tuple[int, ...] = (ExitCode.DONE,)) -> Result:
+        return self._expecting(self._project.start(*words), expect)
+
+    def _run_beside(self, *words: str, beside: Callable[[], None] = lambda: None) -> Result:
+        """Run a command while the application writes to the source."""
+        running = self._project.start(*words)
+        left = self._writes
+        while not running.ended:
+            beside()
+            if left:
+                self._application.write_source()
+                left -= 1
+            time.sleep(_PAUSE_SECONDS)
+        return self._expecting(running, (ExitCode.DONE,))
+
+    def _expecting(self, running: Running, expect: tuple[int, ...]) -> Result:
+        result = self._keep(running.finish())
+        if result.code not in expect:
+            wanted = " or ".join(str(int(code)) for code in expect)
+            raise self._wrong(f"`{result.line}` ended with {result.code}, not {wanted}", result)
+        return result
+
+    def _keep(self, result: Result) -> Result:
+        self._results.append(result)
+        self._tell.ran(result)
+        return result
+
+    def _prove(self, holds: bool, proof: str, otherwise: str = "") -> None:
+        if not holds:
+            raise self._wrong(otherwise or f"this does not hold: {proof}", self._results[-1])
+        self._proved(proof)
+
+    def _proved(self, proof: str) -> None:
+        self.proofs.append(proof)
+        self._tell.proved(proof)
+
+    def _wrong(self, what: str, result: Result) -> NotAsItMustBe:
+        printed = result.output.splitlines()[-_OUTPUT_LINES:]
+        return NotAsItMustBe("\n".join([what, f"$ {result.line}", *printed]))
+
+    def _named_targets(self) -> str:
+        return ", ".join(self._migration.tables)
+
+
+_NOT_THIS_TABLE = (ExitCode.USAGE, ExitCode.REFUSED)
+
+
+def _in_the_middle(segments: list[Segment]) -> bool:
+    """Tell whether copying has a checkpoint, and is not done."""
+    return any(segment.rows > 0 for segment in segments) and not all(segment.done for segment in segments)

@@ -1,0 +1,220 @@
+"""A witness: reads both sides directly, and says row by row whether they hold what they must.
+
+Rules kept here:
+
+* It reads through the Azure SDK (`azure-data-tables`), not through the tables layer that did the copying, and
+  compares the service's own JSON: SDK values would hide the 100 ns digit and the case of a Guid.
+* What must be there comes from two places only: the book that the rehearsal keeps of what the application
+  wrote, and the declaration's mapper.
+* What it finds wrong is named by safe id: a rehearsal on real data prints no key of it.
+* In memory it holds digests of rows, not rows: about 400 bytes for each.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from azure.core.credentials import AzureNamedKeyCredential
+from azure.core.exceptions import ResourceNotFoundError
+from azure.core.pipeline.transport import RequestsTransport
+from azure.data.tables import TableClient, TableServiceClient
+
+from rekey.edm import canonical_content
+from rekey.mapper import Mapper
+from rekey.mapping.ids import SafeIds
+from rekey.mapping.rows import CONTROL_TABLE
+from rekey.model import EntityKey, Row, key_of
+from rekey.rehearse.azurite import AzuriteAccount
+
+NAMED = 5
+"""How many wrong rows a finding names."""
+_CONTROL_ROW_KEY = "control"
+
+
+def digest_of(row: Row, leave_out: Iterable[str] = ()) -> bytes:
+    """Return a digest of a row's content: (name, EDM type, canonical text) of every property."""
+    left_out = frozenset(leave_out)
+    content = [each for each in canonical_content(row) if each[0] not in left_out]
+    return hashlib.blake2b(repr(content).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def open_service(account: AzuriteAccount) -> TableServiceClient:
+    """Return the SDK's client of one account."""
+    credential = AzureNamedKeyCredential(account.name, account.key)
+    # Without the machine's proxy settings: Azurite is on the loopback address.
+    transport = RequestsTransport(use_env_settings=False)
+    return TableServiceClient(account.endpoint, credential=credential, transport=transport)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One comparison.
+
+    Attributes:
+        source_rows, target_rows: how many rows were read on either side.
+        wrong: what is not as it must be, one sentence each; empty when all is.
+        expected: digest of every row the targets must hold, by table number and key.
+    """
+
+    source_rows: int
+    target_rows: int
+    wrong: tuple[str, ...]
+    expected: Mapping[tuple[int, EntityKey], bytes] = field(repr=False)
+
+
+class Witness:
+    """Reads and compares the tables of one migration."""
+
+    def __init__(
+        self, tables: TableServiceClient, restricted: TableServiceClient, script_id: str, mapper: Mapper
+    ) -> None:
+        """Take the SDK's clients of both accounts, the migration's id, and its mapper."""
+        self._tables = tables
+        self._restricted = restricted
+        self._script_id = script_id
+        self.mapper = mapper
+        self.source_name = mapper.migration.source
+
+    def client(self, table: str) -> TableClient:
+        """Return the SDK's client of one table."""
+        return self._tables.get_table_client(table)
+
+    def rows(self, table: str) -> Iterator[Row]:
+        """Yield the wire rows of a table in service order, page by page."""
+        seen: list[list[Row]] = []
+
+        def keep(response: Any) -> None:
+            seen.append(json.loads(response.http_response.text())["value"])
+
+        pages = self.client(table).list_entities(results_per_page=1000, raw_response_hook=keep).by_page()
+        for _ in pages:
+            while seen:
+                yield from seen.pop(0)
+
+    def get(self, table: str, key: EntityKey) -> Row | None:
+        """Return one wire row, None when there is none."""
+        seen: list[Row] = []
+
+        def keep(response: Any) -> None:
+            seen.append(json.loads(response.http_response.text()))
+
+        try:
+            self.client(table).get_entity(key.partition, key.row, raw_response_hook=keep)
+        except ResourceNotFoundError:
+            return None
+        return seen[0]
+
+    def exists(self, table: str) -> bool:
+        """Tell whether a table exists."""
+        return any(item.name.lower() == table.lower() for item in self._tables.list_tables())
+
+    def safe_ids(self) -> SafeIds:
+        """Return the migration's safe ids, by the key in its control row."""
+        seen: list[Row] = []
+
+        def keep(response: Any) -> None:
+            seen.append(json.loads(response.http_response.text()))
+
+        control = self._restricted.get_table_client(CONTROL_TABLE)
+        control.get_entity(self._script_id, _CONTROL_ROW_KEY, raw_response_hook=keep)
+        return SafeIds(base64.b64decode(seen[0]["IdKey"]))
+
+    # --- comparing ---------------------------------------------------------------------------------------
+
+    def compare(
+        self,
+        must_hold: Mapping[EntityKey, bytes],
+        *,
+        may_linger: frozenset[tuple[int, EntityKey]] = frozenset(),
+        after_cutover: bool = False,
+    ) -> Finding:
+        """Compare the source with what it must hold, and every target with what the source gives.
+
+        Args:
+            must_hold: digest of every source row by key, as the application left them.
+            may_linger: target rows of deleted source rows that the sweep has not been due to remove yet.
+            after_cutover: leave copies of the source's Timestamp out: a row written back has another one.
+        """
+        wrong = _Wrong(self.safe_ids())
+        expected: dict[tuple[int, EntityKey], bytes] = {}
+        source_rows = 0
+        for row in self.rows(self.source_name):
+            source_rows += 1
+            key = key_of(row)
+            if must_hold.get(key) != digest_of(row):
+                what = "is altered" if key in must_hold else "must not be there"
+                wrong.add(self.source_name, key, what)
+            for table, made in self.mapper.map(row):
+                expected[table, key_of(made)] = self._digest(table, made, after_cutover)
+        if not wrong.count and source_rows != len(must_hold):
+            wrong.note(f"{self.source_name} holds {source_rows} rows, and must hold {len(must_hold)}")
+        target_rows = self._compare_targets(expected, may_linger, after_cutover, wrong)
+        return Finding(source_rows, target_rows, wrong.sentences(), expected)
+
+    def compare_targets(self, expected: Mapping[tuple[int, EntityKey], bytes]) -> Finding:
+        """Compare every target with what it must hold, without the source (which may be gone)."""
+        wrong = _Wrong(self.safe_ids())
+        target_rows = self._compare_targets(expected, frozenset(), True, wrong)
+        return Finding(0, target_rows, wrong.sentences(), expected)
+
+    def _compare_targets(
+        self,
+        expected: Mapping[tuple[int, EntityKey], bytes],
+        may_linger: frozenset[tuple[int, EntityKey]],
+        after_cutover: bool,
+        wrong: _Wrong,
+    ) -> int:
+        read, met = 0, 0
+        for table, name in enumerate(self.mapper.tables):
+            for row in self.rows(name):
+                read += 1
+                place = (table, key_of(row))
+                digest = expected.get(place)
+                met += digest is not None
+                if digest is None and place not in may_linger:
+                    wrong.add(name, place[1], "has no source row")
+                elif digest is not None and digest != self._digest(table, row, after_cutover):
+                    wrong.add(name, place[1], "is not what its source row gives")
+        if met != len(expected):
+            wrong.note(f"{len(expected) - met} target rows are missing")
+        return read
+
+    def _digest(self, table: int, row: Row, after_cutover: bool) -> bytes:
+        return digest_of(row, self.mapper.timestamp_copies[table] if after_cutover else ())
+
+    def missing_up_to(self, cursor: EntityKey) -> tuple[int, int]:
+        """Count source rows up to and including a cursor, and those of them that no main target row has."""
+        there = {key_of(row) for row in self.rows(self.mapper.tables[0])}
+        looked_at, missing = 0, 0
+        for row in self.rows(self.source_name):
+            if key_of(row).order > cursor.order:
+                break
+            looked_at += 1
+            missing += key_of(self.mapper.map(row)[0].row) not in there
+        return looked_at, missing
+
+
+class _Wrong:
+    """Collects what is wrong; names the first few rows by safe id and counts the rest."""
+
+    def __init__(self, ids: SafeIds) -> None:
+        self._ids = ids
+        self._sentences: list[str] = []
+        self.count = 0
+
+    def add(self, table: str, key: EntityKey, what: str) -> None:
+        self.count += 1
+        if self.count <= NAMED:
+            self._sentences.append(f"row {self._ids.short(table, key)} of {table} {what}")
+
+    def note(self, sentence: str) -> None:
+        self._sentences.append(sentence)
+
+    def sentences(self) -> tuple[str, ...]:
+        more = [f"and {self.count - NAMED} rows more"] if self.count > NAMED else []
+        return (*self._sentences, *more)
