@@ -1,4 +1,10 @@
-"""Rows of the state file, read as the values of `models`."""
+"""Rows of the state file, read as the values of `models`, and written from them.
+
+Rules kept here:
+
+* What one function writes the other one reads: nothing else knows how a value is laid out in columns.
+* Lists and mappings stand as canonical JSON, so that a chained event hashes alike after it was read back.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import Row
 
-from rekey.state.audit import AuditEvent
+from rekey.state.audit import AuditEvent, canonical_json
 from rekey.state.models import MigrationRecord, PhaseRun, Segment, Verification, key_from_text
 
 
@@ -67,6 +73,22 @@ def verification(row: Row[Any]) -> Verification:
     )
 
 
+def of_verification(script_id: str, verification: Verification) -> dict[str, Any]:
+    """Return the columns of a row of `verification`."""
+    return {
+        "script_id": script_id,
+        "mode": verification.mode,
+        "started_at": verification.started_at,
+        "finished_at": verification.finished_at,
+        "digest": verification.digest,
+        "rows_source": verification.rows_source,
+        "rows_target": verification.rows_target,
+        "divergences": verification.divergences,
+        "transient": verification.transient,
+        "report": canonical_json(dict(verification.report)),
+    }
+
+
 def audit_event(row: Row[Any]) -> AuditEvent:
     """Read a row of `audit_event`."""
     return AuditEvent(
@@ -79,3 +101,17 @@ def audit_event(row: Row[Any]) -> AuditEvent:
         prev=row.prev,
         hash=row.hash,
     )
+
+
+def of_audit_event(event: AuditEvent) -> dict[str, Any]:
+    """Return the columns of a row of `audit_event`."""
+    return {
+        "seq": event.seq,
+        "at": event.at,
+        "actor": event.actor,
+        "event": event.event,
+        "script_id": event.script_id,
+        "details": canonical_json(event.details),
+        "prev": event.prev,
+        "hash": event.hash,
+    }

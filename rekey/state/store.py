@@ -290,20 +290,7 @@ class State:
     def add_verification(self, script_id: str, verification: Verification) -> None:
         """Record the result of a verification. The migration must be registered."""
         with self._writing() as connection:
-            connection.execute(
-                insert(VERIFICATION).values(
-                    script_id=script_id,
-                    mode=verification.mode,
-                    started_at=verification.started_at,
-                    finished_at=verification.finished_at,
-                    digest=verification.digest,
-                    rows_source=verification.rows_source,
-                    rows_target=verification.rows_target,
-                    divergences=verification.divergences,
-                    transient=verification.transient,
-                    report=canonical_json(dict(verification.report)),
-                )
-            )
+            connection.execute(insert(VERIFICATION).values(rows.of_verification(script_id, verification)))
 
     def latest_verification(self, script_id: str, mode: str = "full") -> Verification | None:
         """Return the verification of this mode that was recorded last."""
@@ -333,18 +320,7 @@ class State:
                 script_id=script_id,
                 details=details,
             )
-            connection.execute(
-                insert(AUDIT_EVENT).values(
-                    seq=added.seq,
-                    at=added.at,
-                    actor=added.actor,
-                    event=added.event,
-                    script_id=added.script_id,
-                    details=canonical_json(added.details),
-                    prev=added.prev,
-                    hash=added.hash,
-                )
-            )
+            connection.execute(insert(AUDIT_EVENT).values(rows.of_audit_event(added)))
             return added
 
     def audit_events(self, script_id: str | None = None) -> list[AuditEvent]:
