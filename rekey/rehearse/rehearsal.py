@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import shutil
 import tempfile
 import time
@@ -90,7 +91,14 @@ def rehearse(
                 mapper,
             )
             application = Application(witness, seed)
-            life = Life(project, witness, application, tell, _writes(stock.count))
+            life = Life(
+                project,
+                witness,
+                application,
+                tell,
+                writes=min(_WRITES_AT_MOST, max(10, stock.count // _WRITES_SHARE)),
+                kill_after=_kill_after(stock.count, seed),
+            )
             try:
                 failure = _live(life, stock, application, azurite.tables, tell)
             finally:
@@ -136,9 +144,10 @@ def _require_runnable(declared: Declared) -> None:
         )
 
 
-def _writes(count: int) -> int:
-    """Return how many rows the application writes beside one command."""
-    return min(_WRITES_AT_MOST, max(10, count // _WRITES_SHARE))
+def _kill_after(count: int, seed: int) -> int:
+    """Return after how many copied rows the kill comes: somewhere between a fifth and a half."""
+    share = random.Random(f"kill/{seed}").uniform(0.2, 0.5)  # noqa: S311 - a choice to be made again
+    return max(1, round(count * share))
 
 
 @contextmanager

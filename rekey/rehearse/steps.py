@@ -26,6 +26,7 @@ from rekey.state.models import Segment
 
 _POLL_SECONDS = 0.01
 _PAUSE_SECONDS = 0.02
+_LOOK_EVERY = 5
 _TARGET_WRITES = 24
 _OUTPUT_LINES = 60
 _LEGACY_KEYS_LOOKED_FOR = 20_000
@@ -41,14 +42,24 @@ class Life:
     """Takes one migration through its life. `live` does all of it; `proofs`, `steps` and `left_out` tell."""
 
     def __init__(
-        self, project: Project, witness: Witness, application: Application, narrator: Narrator, writes: int
+        self,
+        project: Project,
+        witness: Witness,
+        application: Application,
+        narrator: Narrator,
+        *,
+        writes: int,
+        kill_after: int,
     ) -> None:
-        """Take the parts, and how many rows the application writes while commands run."""
+        """Take the parts; how many rows the application writes beside a command, and how many checkpointed
+        rows the kill waits for.
+        """
         self._project = project
         self._witness = witness
         self._application = application
         self._tell = narrator
         self._writes = writes
+        self._kill_after = kill_after
         self._script_id = project.declared.script_id
         self._migration = project.declared.migration
         self._results: list[Result] = []
@@ -82,9 +93,10 @@ class Life:
         """Bring the scripts that this one depends on as far as it needs. Raises NotAsItMustBe."""
         for one in self._project.scripts[:-1]:
             self._tell.say(f"{self._script_id} depends on {one.script_id}: taking that through, on no rows.")
+            self._witness.create(one.migration.source)
             self._run("apply", one.script_id)
             self._run("verify", one.script_id, "--mode", "full")
-            self._run("apply", one.script_id, "--to", "cutover", "--writers-stopped")
+            self._run("apply", one.script_id, "--to", "complete", "--writers-stopped")
             self.left_out.append(f"the rows of {one.script_id}, which was taken through with an empty table")
 
     # --- steps -------------------------------------------------------------------------------------------
@@ -105,16 +117,18 @@ class Life:
         """Kill the first apply in the middle of copying; return where it stood."""
         self._tell.say("Applying, and killing it in the middle of copying.")
         running = self._project.start("apply", self._script_id)
-        while not running.ended and not _in_the_middle(self._project.segments(BACKFILL)):
+        while not running.ended and self._copied() < self._kill_after:
             time.sleep(_POLL_SECONDS)
         result = self._keep(running.kill())
         segments = self._project.segments(BACKFILL)
-        if result.code >= 0 or not _in_the_middle(segments):
+        if result.code > 0:
+            raise self._wrong(f"`{result.line}` ended with {result.code} before it could be killed", result)
+        if result.code == 0 or not _in_the_middle(segments):
             raise self._wrong("the kill did not land in the middle of copying; use more rows", result)
         at = segments[0]
         self._tell.why(
-            f"That was SIGKILL, which no handler catches, after {at.rows:,} rows had been checkpointed. What is"
-            " durable is durable, and nothing else was claimed."
+            f"That was SIGKILL, which no handler catches, after {at.rows:,} rows had been checkpointed. What"
+            " is durable is durable, and nothing else was claimed."
         )
         if at.cursor is None:
             raise self._wrong("a checkpoint counts rows and has no cursor", result)
@@ -254,6 +268,10 @@ class Life:
             f"the commands printed {secret} secrets and {shown} old RowKeys",
         )
 
+    def _copied(self) -> int:
+        """Return how many rows the checkpoints claim."""
+        return sum(segment.rows for segment in self._project.segments(BACKFILL))
+
     # --- parts of steps ----------------------------------------------------------------------------------
 
     def _to_cutover(self) -> None:
@@ -287,7 +305,12 @@ class Life:
         self._prove(
             not finding.wrong,
             f"{when}: {finding.source_rows:,} source rows are what the application wrote, and"
-            f" {finding.target_rows:,} target rows are what they give, row by row.",
+            f" {finding.target_rows - finding.lingering:,} target rows are what they give, row by row"
+            + (
+                f" ({finding.lingering:,} rows of deleted ones await the sweep)."
+                if finding.lingering
+                else "."
+            ),
             f"{when}: {'; '.join(finding.wrong)}",
         )
         return finding
@@ -298,12 +321,13 @@ class Life:
     def _run_beside(self, *words: str, beside: Callable[[], None] = lambda: None) -> Result:
         """Run a command while the application writes to the source."""
         running = self._project.start(*words)
-        left = self._writes
+        rounds = 0
         while not running.ended:
-            beside()
-            if left:
+            if rounds < self._writes:
                 self._application.write_source()
-                left -= 1
+            if rounds % _LOOK_EVERY == 0:
+                beside()
+            rounds += 1
             time.sleep(_PAUSE_SECONDS)
         return self._expecting(running, (ExitCode.DONE,))
 

@@ -40,8 +40,8 @@ class Stock:
     """The rows, before they are loaded.
 
     Attributes:
-        count: how many rows there are, those kept back included.
-        loaded: how many have been loaded.
+        count: how many rows there are.
+        loaded, kept_back: how many have been loaded into the source, and how many the application got.
     """
 
     count: int
@@ -49,6 +49,7 @@ class Stock:
     _file: DataFile | None
     _seed: int
     loaded: int = 0
+    kept_back: int = 0
 
     @classmethod
     def of(cls, mapper: Mapper, rows: int, data: Path | None, seed: int) -> Stock:
@@ -75,9 +76,10 @@ class Stock:
     @property
     def described(self) -> str:
         """Where the rows come from."""
+        kept = f" ({self.kept_back:,} more kept back for the application)" if self.kept_back else ""
         if self._file is not None:
-            return f"from {self._file.path.name}, read as {self._file.format}"
-        return f"made up from seed {self._seed}"
+            return f"from {self._file.path.name}, read as {self._file.format}{kept}"
+        return f"made up from seed {self._seed}{kept}"
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -124,6 +126,7 @@ async def load(account: AzuriteAccount, stock: Stock, application: Application) 
                 await _insert(table, waiting)
                 waiting = []
         await _insert(table, waiting)
+    stock.kept_back = len(kept_back)
     application.keep_back(kept_back)
 
 

@@ -57,12 +57,14 @@ class Finding:
 
     Attributes:
         source_rows, target_rows: how many rows were read on either side.
+        lingering: how many of the target rows are of deleted source rows, which the sweep is due to remove.
         wrong: what is not as it must be, one sentence each; empty when all is.
         expected: digest of every row the targets must hold, by table number and key.
     """
 
     source_rows: int
     target_rows: int
+    lingering: int
     wrong: tuple[str, ...]
     expected: Mapping[tuple[int, EntityKey], bytes] = field(repr=False)
 
@@ -109,6 +111,10 @@ class Witness:
             return None
         return seen[0]
 
+    def create(self, table: str) -> None:
+        """Create an empty table; one that exists stays as it is."""
+        self._tables.create_table_if_not_exists(table)
+
     def exists(self, table: str) -> bool:
         """Tell whether a table exists."""
         return any(item.name.lower() == table.lower() for item in self._tables.list_tables())
@@ -154,13 +160,13 @@ class Witness:
         if not wrong.count and source_rows != len(must_hold):
             wrong.note(f"{self.source_name} holds {source_rows} rows, and must hold {len(must_hold)}")
         target_rows = self._compare_targets(expected, may_linger, after_cutover, wrong)
-        return Finding(source_rows, target_rows, wrong.sentences(), expected)
+        return Finding(source_rows, target_rows, wrong.lingering, wrong.sentences(), expected)
 
     def compare_targets(self, expected: Mapping[tuple[int, EntityKey], bytes]) -> Finding:
         """Compare every target with what it must hold, without the source (which may be gone)."""
         wrong = _Wrong(self.safe_ids())
         target_rows = self._compare_targets(expected, frozenset(), True, wrong)
-        return Finding(0, target_rows, wrong.sentences(), expected)
+        return Finding(0, target_rows, 0, wrong.sentences(), expected)
 
     def _compare_targets(
         self,
@@ -176,9 +182,11 @@ class Witness:
                 place = (table, key_of(row))
                 digest = expected.get(place)
                 met += digest is not None
-                if digest is None and place not in may_linger:
+                if digest is None and place in may_linger:
+                    wrong.lingering += 1
+                elif digest is None:
                     wrong.add(name, place[1], "has no source row")
-                elif digest is not None and digest != self._digest(table, row, after_cutover):
+                elif digest != self._digest(table, row, after_cutover):
                     wrong.add(name, place[1], "is not what its source row gives")
         if met != len(expected):
             wrong.note(f"{len(expected) - met} target rows are missing")
@@ -206,6 +214,7 @@ class _Wrong:
         self._ids = ids
         self._sentences: list[str] = []
         self.count = 0
+        self.lingering = 0
 
     def add(self, table: str, key: EntityKey, what: str) -> None:
         self.count += 1
