@@ -10,6 +10,7 @@ Rules kept here:
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ from typing import Any, Protocol
 from rekey.rehearse.project import Result
 
 Out = Callable[[str], None]
+WIDTH = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +99,8 @@ class RehearsalReport:
         lines += _listed("Proved", self.proofs)
         lines += _listed("Left out", self.left_out)
         if self.kept:
-            lines += [
-                "",
-                f"Kept in {self.kept}: configuration, state, what the commands printed, the tables' rows.",
-            ]
+            lines += ["", f"Kept: {self.kept}"]
+            lines += ["  (configuration, state file, what the commands printed, and the tables' rows)"]
         if self.passed:
             lines += ["", "Passed: everything was as it must be, after every step."]
         else:
@@ -109,7 +109,14 @@ class RehearsalReport:
 
 
 def _listed(title: str, sentences: tuple[str, ...]) -> list[str]:
-    return ["", f"{title}:", *(f"  - {sentence}" for sentence in sentences)] if sentences else []
+    return ["", f"{title}:", *(wrapped("  - ", sentence) for sentence in sentences)] if sentences else []
+
+
+def wrapped(mark: str, sentence: str) -> str:
+    """Return a sentence behind a mark, in lines of at most `WIDTH` columns."""
+    return textwrap.fill(
+        sentence, WIDTH, initial_indent=mark, subsequent_indent=" " * len(mark), break_long_words=False
+    )
 
 
 class Narrator(Protocol):
@@ -137,7 +144,7 @@ class Briefly:
 
     def say(self, sentence: str) -> None:
         """Say what comes next."""
-        self._out(sentence)
+        self._out(wrapped("", sentence))
 
     def ran(self, result: Result) -> None:
         """Show the command, how it ended and how long it took."""
@@ -146,7 +153,7 @@ class Briefly:
 
     def proved(self, sentence: str) -> None:
         """Say what was proved."""
-        self._out(f"  ✓ {sentence}")
+        self._out(wrapped("  ✓ ", sentence))
 
     def why(self, sentence: str) -> None:
         """Say nothing: whoever rehearses knows the commands."""
@@ -173,4 +180,4 @@ class WithOutput(Briefly):
 
     def why(self, sentence: str) -> None:
         """Say why the last command is there."""
-        self._out(f"  → {sentence}")
+        self._out(wrapped("  → ", sentence))

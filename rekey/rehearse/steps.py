@@ -130,6 +130,8 @@ class Life:
             f"That was SIGKILL, which no handler catches, after {at.rows:,} rows had been checkpointed. What"
             " is durable is durable, and nothing else was claimed."
         )
+        self._run("status", self._script_id)
+        self._tell.why("What is done, and what comes next, is in the state file: `status` reads it.")
         if at.cursor is None:
             raise self._wrong("a checkpoint counts rows and has no cursor", result)
         looked_at, missing = self._witness.missing_up_to(at.cursor)
