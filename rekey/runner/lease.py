@@ -150,7 +150,7 @@ class RunnerLease:
         self._holder = holder or Holder.current(lock.state_path)
         self._duration_s = duration_s
         self._renew_every_s = renew_every_s
-        self._is_alive = is_alive or _is_alive
+        self._is_alive = is_alive or process_exists
         self._monotonic = monotonic
         self._sleep = sleep
         self._etag = ""
@@ -310,7 +310,7 @@ def _boot_id() -> str:
         return ""  # not Linux: such a lease is waited for
 
 
-def _is_alive(pid: int) -> bool:
+def process_exists(pid: int) -> bool:
     """Tell whether there is such a process. Only asked where there is a boot id, so never on Windows."""
     try:
         os.kill(pid, 0)

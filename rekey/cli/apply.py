@@ -1,0 +1,217 @@
+"""`rekey apply`: carry migrations out, up to the next gate or through it.
+
+Rules kept here:
+
+* What was done is told also when something stops it on its way.
+* Without SCRIPT all migrations are brought to their next gate; one that waits for another is no failure.
+* A plan file is held against what is there before the first write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rekey.cli.project import Project, open_project, open_session
+from rekey.cli.shell import Shell, command
+from rekey.cli.subjects import subject_of
+from rekey.cli.text import bullets, next_lines, phase_line, wrapped
+from rekey.errors import ExitCode, Findings, GateClosed, RekeyError
+from rekey.phases import GATED, Phase
+
+if TYPE_CHECKING:
+    from rekey.declaration import Declared
+    from rekey.planner.planfile import PlanFile
+    from rekey.runner.moves import Applied
+    from rekey.runner.session import Session
+    from rekey.runner.status import Status, Wait
+    from rekey.state.models import PhaseRun
+
+_GOALS = [phase for phase in Phase if phase is not Phase.RETIRE]
+
+
+@dataclass
+class _Result:
+    """What was done to one migration."""
+
+    declared: Declared
+    runs: list[PhaseRun] = field(default_factory=list)
+    applied: Applied | None = None
+    waits: tuple[Wait, ...] = ()
+    status: Status | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "script_id": self.declared.script_id,
+            "phases": [
+                {
+                    "phase": run.phase,
+                    "outcome": run.outcome,
+                    "started_at": run.started_at,
+                    "finished_at": run.finished_at,
+                    "counters": dict(run.counters),
+                }
+                for run in self.runs
+            ],
+            "caught_up": self.applied.caught_up if self.applied else 0,
+            "waits_for": [{"script_id": one.script_id, "phase": str(one.phase)} for one in self.waits],
+            "next_phase": str(self.applied.next_phase) if self.applied and self.applied.next_phase else None,
+            "asks": list(self.applied.asks) if self.applied else [],
+            "next": self.status.as_json()["next"] if self.status else None,
+        }
+
+
+@command(
+    "apply",
+    example="rekey apply 0001\nrekey apply 0001 --to cutover --writers-stopped",
+)
+@click.argument("scripts", nargs=-1, metavar="[SCRIPT]...")
+@click.option(
+    "--to",
+    type=click.Choice([str(phase) for phase in _GOALS]),
+    help="Go on through gates, up to this phase. By itself `apply` stops before cutover.",
+)
+@click.option(
+    "--writers-stopped",
+    is_flag=True,
+    help='You confirm that no application writes (capture "delta", for cutover).',
+)
+@click.option(
+    "--plan",
+    "plan_path",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Refuse when script, secrets or tables are not as this plan file says.",
+)
+@click.option(
+    "--skip-row-check",
+    is_flag=True,
+    help="Do not try every source row before the first write; a row that cannot be mapped stops it later.",
+)
+def apply(
+    shell: Shell,
+    scripts: tuple[str, ...],
+    to: str | None,
+    writers_stopped: bool,
+    plan_path: Path | None,
+    skip_row_check: bool,
+) -> ExitCode:
+    """Carry migrations out, up to the next gate.
+
+    Prepares, copies, and compares everything, then stops before `cutover` and says what that asks for. Run
+    again it goes on where it stopped; at the gate it brings the targets up to date. Ctrl-C stops at a
+    checkpoint (exit code 130).
+    """
+    from rekey.runner.run import Options
+
+    goal = Phase(to) if to else None
+    project = open_project(shell)
+    chosen = _chosen(project, scripts, goal)
+    results: list[_Result] = []
+    with open_session(shell, project, Options(writers_stopped=writers_stopped)) as session:
+        if plan_path is not None:
+            _hold_to_plan(session, chosen, plan_path)
+        for declared in chosen:
+            result = _Result(declared)
+            results.append(result)
+            try:
+                _apply_one(session, result, goal, named=bool(scripts), check_rows=not skip_row_check)
+            except RekeyError:
+                shell.so_far["migrations"] = [one.as_json() for one in results]
+                if result.runs:
+                    shell.say("\n".join(_told(shell, result)))
+                raise
+            shell.say("\n".join(_told(shell, result)))
+    document = {"exit_code": int(ExitCode.DONE), "migrations": [one.as_json() for one in results]}
+    shell.emit(document, "" if results else "Nothing to apply: every migration is complete.")
+    return ExitCode.DONE
+
+
+def _chosen(project: Project, names: Sequence[str], goal: Phase | None) -> list[Declared]:
+    if names:
+        return project.choose_all(names)
+    applied = project.applied()
+    pending = [one for script_id, one in project.scripts.items() if Phase.COMPLETE not in applied[script_id]]
+    if goal in GATED and len(pending) > 1:
+        listed = ", ".join(one.script_id for one in pending)
+        raise click.UsageError(f"--to {goal} goes through a gate: say which script; pending are {listed}")
+    return pending
+
+
+def _hold_to_plan(session: Session, chosen: Sequence[Declared], path: Path) -> None:
+    """Refuse when what is there is not what was planned. Only migrations that are not begun are asked."""
+    from rekey.planner.plan import PlanOptions, take_basis
+    from rekey.planner.planfile import check_plan, read_plan
+
+    file: PlanFile = read_plan(path)
+    if file.errors:
+        raise Findings(
+            f"the plan of {file.made_at} lists {file.errors} errors",
+            kept="everything: nothing was begun",
+            hint="`rekey plan` shows them with their cures; apply a plan without errors",
+        )
+    options = PlanOptions(exact=file.exact, limits=session.config.limits)
+    fresh = [one for one in chosen if not session.ledger.applied(one.script_id)]
+    bases = []
+    for declared in fresh:
+        subject = session.do(subject_of(session.config, declared, session.accounts, session.state))
+        bases.append(session.do(take_basis(subject, session.accounts.tables, options)))
+    check_plan(file, bases)
+
+
+def _apply_one(
+    session: Session, result: _Result, goal: Phase | None, *, named: bool, check_rows: bool
+) -> None:
+    from rekey.runner import moves
+    from rekey.runner.status import judge, waits
+    from rekey.runner.watching import look_at
+
+    declared, state = result.declared, session.state
+    result.waits = waits(declared, session.scripts, state.ledger_ids())
+    if result.waits:
+        if named:
+            raise _waiting(result)
+        return
+    known = {run.id for run in state.phase_runs(declared.script_id)}
+    try:
+        result.applied = moves.apply(session, declared.script_id, to=goal, check_rows=check_rows)
+    finally:
+        result.runs = [run for run in state.phase_runs(declared.script_id) if run.id not in known]
+    facts = session.do(
+        look_at(declared, session.scripts, session.config, state, session.accounts.restricted, session.clock)
+    )
+    result.status = judge(facts)
+
+
+def _waiting(result: _Result) -> GateClosed:
+    first = result.waits[0]
+    return GateClosed(
+        Phase.PREPARE,
+        [f"{result.declared.script_id} waits for `{one.phase}` of {one.script_id}" for one in result.waits],
+        hint=f"`rekey apply {first.script_id} --to {first.phase}` first",
+    )
+
+
+def _told(shell: Shell, result: _Result) -> list[str]:
+    """Return what is told of one migration."""
+    title = result.declared.doc.partition("\n")[0]
+    lines = wrapped(result.declared.script_id + (f": {title}" if title else ""))
+    lines += [phase_line(run) for run in result.runs]
+    if result.waits:
+        waits = ", ".join(f"`{one.phase}` of {one.script_id}" for one in result.waits)
+        return [*lines, f"  waits for {waits}", ""]
+    applied = result.applied
+    if applied is None:
+        return [*lines, ""]
+    if not result.runs:
+        lines.append(f"  nothing left to do before the gate; {applied.caught_up:,} rows caught up")
+    if applied.next_phase is None:
+        return [*lines, "  all phases are done", ""]
+    asks = list(applied.asks)
+    lines.append(f"  stopped before `{applied.next_phase}`" + (", which asks for:" if asks else ""))
+    lines += bullets(asks)
+    return [*lines, *(next_lines(shell, result.status) if result.status else []), ""]

@@ -1,0 +1,135 @@
+"""The project a command works on: configuration, scripts, and which of them are meant.
+
+Rules kept here:
+
+* A script is named by its id, a beginning of it that fits no other, or the path of its file.
+* Where a name may be left out, it is taken from what is there only when one script can be meant.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rekey.cli import signals
+from rekey.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from rekey.cli.shell import Shell
+    from rekey.config import Config
+    from rekey.declaration import Declared
+    from rekey.phases import Phase
+    from rekey.runner.run import Options
+    from rekey.runner.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """A configuration and all its scripts, by id, dependencies first."""
+
+    config: Config
+    scripts: dict[str, Declared]
+
+    def choose(self, name: str) -> Declared:
+        """Return the script that a name means. Raises click.UsageError."""
+        if name in self.scripts:
+            return self.scripts[name]
+        if name.endswith(".py") or os.sep in name:
+            path = Path(name).resolve()
+            found = [one for one in self.scripts.values() if one.path.resolve() == path]
+            if not found:
+                raise click.UsageError(f"{name} is no script of {self.config.migrations}")
+            return found[0]
+        found = [one for script_id, one in self.scripts.items() if script_id.startswith(name)]
+        if len(found) != 1 or not name:
+            what = f"{name!r} fits more than one script" if found else f"there is no script {name!r}"
+            raise click.UsageError(f"{what}; there are: {_listed(found or self.scripts.values())}")
+        return found[0]
+
+    def choose_all(self, names: Sequence[str]) -> list[Declared]:
+        """Return the scripts that names mean, in the order in which they are applied."""
+        wanted = {self.choose(name).script_id for name in names}
+        return [one for script_id, one in self.scripts.items() if script_id in wanted]
+
+    def the_one(self, name: str | None, candidate: Callable[[Sequence[Phase]], bool]) -> Declared:
+        """Return the script that is meant: the named one, or the only one that can be.
+
+        Args:
+            name: as given, None when it was left out.
+            candidate: tells from the applied phases whether the command can mean such a script.
+
+        Raises:
+            click.UsageError: no name was given and several can be meant.
+        """
+        if name is not None:
+            return self.choose(name)
+        if len(self.scripts) == 1:
+            return next(iter(self.scripts.values()))
+        applied = self.applied()
+        found = [one for script_id, one in self.scripts.items() if candidate(applied[script_id])]
+        if len(found) == 1:
+            return found[0]
+        raise click.UsageError(f"say which script: {_listed(found or self.scripts.values())}")
+
+    def applied(self) -> dict[str, list[Phase]]:
+        """Return the applied phases of every script, as the state file has them now. Changes nothing."""
+        from rekey.runner.ledger import applied_phases
+        from rekey.state.store import State
+
+        with State.open(self.config.state, read_only=True) as state:
+            ids = state.ledger_ids()
+        return {script_id: applied_phases(ids, script_id) for script_id in self.scripts}
+
+
+def _listed(scripts: Iterable[Declared]) -> str:
+    return ", ".join(one.script_id for one in scripts)
+
+
+def open_project(shell: Shell, *, need_scripts: bool = True) -> Project:
+    """Read configuration and scripts; doubts about the configuration are said on standard error.
+
+    Raises:
+        ConfigurationError: see `load_config`; or there is no script.
+        DeclarationError: a script is wrong.
+    """
+    from rekey.config import load_config
+    from rekey.scripts import load_scripts
+
+    config = load_config(shell.config_path)
+    for doubt in config.warnings():
+        shell.note(f"warning: {doubt}")
+    scripts = {one.script_id: one for one in load_scripts(config.migrations)}
+    if need_scripts and not scripts:
+        raise ConfigurationError(
+            f"there is no migration script in {config.migrations}",
+            hint=f"`{shell.command('new NAME')}` makes one",
+        )
+    return Project(config, scripts)
+
+
+@contextmanager
+def open_session(shell: Shell, project: Project, options: Options | None = None) -> Iterator[Session]:
+    """Open a session that the signals stop at a checkpoint."""
+    from rekey.runner.run import StopFlag
+    from rekey.runner.session import Session
+
+    stop = StopFlag()
+    with (
+        signals.stopping(stop),
+        Session.open(
+            project.config,
+            project.scripts,
+            options=options,
+            progress=shell.progress(),
+            stop=stop,
+            connect_to=shell.connect,
+            clock=shell.clock,
+        ) as session,
+    ):
+        yield session

@@ -1,0 +1,75 @@
+"""`rekey rollback`: take a migration back; nothing written since is lost."""
+
+from __future__ import annotations
+
+import click
+
+from rekey.cli.project import open_project, open_session
+from rekey.cli.shell import Shell, command
+from rekey.cli.text import next_lines, wrapped
+from rekey.errors import ExitCode
+from rekey.phases import ControlPhase, Phase
+
+
+@command(
+    "rollback",
+    example="rekey rollback 0001 --writers-stopped\nrekey rollback 0001 --to source --drop-targets",
+)
+@click.argument("script", required=False)
+@click.option(
+    "--to",
+    type=click.Choice([str(ControlPhase.DUAL_WRITE), str(ControlPhase.SOURCE)]),
+    help="How far: `dual_write` keeps the copy following; `source` ends the migration. By default the first"
+    " from cutover, the second from anything before.",
+)
+@click.option(
+    "--drop-targets/--keep-targets",
+    default=None,
+    help="On the way to `source`: drop the target tables and what is known of them, or keep both.",
+)
+@click.option(
+    "--writers-stopped",
+    is_flag=True,
+    help='You confirm that no application writes (capture "delta", from cutover).',
+)
+def rollback(
+    shell: Shell, script: str | None, to: str | None, drop_targets: bool | None, writers_stopped: bool
+) -> ExitCode:
+    """Take SCRIPT back.
+
+    From cutover what was written to the target since is copied back to the source and compared first; then
+    the source is the authority again. After `complete` there is no way back.
+    """
+    from rekey.runner import moves
+    from rekey.runner.run import Options
+    from rekey.runner.status import judge
+    from rekey.runner.watching import look_at
+
+    project = open_project(shell)
+    declared = project.the_one(script, lambda applied: bool(applied) and Phase.COMPLETE not in applied)
+    options = Options(writers_stopped=writers_stopped, drop_targets=bool(drop_targets))
+    with open_session(shell, project, options) as session:
+        undone = moves.rollback(
+            session, declared.script_id, to=ControlPhase(to) if to else None, drop=drop_targets
+        )
+        facts = session.do(
+            look_at(
+                declared,
+                session.scripts,
+                session.config,
+                session.state,
+                session.accounts.restricted,
+                session.clock,
+            )
+        )
+    status = judge(facts)
+    taken = ", ".join(undone) if undone else "nothing: it was there already"
+    lines = [f"{declared.script_id}: taken back: {taken}", *wrapped(status.sentence, first="  ", rest="  ")]
+    document = {
+        "exit_code": int(ExitCode.DONE),
+        "script_id": declared.script_id,
+        "undone": [str(phase) for phase in undone],
+        "status": status.as_json(),
+    }
+    shell.emit(document, "\n".join([*lines, *next_lines(shell, status)]))
+    return ExitCode.DONE

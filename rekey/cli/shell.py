@@ -1,0 +1,238 @@
+"""What every command shares: its options, its output, and what tests put in the place of the world.
+
+Rules kept here:
+
+* With `--json` standard output holds one JSON document and nothing else. Whatever a script or a library
+  prints while a command runs goes to standard error.
+* Results for people go to standard output; progress, notes and errors go to standard error.
+* A reader that went away (a closed pipe) does not change what the command did, nor its exit code.
+* Heavy modules (azure, sqlalchemy, yoyo) are imported by the command that needs them: `--help` is quick.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+
+from rekey.errors import ExitCode
+
+if TYPE_CHECKING:
+    from rekey.config import Config
+    from rekey.progress import Progress
+    from rekey.runner.session import Accounts
+    from rekey.tables.clock import Clock
+
+WIDTH = 100
+CONFIG_VARIABLE = "REKEY_CONFIG"
+DEFAULT_CONFIG_PATH = "rekey.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The world a command works in; tests give tables in memory and a clock of their own.
+
+    Attributes:
+        connect: connects the accounts of a configuration; None: `rekey.runner.session.connect`.
+        clock: the machine's clock when None.
+        is_terminal: whether somebody can answer a question; None: whether standard input is a terminal.
+    """
+
+    connect: Callable[[Config], Accounts] | None = None
+    clock: Clock | None = None
+    is_terminal: bool | None = None
+
+
+@dataclass
+class Shell:
+    """One call of `rekey`: its common options and where its words go.
+
+    Attributes:
+        surroundings: see `Surroundings`.
+        stdout, stderr: as they were when the call began.
+        config_path: `--config`.
+        config_said: the path was given on the command line, so that commands we name must give it, too.
+        json: `--json`.
+        bars: draw progress bars when standard error is a terminal.
+        debug: `--debug`.
+        so_far: what the JSON document holds also when the command fails on its way.
+    """
+
+    surroundings: Surroundings = field(default_factory=Surroundings)
+    stdout: TextIO = field(default_factory=lambda: sys.stdout)
+    stderr: TextIO = field(default_factory=lambda: sys.stderr)
+    config_path: Path = Path(DEFAULT_CONFIG_PATH)
+    config_said: bool = False
+    json: bool = False
+    bars: bool = True
+    debug: bool = False
+    so_far: dict[str, Any] = field(default_factory=dict)
+
+    def emit(self, document: dict[str, Any], text: str) -> None:
+        """Print the result: the document with `--json`, else the text."""
+        self._write(self.stdout, _dump(document) if self.json else text)
+
+    def say(self, text: str) -> None:
+        """Print text for people to standard output, before the result; nothing with `--json`."""
+        if not self.json:
+            self._write(self.stdout, text)
+
+    def note(self, text: str) -> None:
+        """Print one sentence to standard error."""
+        self._write(self.stderr, text)
+
+    @property
+    def is_terminal(self) -> bool:
+        """Tell whether somebody can answer a question."""
+        if self.surroundings.is_terminal is not None:
+            return self.surroundings.is_terminal
+        return sys.stdin is not None and sys.stdin.isatty()
+
+    @property
+    def clock(self) -> Clock:
+        """The clock to work with."""
+        from rekey.tables.clock import SystemClock
+
+        return self.surroundings.clock or SystemClock()
+
+    def connect(self, config: Config) -> Accounts:
+        """Connect both accounts. Raises ConfigurationError."""
+        from rekey.runner.session import connect
+
+        return (self.surroundings.connect or connect)(config)
+
+    def progress(self) -> Progress:
+        """Return who shows how far the work is."""
+        from rekey.cli.progress import progress_on
+
+        return progress_on(self.stderr, bars=self.bars and not self.json, note=self.note)
+
+    def command(self, words: str) -> str:
+        """Return a command of rekey as the operator has to type it here."""
+        said = f" --config {shlex.quote(str(self.config_path))}" if self.config_said else ""
+        return f"rekey {words}{said}"
+
+    @staticmethod
+    def _write(stream: TextIO, text: str) -> None:
+        """Write whole text; characters that the stream cannot show are shown escaped."""
+        encoding = getattr(stream, "encoding", None) or "utf-8"
+        shown = text.encode(encoding, "backslashreplace").decode(encoding)
+        try:
+            stream.write(shown if shown.endswith("\n") else shown + "\n")
+            stream.flush()
+        except BrokenPipeError:
+            _silence(stream)
+
+
+def _dump(document: dict[str, Any]) -> str:
+    return json.dumps(document, indent=2, default=str)
+
+
+def _silence(stream: TextIO) -> None:
+    """Send what is still buffered, and what comes, to nowhere: nobody reads it any more."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(devnull, stream.fileno())
+    finally:
+        os.close(devnull)
+
+
+# --- options of every command --------------------------------------------------------------------------
+
+
+def _set_config(context: click.Context, parameter: click.Parameter, value: str) -> None:
+    shell: Shell = context.obj
+    shell.config_path = Path(value)
+    source = context.get_parameter_source(parameter.name or "")
+    shell.config_said = source is click.core.ParameterSource.COMMANDLINE
+
+
+def _set_json(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
+    context.obj.json = value
+
+
+def _set_verbosity(_context: click.Context, _parameter: click.Parameter, value: int) -> None:
+    logging.getLogger("rekey").setLevel((logging.WARNING, logging.INFO, logging.DEBUG)[min(value, 2)])
+
+
+def _set_bars(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
+    context.obj.bars = value
+
+
+def _set_debug(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
+    context.obj.debug = value
+
+
+_COMMON: Sequence[Callable[[Callable[..., Any]], Callable[..., Any]]] = (
+    click.option(
+        "--config",
+        metavar="FILE",
+        default=DEFAULT_CONFIG_PATH,
+        show_default=True,
+        envvar=CONFIG_VARIABLE,
+        show_envvar=True,
+        expose_value=False,
+        callback=_set_config,
+        help="The configuration.",
+    ),
+    click.option(
+        "--json",
+        is_flag=True,
+        expose_value=False,
+        callback=_set_json,
+        help="Print one JSON document on standard output, also for an error.",
+    ),
+    click.option(
+        "-v",
+        "--verbose",
+        count=True,
+        expose_value=False,
+        callback=_set_verbosity,
+        help="Say more on standard error; -vv says most. No keys at any level.",
+    ),
+    click.option(
+        "--progress/--no-progress",
+        default=True,
+        expose_value=False,
+        callback=_set_bars,
+        help="Draw progress on standard error. Off by itself when that is no terminal.",
+    ),
+    click.option(
+        "--debug",
+        is_flag=True,
+        expose_value=False,
+        callback=_set_debug,
+        help="After a fault of rekey, show where it was (no values).",
+    ),
+)
+
+
+def command(name: str, *, example: str) -> Callable[[Callable[..., ExitCode]], click.Command]:
+    """Make a function a command with the common options and an example in its help.
+
+    The function takes the `Shell` first and returns the exit code.
+    """
+
+    def decorate(function: Callable[..., ExitCode]) -> click.Command:
+        @functools.wraps(function)
+        def body(shell: Shell, /, **arguments: Any) -> ExitCode:
+            with redirect_stdout(shell.stderr):
+                return function(shell, **arguments)
+
+        wrapped: Callable[..., Any] = click.pass_obj(body)
+        for option in reversed(_COMMON):
+            wrapped = option(wrapped)
+        lines = "\n".join(f"  {line}" for line in example.splitlines())
+        return click.command(name, epilog=f"\b\nExample:\n{lines}")(wrapped)
+
+    return decorate

@@ -1,0 +1,68 @@
+"""Signals: the first asks the work to stop at its next checkpoint, the second ends the process at once.
+
+Rules kept here:
+
+* A handler only sets a flag; the work looks at it between windows and pages.
+* Ending at once is what SIGKILL would do, and any moment of a migration survives that. The exit code is 130
+  either way.
+* Commands without checkpoints are ended by the first signal, SIGTERM like SIGINT.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from rekey.errors import ExitCode
+
+if TYPE_CHECKING:
+    from rekey.runner.run import StopFlag
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_FIRST = (
+    "\nStopping at the next checkpoint. Once more ends at once, which loses nothing that is checkpointed.\n"
+)
+
+
+@contextmanager
+def _handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, was in before.items():
+            signal.signal(number, was)
+
+
+@contextmanager
+def interrupting() -> Iterator[None]:
+    """Let both signals raise KeyboardInterrupt."""
+    with _handled(signal.default_int_handler):
+        yield
+
+
+@contextmanager
+def stopping(stop: StopFlag, *, end: Callable[[int], object] = os._exit) -> Iterator[None]:
+    """Let the first signal set the flag and the second end the process.
+
+    Args:
+        stop: the flag that the work looks at.
+        end: ends the process with an exit code; a test gives something else.
+    """
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        if stop.requested():
+            end(int(ExitCode.INTERRUPTED))
+            return
+        stop.request()
+        try:
+            os.write(2, _FIRST.encode("ascii"))
+        except OSError:
+            return  # nobody reads it; the flag is set
+
+    with _handled(handle):
+        yield

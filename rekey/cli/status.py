@@ -1,0 +1,114 @@
+"""`rekey status`: where every migration stands, whether it is safe, what to do next. Reads only.
+
+Rules kept here:
+
+* It works while another process applies, and when the service cannot be reached (exit code 4 then): the
+  state file still has its say.
+* The last two lines of each migration are what somebody needs who was woken up: is it safe, what now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from rekey.cli.project import Project, open_project
+from rekey.cli.shell import Shell, command
+from rekey.cli.text import duration, field, moment, next_lines, wrapped
+from rekey.errors import ExitCode
+
+if TYPE_CHECKING:
+    from rekey.declaration import Declared
+    from rekey.runner.status import Status
+
+
+@command("status", example="rekey status\nrekey status 0001 --json")
+@click.argument("scripts", nargs=-1, metavar="[SCRIPT]...")
+def status(shell: Shell, scripts: tuple[str, ...]) -> ExitCode:
+    """Show where migrations stand, if they are safe, what is next.
+
+    Reads only; works while another process applies. SCRIPT is an id, a beginning of it, or a path; without
+    one all migrations are shown.
+    """
+    project = open_project(shell)
+    chosen = project.choose_all(scripts) if scripts else list(project.scripts.values())
+    found = asyncio.run(_look(shell, project, chosen))
+    code = ExitCode.SERVICE if any(one.facts.unreachable for one in found) else ExitCode.DONE
+    document = {"exit_code": int(code), "migrations": [one.as_json() for one in found]}
+    shell.emit(document, "\n".join(line for one in found for line in [*_told(shell, one), ""]))
+    return code
+
+
+async def _look(shell: Shell, project: Project, chosen: Sequence[Declared]) -> list[Status]:
+    from rekey.runner.status import judge
+    from rekey.runner.watching import look_at
+    from rekey.state.store import State
+
+    accounts = shell.connect(project.config)
+    try:
+        with State.open(project.config.state, read_only=True) as state:
+            return [
+                judge(
+                    await look_at(
+                        declared, project.scripts, project.config, state, accounts.restricted, shell.clock
+                    )
+                )
+                for declared in chosen
+            ]
+    finally:
+        await accounts.close()
+
+
+def _told(shell: Shell, status: Status) -> list[str]:
+    facts = status.facts
+    migration, control = facts.declared.migration, facts.control
+    title = facts.declared.doc.partition("\n")[0]
+    lines = wrapped(facts.script_id + (f": {title}" if title else ""))
+    lines += field(
+        "tables", f"{migration.source} -> {', '.join(migration.tables)} (capture {migration.capture})"
+    )
+    lines += field("stage", status.stage)
+    if control is not None:
+        lines += field("control row", f"`{control.phase}`, epoch {control.epoch}")
+    lines += _backfill(status) + _verification(status)
+    if status.lag_s is not None:
+        lines += field("lag", f"{duration(status.lag_s)}: changes since then come with the next pass")
+    if status.retention_ends_at is not None:
+        lines += field("retention", f"ends {moment(status.retention_ends_at)}")
+    if facts.lease is not None:
+        lease = facts.lease
+        state = f"until {moment(lease.ends_at)} unless renewed" if lease.live else "gone; its lease is free"
+        lines += field("runner", f"process {lease.pid} on {lease.host}, {state}")
+    lines += field("safe" if status.safe else "ATTENTION", status.sentence)
+    return [*lines, *next_lines(shell, status)]
+
+
+def _backfill(status: Status) -> list[str]:
+    copied = status.backfill
+    if copied is None:
+        return []
+    text = f"{copied.rows:,} rows"
+    if copied.estimated_rows:
+        text += f" of about {copied.estimated_rows:,}"
+    if copied.rate is not None:
+        text += f", {copied.rate:,.0f} rows/s"
+    if copied.seconds_left is not None:
+        text += f", about {duration(copied.seconds_left)} left"
+    return field("copied", f"{text}; {copied.segments_done} of {copied.segments} segments done")
+
+
+def _verification(status: Status) -> list[str]:
+    last, age = status.facts.verification, status.verification_age_s
+    if last is None or age is None:
+        return []
+    text = (
+        f"{last.divergences:,} rows differ, {last.rows_source:,} source rows compared,"
+        f" {moment(last.finished_at)}, {duration(age)} ago"
+    )
+    limit = duration(status.facts.gates.verification_max_age_s)
+    return field(
+        "verified", f"{text}; good for cutover for {limit}" if not status.verification_opens else text
+    )

@@ -1,0 +1,56 @@
+"""What a plan needs to know of a migration: secrets, safe ids, how it was begun. Reads only."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rekey.errors import SecretMissing
+
+if TYPE_CHECKING:
+    from rekey.config import Config
+    from rekey.declaration import Declared
+    from rekey.planner.plan import Subject
+    from rekey.runner.session import Accounts
+    from rekey.state.store import State
+
+
+async def subject_of(config: Config, declared: Declared, accounts: Accounts, state: State) -> Subject:
+    """Return the subject of a plan.
+
+    Raises:
+        CredentialRefused, EndpointDown, Unavailable: the restricted store could not be asked.
+    """
+    from rekey.config import resolve_secret
+    from rekey.declaration import required_secrets
+    from rekey.mapper import Mapper
+    from rekey.mapping.ids import SafeIds, new_key
+    from rekey.planner.plan import Subject
+    from rekey.planner.problems import Started
+    from rekey.runner.control import ControlStore
+    from rekey.runner.session import fingerprints_of, mapping_store
+
+    found: dict[str, bytes] = {}
+    missing: list[str] = []
+    for name in required_secrets(declared.migration):
+        try:
+            found[name] = resolve_secret(config, name)
+        except SecretMissing:
+            missing.append(name)
+    control = await ControlStore(accounts.restricted, declared.script_id).read()
+    record = state.migration(declared.script_id)
+    started = None
+    if control is not None:
+        started = Started(str(control.phase), control.digest, control.fingerprints)
+    elif record is not None:
+        started = Started("source", record.digest, record.secret_fingerprints)
+    id_key = control.id_key if control is not None else new_key()
+    return Subject(
+        declared=declared,
+        mapper=None if missing else Mapper(declared.migration, found),
+        ids=SafeIds(id_key),
+        ids_hold=control is not None,
+        secret_fingerprints=fingerprints_of(found),
+        missing_secrets=tuple(missing),
+        started=started,
+        owns_row=mapping_store(accounts, declared, id_key).owns if control is not None else None,
+    )

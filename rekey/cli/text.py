@@ -1,0 +1,73 @@
+"""Text for people: at most 100 columns, labels in one column, one indent."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from rekey.cli.shell import WIDTH, Shell
+
+if TYPE_CHECKING:
+    from rekey.runner.status import Status
+    from rekey.state.models import PhaseRun
+
+LABEL = 14
+_TICKS = 10_000_000
+
+
+def wrapped(text: str, *, first: str = "", rest: str = "") -> list[str]:
+    """Return text in lines; the first begins with `first`, the others with `rest`."""
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def field(label: str, text: str) -> list[str]:
+    """Return a labelled text, indented."""
+    return wrapped(text, first=f"  {label:<{LABEL}}", rest=" " * (LABEL + 2))
+
+
+def bullets(texts: Iterable[str]) -> list[str]:
+    """Return one item a line, longer ones wrapped."""
+    return [line for text in texts for line in wrapped(text, first="    - ", rest="      ")]
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as people say it: `0.4 s`, `12 s`, `3 min`, `5 h`, `2 d`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    for limit, unit, size in ((120, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):
+        if seconds < limit:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86_400:.0f} d"
+
+
+def moment(text: str) -> str:
+    """Return a time without its fraction: `2024-01-31 12:00:00Z`."""
+    return text[:19].replace("T", " ") + "Z"
+
+
+def phase_line(run: PhaseRun) -> str:
+    """Return one line about one run of a phase."""
+    from rekey.tables.clock import ticks_of
+
+    took = ""
+    if run.finished_at is not None:
+        took = duration((ticks_of(run.finished_at) - ticks_of(run.started_at)) / _TICKS)
+    counters = ", ".join(f"{name.replace('_', ' ')} {number:,}" for name, number in run.counters.items())
+    outcome = "" if run.outcome == "done" else f"stopped ({run.outcome})"
+    return f"  {run.phase:<{LABEL}}{took:>7}  {outcome or counters}".rstrip()
+
+
+def next_lines(shell: Shell, status: Status) -> list[str]:
+    """Return what to do next."""
+    lines = field("before that", status.before) if status.before else []
+    if status.command:
+        lines += [f"  {'Next':<{LABEL}}{shell.command(status.command)}"]
+    return lines

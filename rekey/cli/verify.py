@@ -1,0 +1,76 @@
+"""`rekey verify`: compare source and targets; `--repair` mends what differs.
+
+Rules kept here:
+
+* Exit code 1 when anything differed, also when it was mended just now: the next run proves that it was.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+import click
+
+from rekey.cli.project import open_project, open_session
+from rekey.cli.shell import Shell, command
+from rekey.errors import ExitCode
+from rekey.phases import Phase
+
+MODES = ("count", "sample", "full")
+MAX_SAMPLE = 100_000
+
+
+@command(
+    "verify",
+    example="rekey verify 0001\nrekey verify 0001 --mode sample --rows 3000\nrekey verify 0001 --repair",
+)
+@click.argument("script", required=False)
+@click.option(
+    "--mode",
+    type=click.Choice(MODES),
+    default="full",
+    show_default=True,
+    help="Compare counts; random rows; or every row and every property.",
+)
+@click.option("--repair", is_flag=True, help="Make the targets equal to the source where they differ.")
+@click.option(
+    "--rows",
+    type=click.IntRange(1, MAX_SAMPLE),
+    default=3000,
+    show_default=True,
+    help="How many rows a sample draws from each table.",
+)
+@click.option("--seed", type=int, help="Draw the rows that this number stands for; the report names it.")
+def verify(
+    shell: Shell, script: str | None, mode: str, repair: bool, rows: int, seed: int | None
+) -> ExitCode:
+    """Compare the source with the targets of SCRIPT.
+
+    Exit code 0 when all is equal, 1 with findings. A full verification opens the gate before cutover; one
+    with findings closes it.
+    """
+    from rekey.reconcile.render import render
+    from rekey.reconcile.report import CountReport, FullReport, SampleReport, exit_code
+    from rekey.runner import moves
+
+    if repair and mode != "full":
+        raise click.UsageError("--repair goes with --mode full: only that looks at every row")
+    project = open_project(shell)
+    declared = project.the_one(
+        script, lambda applied: Phase.DUAL_WRITE in applied and Phase.CUTOVER not in applied
+    )
+    with open_session(shell, project) as session:
+        report = moves.verify(
+            session,
+            declared.script_id,
+            mode=moves.Mode(mode),
+            repair=repair,
+            rows=rows,
+            seed=secrets.randbits(32) if seed is None else seed,
+        )
+    code = exit_code(report)
+    if not isinstance(report, CountReport | SampleReport | FullReport):
+        raise TypeError("a report of an unknown kind")
+    document = {"exit_code": int(code), "script_id": declared.script_id, **report.as_json()}
+    shell.emit(document, f"{declared.script_id}\n{render(report)}")
+    return code

@@ -1,0 +1,98 @@
+"""Reading what is known of a migration, without a lock, a lease or a write.
+
+Rules kept here:
+
+* It works while a runner is at work: the state file is read as it is at one moment.
+* A service that cannot be asked is a fact to be told, not an error: the state file still has its say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from rekey.config import Config
+from rekey.declaration import Declared
+from rekey.errors import ServiceError, TableMissing
+from rekey.mapping.rows import CONTROL_TABLE
+from rekey.model import EntityKey, Row
+from rekey.runner.control import ControlRow, ControlStore
+from rekey.runner.lease import LEASE_ROW_KEY, Holder, ends_at, holder_of, is_over, process_exists
+from rekey.runner.ledger import applied_phases
+from rekey.runner.phases.backfill import PURPOSE
+from rekey.runner.status import Facts, Lease, waits
+from rekey.state.store import State
+from rekey.tables.base import TableService
+from rekey.tables.clock import Clock, format_ticks, ticks_of
+
+
+async def look_at(
+    declared: Declared,
+    scripts: Mapping[str, Declared],
+    config: Config,
+    state: State,
+    restricted: TableService,
+    clock: Clock,
+) -> Facts:
+    """Collect the facts of one migration.
+
+    Args:
+        declared: the migration.
+        scripts: all scripts, by id.
+        config: the configuration.
+        state: open, for reading at least.
+        restricted: tables of the restricted account.
+        clock: this machine's, for when the service cannot be asked.
+
+    Raises:
+        StateUnusable: the state file or the control row cannot be read.
+    """
+    script_id = declared.script_id
+    control: ControlRow | None = None
+    lease: Lease | None = None
+    now, unreachable = clock.ticks(), ""
+    try:
+        control = await ControlStore(restricted, script_id).read()
+        row = await _lease_row(restricted, script_id)
+        server_time = await restricted.server_time()
+        now = ticks_of(server_time)
+        lease = None if row is None else _lease(row, server_time, config.state)
+    except ServiceError as error:
+        unreachable = f"the restricted store could not be asked ({error.code or type(error).__name__})"
+    ids = state.ledger_ids()
+    return Facts(
+        declared=declared,
+        known=state.migration(script_id) is not None,
+        applied=tuple(applied_phases(ids, script_id)),
+        control=control,
+        lease=lease,
+        runs=tuple(state.phase_runs(script_id)),
+        segments=tuple(state.segments(script_id, PURPOSE)),
+        facts=state.facts(script_id),
+        verification=state.latest_verification(script_id, mode="full"),
+        gates=config.gates,
+        now=now,
+        waits_for=waits(declared, scripts, ids),
+        unreachable=unreachable,
+    )
+
+
+async def _lease_row(restricted: TableService, script_id: str) -> Row | None:
+    try:
+        return await restricted.table(CONTROL_TABLE).get(EntityKey(script_id, LEASE_ROW_KEY))
+    except TableMissing:
+        return None
+
+
+def _lease(row: Row, server_time: str, state_path: Path) -> Lease | None:
+    """Return the lease, None when it is this process's own."""
+    holder, ours = holder_of(row), Holder.current(state_path)
+    if holder.process == ours.process:
+        return None
+    here = bool(ours.boot) and (holder.host, holder.boot) == (ours.host, ours.boot)
+    return Lease(
+        host=holder.host,
+        pid=holder.pid,
+        ends_at=format_ticks(ends_at(row)),
+        live=not is_over(row, server_time) and not (here and not process_exists(holder.pid)),
+    )
