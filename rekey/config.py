@@ -75,14 +75,14 @@ path = "migrations"
 
 [limits]
 concurrency = 16             # requests in flight
-window_rows = 16384          # rows read ahead of what is written
-window_bytes = "64MiB"       # and their bytes, whichever is reached first
+window_rows = 8192           # rows read ahead of what is written
+window_bytes = "16MiB"       # and their bytes, whichever is reached first
 # entities_per_second = 5000 # written to the targets at most; unlimited when absent
 
 [gates]
 verification_max_age = "24h" # cutover needs a full verification that is not older
 retention = "30d"            # retire deletes the source this long after complete, not earlier
-margin = "5m"                # capture "delta" reads this much again before its watermark
+margin = "60s"               # capture "delta" reads this much again before its watermark
 freeze_timeout = "60s"       # cutover gives up and goes back when the journal is not empty by then
 """
 
@@ -116,8 +116,8 @@ class Limits:
     """Bounds on what runs at a time. Rates in entities a second, None for no limit."""
 
     concurrency: int = 16
-    window_rows: int = 16384
-    window_bytes: int = 64 * 1024**2
+    window_rows: int = 8192
+    window_bytes: int = 16 * 1024**2
     entities_per_second: int | None = None
 
 
@@ -127,7 +127,7 @@ class Gates:
 
     verification_max_age_s: float = 24 * 3600
     retention_s: float = 30 * 86400
-    margin_s: float = 300
+    margin_s: float = 60
     freeze_timeout_s: float = 60
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from rekey.carry import Step
+from rekey.carry_steps import Step
 from rekey.declaration import MAIN_PARTITION_KEY, MAIN_ROW_KEY, Index, Migration, Target
 from rekey.edm import STRING, edm_type
 from rekey.errors import RowRefused

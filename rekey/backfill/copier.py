@@ -12,6 +12,7 @@ Rules kept here:
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -23,7 +24,7 @@ from rekey.errors import RowRefused
 from rekey.mapping.rows import MappingRows, TargetKey, read_forward, read_source
 from rekey.model import EntityKey, Row, key_of
 from rekey.tables.base import Operation, Table, Verb
-from rekey.tables.bulk import insert_absent
+from rekey.tables.bulk import insert_absent, read_keys
 
 Examine = Callable[[dict[EntityKey, Row]], None]
 """Told of the rows that stood where a batch was to be inserted."""
@@ -89,6 +90,41 @@ class Copier:
         copied.propagated = len(window.unsettled)
         await for_each(sorted(window.unsettled), settle, limit=self.concurrency)
         return copied
+
+    async def copy_changed(self, source_rows: Sequence[Row]) -> Copied:
+        """Copy rows of which many are there already: what stands in the targets as it should is passed over.
+
+        Only where keys depend on nothing but the old keys: there a row's target keys never change, so a
+        target row that is equal leaves nothing else to look at.
+        """
+        if self.propagator.mapper.content_derived:
+            return await self.copy(source_rows)
+        rest = await self._not_there(source_rows)
+        copied = await self.copy(rest)
+        copied.rows = len(source_rows)
+        return copied
+
+    async def _not_there(self, source_rows: Sequence[Row]) -> list[Row]:
+        """Return the source rows of which some target row is absent or differs."""
+        window = self._map(source_rows)
+        differing: set[EntityKey] = set()
+        for number, table in enumerate(self.propagator.targets):
+            wanted: defaultdict[str, dict[EntityKey, tuple[EntityKey, Row]]] = defaultdict(dict)
+            for source_key, targets in window.expected.items():
+                for target, row in targets.items():
+                    if target.table == number:
+                        wanted[target.partition][target.key] = (source_key, row)
+
+            async def compare(rows: dict[EntityKey, tuple[EntityKey, Row]], table: Table = table) -> None:
+                found = await read_keys(table, list(rows))
+                for key, (source_key, row) in rows.items():
+                    if key not in found or not same_content(row, found[key]):
+                        differing.add(source_key)
+
+            await for_each(wanted.values(), compare, limit=self.concurrency)
+        # Two source rows that want one target key: not to be judged here.
+        differing |= window.unsettled
+        return [row for row in source_rows if key_of(row) in differing]
 
     def _map(self, source_rows: Iterable[Row]) -> _Window:
         window = _Window()

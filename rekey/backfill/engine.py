@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from rekey.backfill.copier import Copied, Copier
+from rekey.backfill.copier import Copied
 from rekey.concurrency import cancel
 from rekey.model import Row
 from rekey.state.models import Segment
@@ -78,7 +79,7 @@ async def read_windows(
 async def copy_segments(
     source: Table,
     segments: Sequence[Segment],
-    copier: Copier,
+    copy: Callable[[Sequence[Row]], Coroutine[Any, Any, Copied]],
     *,
     size: WindowSize,
     checkpoint: Callable[[list[Segment]], None],
@@ -91,7 +92,7 @@ async def copy_segments(
     Args:
         source: the table to scan.
         segments: what is to be done; finished ones are skipped.
-        copier: writes one window.
+        copy: writes the rows of one window; `Copier.copy` or `Copier.copy_changed`.
         size: when a window is full.
         checkpoint: stores segments durably; called in order, never ahead of applied work.
         stop_requested: asked between windows; when true, nothing new is begun.
@@ -121,7 +122,7 @@ async def copy_segments(
                 break
             if len(under_way) == WINDOWS_UNDER_WAY:
                 await finish_oldest()
-            under_way.append((window, asyncio.create_task(copier.copy(window.rows))))
+            under_way.append((window, asyncio.create_task(copy(window.rows))))
         while under_way:
             await finish_oldest()
     finally:

@@ -78,7 +78,7 @@ async def delta_pass(
     copied, whole = await copy_segments(
         source,
         [everything],
-        copier,
+        copier.copy_changed,
         size=size,
         checkpoint=lambda _segments: None,
         stop_requested=stop_requested,

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from rekey.declaration import MAIN_PARTITION_KEY, MAIN_ROW_KEY
 from rekey.edm import canonical_content
-from rekey.errors import ConditionFailed, RowExists, RowMissing, RowRefused, Unavailable
+from rekey.errors import Ambiguous, ConditionFailed, RowExists, RowMissing, RowRefused, Unavailable
 from rekey.mapper import Mapper
 from rekey.mapping.rows import TargetKey
 from rekey.mapping.store import MappingStore
@@ -65,7 +65,8 @@ def difference(expected: dict[TargetKey, Row], found: dict[TargetKey, Row]) -> l
 
 
 async def apply_one(table: Table, operation: Operation) -> bool:
-    """Apply one conditional operation; False when its condition did not hold (any more)."""
+    """Apply one conditional operation; False when its condition did not hold (any more), or when nobody can
+    tell: the next round reads what is there."""
     try:
         if operation.verb is Verb.INSERT:
             await table.insert(operation.row)
@@ -73,7 +74,7 @@ async def apply_one(table: Table, operation: Operation) -> bool:
             await table.delete(operation.key, etag=operation.etag or "*")
         else:
             await table.replace(operation.row, etag=operation.etag or "*")
-    except (RowExists, RowMissing, ConditionFailed):
+    except (RowExists, RowMissing, ConditionFailed, Ambiguous):
         return False
     return True
 

@@ -14,7 +14,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 from rekey.declaration import MAIN_PARTITION_KEY, MAIN_ROW_KEY
-from rekey.errors import Collision, ConditionFailed, RowExists, RowMissing, TableMissing, Unavailable
+from rekey.errors import (
+    Ambiguous,
+    Collision,
+    ConditionFailed,
+    RowExists,
+    RowMissing,
+    TableMissing,
+    Unavailable,
+)
 from rekey.mapping.rows import Forward, MappingRows, Owner, TargetKey, read_forward, read_owner
 from rekey.model import EntityKey, KeyRange, Row, key_of
 from rekey.tables.base import Page, Table
@@ -85,7 +93,7 @@ class MappingStore:
                 await self.table.insert(row)
             else:
                 await self.table.replace(row, etag=forward.etag)
-        except (RowExists, RowMissing, ConditionFailed):
+        except (RowExists, RowMissing, ConditionFailed, Ambiguous):
             # Another writer extended the forward row; the caller's next round reads what it says now.
             return
 
@@ -101,7 +109,7 @@ class MappingStore:
                         raise self.collision(target, owner.source, source_key)
                     await self.table.replace(row, etag=owner.etag)
                 return
-            except (RowExists, RowMissing, ConditionFailed):
+            except (RowExists, RowMissing, ConditionFailed, Ambiguous):
                 continue
         raise Unavailable(
             "a mapping row kept changing while it was claimed",

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rekey.concurrency import for_each
-from rekey.errors import RowExists
+from rekey.errors import Ambiguous, RowExists
 from rekey.model import EntityKey, KeyRange, Row, key_of
 from rekey.tables.base import Operation, Table
 
@@ -40,7 +40,8 @@ async def insert_absent(table: Table, batch: Sequence[Operation]) -> dict[Entity
             else:
                 await table.transact(remaining)
             break
-        except RowExists:
+        except (RowExists, Ambiguous):
+            # Ambiguous: whatever of the batch is there now is found by reading, the rest is inserted again.
             found = await read_keys(table, [operation.key for operation in remaining])
             # A row may be deleted between the conflict and the reading: then nothing is found and the
             # batch is tried again.

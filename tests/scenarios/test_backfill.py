@@ -26,7 +26,7 @@ async def backfill(
     copied, _ = await copy_segments(
         world.source,
         segments or [WHOLE],
-        world.copier,
+        world.copier.copy,
         size=world.window,
         checkpoint=kept.extend,
         stop_requested=never,
@@ -104,7 +104,7 @@ async def test_a_checkpoint_stands_only_over_rows_that_are_written(memory: Memor
     await copy_segments(
         world.source,
         [WHOLE],
-        world.copier,
+        world.copier.copy,
         size=world.window,
         checkpoint=check,
         stop_requested=never,
@@ -131,7 +131,7 @@ async def test_work_goes_on_behind_the_cursor_and_nothing_is_read_twice(memory: 
         await copy_segments(
             world.source,
             [WHOLE],
-            world.copier,
+            world.copier.copy,
             size=replace(world.window, rows=200),
             checkpoint=checkpoint,
             stop_requested=never,
@@ -151,7 +151,7 @@ async def test_a_stop_request_ends_after_a_whole_window_with_its_checkpoint(
     copied, whole = await copy_segments(
         world.source,
         [WHOLE],
-        world.copier,
+        world.copier.copy,
         size=world.window,
         checkpoint=kept.extend,
         stop_requested=lambda: bool(kept),

@@ -274,3 +274,22 @@ async def test_a_copied_timestamp_does_not_stand_in_the_way(
 def test_a_declaration_of_the_scenarios_can_go_back() -> None:
     assert USERS.reverse
     assert replace(USERS, reverse=False).digest() != USERS.digest()
+
+
+async def test_rows_that_are_in_step_are_passed_over_without_a_write_or_a_look_at_the_mapping(
+    memory: MemoryTableService,
+) -> None:
+    rows = [user(f"u{number:03}@example.com", f"p{number % 3}") for number in range(150)]
+    world = await cut_over(memory, rows)
+    await world.source.merge({"PartitionKey": "p0", "RowKey": "u003@example.com", "Nm": "changed"})
+    await world.targets[0].delete(EntityKey(*list(world.expected()["UsersV2"])[7]))
+    touched: list[str] = []
+
+    async def watch(call: Call) -> None:
+        touched.append(f"{call.action} {call.table}")
+
+    memory.gate = watch
+    copied = await world.copier.copy_changed(memory.dump("Users"))
+    assert (copied.rows, copied.inserted + copied.changed) == (150, 2)
+    assert sum("rekeymap" in call for call in touched) < 20
+    world.assert_in_step()

@@ -53,7 +53,7 @@ async def test_an_exact_plan_counts_the_very_batches_that_backfill_sends(
     copied, _ = await copy_segments(
         world.source,
         [Segment(id=1, script_id="0001_users", purpose="backfill")],
-        world.copier,
+        world.copier.copy,
         size=replace(world.window, rows=LIMITS.window_rows, bytes=LIMITS.window_bytes),
         checkpoint=lambda _segments: None,
         stop_requested=never,

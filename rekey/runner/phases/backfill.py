@@ -36,7 +36,7 @@ async def run(run: Run) -> Counters:
         copied, whole = await copy_segments(
             run.source,
             segments,
-            run.copier,
+            run.copier.copy,
             size=run.window,
             checkpoint=checkpoint,
             stop_requested=run.stop.requested,

@@ -24,6 +24,7 @@ from rekey.model import EntityKey, Row, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.reconcile.report import FullReport
 from rekey.runner.capture import WATERMARK, catch_up
+from rekey.runner.control import ControlRow
 from rekey.runner.phases.backfill import swept_rows
 from rekey.runner.phases.operation import Counters, Operation
 from rekey.runner.run import Run
@@ -134,7 +135,7 @@ async def undo(run: Run) -> None:
             ["nobody has confirmed that the application's writers are stopped (--writers-stopped)"],
             hint="stop whatever writes to the target, then `rekey rollback --writers-stopped`",
         )
-    since = earlier(now.cutover_at or now.updated_at, run.config.gates.margin_s)
+    since = _written_since(run, now)
     back = BackPropagator(run.propagator)
     await _refuse_what_cannot_go_back(run, back, since)
     if now.phase is ControlPhase.CUTOVER:
@@ -157,6 +158,15 @@ async def undo(run: Run) -> None:
         raise
     run.state.set_fact(run.script_id, WATERMARK, await run.tables.server_time())
     await run.control.move(ControlPhase.FREEZE, ControlPhase.DUAL_WRITE)
+
+
+def _written_since(run: Run, now: ControlRow) -> str:
+    """Return a moment before the application's first write to the target.
+
+    The freeze time is of the same account's clock; the control row's is of the restricted account's.
+    """
+    frozen_at = run.state.get_fact(run.script_id, FROZEN_AT)
+    return earlier(frozen_at or now.cutover_at or now.updated_at, run.config.gates.margin_s)
 
 
 def _only_index_tables(run: Run, report: FullReport) -> bool:
