@@ -162,7 +162,7 @@ def test_a_report_passes_only_without_a_failure() -> None:
     assert failed.as_json()["passed"] is False
     assert "Failed:\n  rows are missing\n  $ rekey verify" in failed.text()
     assert "the way back" in failed.text()
-    assert "Kept in /somewhere" in failed.text()
+    assert "Kept: /somewhere" in failed.text()
     assert "Passed" not in failed.text()
 
 
