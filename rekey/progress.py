@@ -30,3 +30,27 @@ class Silent:
 
     def note(self, text: str) -> None:
         """Say nothing."""
+
+
+class Interruptible:
+    """Progress of work that writes nothing: it may be ended at any advance."""
+
+    def __init__(self, inner: Progress, check: Callable[[], None]) -> None:
+        """Take who shows the progress, and what raises when the work must end."""
+        self._inner = inner
+        self._check = check
+
+    @contextmanager
+    def task(self, label: str, *, total: int | None = None) -> Iterator[Advance]:
+        """Begin a task; its advance raises when the work must end."""
+        with self._inner.task(label, total=total) as inner:
+
+            def advance(rows: int) -> None:
+                self._check()
+                inner(rows)
+
+            yield advance
+
+    def note(self, text: str) -> None:
+        """Pass the sentence on."""
+        self._inner.note(text)

@@ -127,7 +127,8 @@ def apply(
                 raise
             shell.say("\n".join(_told(shell, result)))
     document = {"exit_code": int(ExitCode.DONE), "migrations": [one.as_json() for one in results]}
-    shell.emit(document, "" if results else "Nothing to apply: every migration is complete.")
+    if shell.json or not results:
+        shell.emit(document, "Nothing to apply: every migration is complete.")
     return ExitCode.DONE
 
 

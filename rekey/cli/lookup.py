@@ -18,7 +18,6 @@ import click
 
 from rekey.cli.project import Project, open_project
 from rekey.cli.shell import Shell, command
-from rekey.cli.text import field
 from rekey.errors import ExitCode, Findings, Locked, MachineFailed, Refused, StateUnusable
 from rekey.phases import Phase
 
@@ -232,4 +231,8 @@ def _told(declared: Declared, found: _Found) -> list[str]:
 
 
 def _key_lines(label: str, key: EntityKey) -> list[str]:
-    return [f"  {label}", *field("  PartitionKey", repr(key.partition)), *field("  RowKey", repr(key.row))]
+    return [f"  {label}", *_part("PartitionKey", key.partition), *_part("RowKey", key.row)]
+
+
+def _part(label: str, text: str) -> list[str]:
+    return [f"    {label:<13} {text!r}"]

@@ -22,6 +22,7 @@ from rekey.cli.init import init
 from rekey.cli.lookup import lookup
 from rekey.cli.new import new
 from rekey.cli.plan import plan
+from rekey.cli.rehearse import rehearse
 from rekey.cli.retire import retire
 from rekey.cli.rollback import rollback
 from rekey.cli.shell import WIDTH, Shell, Surroundings
@@ -65,7 +66,7 @@ def rekey() -> None:
     """Change the keys of Azure tables: online, verified, and with a way back."""
 
 
-for _command in (init, new, plan, apply, verify, status, rollback, retire, lookup):
+for _command in (init, new, plan, apply, verify, status, rollback, retire, lookup, rehearse):
     rekey.add_command(_command)
 
 

@@ -19,10 +19,14 @@ from rekey.cli.project import Project, open_project
 from rekey.cli.shell import Shell, command
 from rekey.cli.text import duration, field, moment, next_lines, wrapped
 from rekey.errors import ExitCode
+from rekey.phases import ControlPhase
 
 if TYPE_CHECKING:
     from rekey.declaration import Declared
     from rekey.runner.status import Status
+
+_FOLLOWING = (ControlPhase.SOURCE, ControlPhase.DUAL_WRITE, ControlPhase.FREEZE)
+"""Where copying and comparing still say something."""
 
 
 @command("status", example="rekey status\nrekey status 0001 --json")
@@ -73,7 +77,8 @@ def _told(shell: Shell, status: Status) -> list[str]:
     lines += field("stage", status.stage)
     if control is not None:
         lines += field("control row", f"`{control.phase}`, epoch {control.epoch}")
-    lines += _backfill(status) + _verification(status)
+    if control is None or control.phase in _FOLLOWING:
+        lines += _backfill(status) + _verification(status)
     if status.lag_s is not None:
         lines += field("lag", f"{duration(status.lag_s)}: changes since then come with the next pass")
     if status.retention_ends_at is not None:

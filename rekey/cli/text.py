@@ -67,7 +67,9 @@ def phase_line(run: PhaseRun) -> str:
 
 def next_lines(shell: Shell, status: Status) -> list[str]:
     """Return what to do next."""
-    lines = field("before that", status.before) if status.before else []
-    if status.command:
-        lines += [f"  {'Next':<{LABEL}}{shell.command(status.command)}"]
+    if not status.command:
+        return []
+    lines = [f"  {'next':<{LABEL}}{shell.command(status.command)}"]
+    if status.remark:
+        lines += wrapped(f"({status.remark})", first=" " * (LABEL + 2), rest=" " * (LABEL + 3))
     return lines

@@ -191,14 +191,14 @@ def _moved_since_start(
             _error(
                 "declaration-moved",
                 f"the script was edited after the migration was begun (it is in phase `{started.phase}`)",
-                "put the script back as it was, or roll back first: `rekey rollback`",
+                "put the script back as it was; to change it, roll back with it first: `rekey rollback`",
             )
         )
     problems += [
         _error(
             "secret-moved",
             f"the secret {name!r} is not the one the migration was begun with",
-            "configure the secret it was begun with, or roll back first: `rekey rollback`",
+            "configure the secret it was begun with; to change it, roll back with that one first",
         )
         for name, known in sorted(started.secret_fingerprints.items())
         if name in fingerprints and fingerprints[name] != known

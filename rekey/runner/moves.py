@@ -26,6 +26,7 @@ from rekey.mapping.ids import SafeIds, new_key
 from rekey.phases import GATED, ORDER, ControlPhase, Phase, following
 from rekey.planner.plan import PlanOptions, Subject, make_plan
 from rekey.planner.result import MigrationPlan
+from rekey.progress import Interruptible
 from rekey.reconcile.count import count
 from rekey.reconcile.report import Report
 from rekey.reconcile.sample import sample
@@ -124,9 +125,8 @@ def check_before_first_write(session: Session, script_id: str, *, check_rows: bo
         owns_row=store.owns if control is not None else None,
     )
     options = PlanOptions(exact=check_rows, limits=session.config.limits)
-    plan = session.do(
-        make_plan([subject], session.accounts.tables, options, progress=session.progress)
-    ).migrations[0]
+    progress = Interruptible(session.progress, session.stop.check)
+    plan = session.do(make_plan([subject], session.accounts.tables, options, progress=progress)).migrations[0]
     if plan.errors:
         raise refusal(plan)
     return plan
@@ -182,6 +182,7 @@ def verify(
     Raises:
         Refused: there is nothing to compare in this phase.
     """
+    require_begun(session, script_id)
     run = session.begin(script_id)
     control = session.do(run.control.read())
     phase = control.phase if control is not None else ControlPhase.SOURCE
@@ -195,6 +196,22 @@ def verify(
     return report
 
 
+def require_begun(session: Session, script_id: str) -> None:
+    """Refuse what only a migration that was begun can be asked, before anything is written for it.
+
+    Raises:
+        Refused: neither the ledger nor the restricted store knows of it.
+    """
+    if session.ledger.applied(script_id):
+        return
+    if session.do(ControlStore(session.accounts.restricted, script_id).read()) is None:
+        raise Refused(
+            f"{script_id} has not begun and has copied nothing",
+            kept="everything; nothing was changed",
+            hint=f"`rekey plan {script_id}` shows what it would do, `rekey apply {script_id}` begins it",
+        )
+
+
 def _require_comparable(run: Run, phase: ControlPhase) -> None:
     if phase is ControlPhase.SOURCE:
         raise Refused(
@@ -203,11 +220,12 @@ def _require_comparable(run: Run, phase: ControlPhase) -> None:
             hint=f"`rekey apply {run.script_id}` first",
         )
     if phase is not ControlPhase.DUAL_WRITE and run.is_delta:
+        back = f"`rekey rollback {run.script_id}` copies the target's changes back and verifies"
         raise Refused(
             f"{run.script_id} is in `{phase}`: the application writes to {run.targets[0].name}, and with"
             ' capture "delta" nothing follows it, so differences say nothing',
             kept="the verification that opened the gate; `rekey status` shows it",
-            hint=f"`rekey rollback {run.script_id}` copies the target's changes back and verifies",
+            hint=back if phase in (ControlPhase.CUTOVER, ControlPhase.FREEZE) else "there is nothing to do",
         )
 
 
@@ -224,6 +242,7 @@ def rollback(session: Session, script_id: str, *, to: ControlPhase | None, drop:
         Refused: no way back from here, or another migration builds on this one.
         ConfigurationError: on the way to `source` it must be said whether to drop or keep the targets.
     """
+    require_begun(session, script_id)
     run = session.begin(script_id)
     applied = session.ledger.applied(script_id)
     goal = to or (ControlPhase.DUAL_WRITE if Phase.CUTOVER in applied else ControlPhase.SOURCE)
@@ -250,6 +269,7 @@ def retire(session: Session, script_id: str) -> None:
         GateClosed: the gate before `retire` is closed.
         Findings: rows that changed after the freeze were not deleted.
     """
+    require_begun(session, script_id)
     run = session.begin(script_id)
     reasons = session.do(PHASES[Phase.RETIRE].gate(run))
     if Phase.COMPLETE not in session.ledger.applied(script_id):

@@ -12,7 +12,7 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from rekey.config import Gates
@@ -145,7 +145,7 @@ class Status:
         safe: nothing is at risk and nobody has to act now.
         sentence: what that means.
         command: the next command's words behind `rekey`, "" when there is nothing to do.
-        before: what to do or to know before that command, "" when nothing.
+        remark: what to do first, to know, or to do instead; "" when there is nothing to add.
     """
 
     facts: Facts
@@ -158,7 +158,7 @@ class Status:
     safe: bool
     sentence: str
     command: str
-    before: str = field(default="")
+    remark: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object without keys."""
@@ -193,7 +193,7 @@ class Status:
             "unreachable": facts.unreachable,
             "safe": self.safe,
             "sentence": self.sentence,
-            "next": {"command": f"rekey {self.command}" if self.command else "", "before": self.before},
+            "next": {"command": f"rekey {self.command}" if self.command else "", "remark": self.remark},
         }
 
 
@@ -231,7 +231,7 @@ def judge(facts: Facts) -> Status:
         safe=verdict.safe,
         sentence=verdict.sentence,
         command=verdict.command,
-        before=verdict.before,
+        remark=verdict.remark,
     )
 
 
@@ -308,7 +308,7 @@ class _Verdict:
     safe: bool
     sentence: str
     command: str
-    before: str = ""
+    remark: str = ""
 
 
 def _verdict(facts: Facts, closed: str) -> _Verdict:
@@ -329,7 +329,7 @@ def _verdict(facts: Facts, closed: str) -> _Verdict:
         case ControlPhase.COMPLETE:
             return _in_complete(facts, facts.control)
         case ControlPhase.RETIRED:
-            return _Verdict(True, f"Done: {_source(facts)} is deleted, {_target(facts)} has taken over.", "")
+            return _Verdict(True, f"{_source(facts)} is deleted, {_target(facts)} has taken over.", "")
 
 
 def _source(facts: Facts) -> str:
@@ -346,23 +346,23 @@ def _doubtful(facts: Facts) -> _Verdict | None:
     if facts.unreachable:
         return _Verdict(
             False,
-            f"Not known: {facts.unreachable}. What is shown is what the state file says.",
+            f"Not known: {facts.unreachable}; what is shown is what the state file says.",
             f"status {name}",
-            "mend the connection or the credential first",
+            "first mend the connection or the credential",
         )
     if control is None and facts.applied:
         return _Verdict(
             False,
             "Not known: the state file says it is begun, the restricted store does not know it.",
             f"status {name}",
-            "check [restricted] endpoint; apply nothing before it is found (runbooks/resume.md)",
+            "first check [restricted] endpoint; apply nothing before the store is found (runbooks/resume.md)",
         )
     if control is not None and control.digest != facts.declared.digest and not _is_over(control):
         return _Verdict(
             control.phase is not ControlPhase.FREEZE,
             "Nothing is lost, but the script was edited after the first phase: every command refuses it.",
             f"status {name}",
-            f"put {facts.declared.path.name} back as it was",
+            f"first put {facts.declared.path.name} back as it was",
         )
     return None
 
@@ -373,28 +373,26 @@ def _is_over(control: ControlRow) -> bool:
 
 def _not_begun(facts: Facts) -> _Verdict:
     name = facts.script_id
-    safe = f"Safe: nothing has been written; the application works on {_source(facts)} as always."
+    safe = f"Nothing has been written; the application works on {_source(facts)} as always."
     if facts.waits_for:
         first = facts.waits_for[0]
-        return _Verdict(
-            True, safe, f"apply {first.script_id} --to {first.phase}", f"it waits for {first.script_id}"
-        )
+        return _Verdict(True, safe, f"apply {first.script_id} --to {first.phase}", f"{name} waits for that")
     if facts.at_work:
-        return _Verdict(True, safe, f"status {name}", "a runner begins it just now")
-    return _Verdict(True, safe, f"apply {name}", f"read `rekey plan {name}` first")
+        return _Verdict(True, safe, f"status {name}", "a runner begins it just now; look again")
+    return _Verdict(True, safe, f"apply {name}", f"first read what it will do: rekey plan {name}")
 
 
 def _in_source(facts: Facts) -> _Verdict:
     name = facts.script_id
-    sentence = f"Safe: {_source(facts)} is the authority; nothing has been copied that anybody reads."
+    sentence = f"{_source(facts)} is the authority; nothing is copied yet that anybody reads."
     if facts.at_work:
-        return _Verdict(True, sentence, f"status {name}", "a runner is at work")
+        return _Verdict(True, sentence, f"status {name}", "a runner is at work; look again")
     return _Verdict(True, sentence, f"apply {name}")
 
 
 def _in_dual_write(facts: Facts, closed: str) -> _Verdict:
     name = facts.script_id
-    safe = f"Safe: {_source(facts)} is the authority and is only read; {_target(facts)} is a copy."
+    safe = f"{_source(facts)} is the authority and rekey only reads it; {_target(facts)} is a copy."
     if facts.at_work:
         return _Verdict(True, safe, f"status {name}", "a runner is at work; look again")
     last = facts.verification
@@ -403,15 +401,17 @@ def _in_dual_write(facts: Facts, closed: str) -> _Verdict:
             True,
             f"{safe} But {closed}: cutover stays closed.",
             f"verify {name} --mode full --repair",
-            "the rows are named by `rekey verify`; runbooks/divergences.md",
+            "it mends the rows and names them; then verify again (runbooks/divergences.md)",
         )
     if Phase.RECONCILE not in facts.phases:
-        return _Verdict(True, safe, f"apply {name}", "it goes on behind its last checkpoint")
+        return _Verdict(
+            True, safe, f"apply {name}", "it goes on behind its last checkpoint" if facts.segments else ""
+        )
     if closed:
         return _Verdict(True, safe, f"verify {name} --mode full", f"{closed}, and cutover asks for one")
     words = f"apply {name} --to cutover"
     if facts.is_delta:
-        return _Verdict(True, safe, f"{words} --writers-stopped", "stop the application's writers")
+        return _Verdict(True, safe, f"{words} --writers-stopped", "first stop the application's writers")
     return _Verdict(True, safe, words)
 
 
@@ -439,17 +439,17 @@ def _in_freeze(facts: Facts, control: ControlRow) -> _Verdict:
 def _in_cutover(facts: Facts) -> _Verdict:
     name, source, target = facts.script_id, _source(facts), _target(facts)
     if not facts.declared.migration.reverse:
-        sentence = f"Safe: {target} is the authority. There is no way back (reverse=False)."
+        sentence = f"{target} is the authority. There is no way back (reverse=False)."
         rollback = ""
     else:
         sentence = (
-            f"Safe, with a way back: {target} is the authority. What is written now is in {target} only,"
+            f"{target} is the authority, and there is a way back: what is written now is in {target} only,"
             f" until a rollback copies it to {source}."
         )
         stopped = " --writers-stopped" if facts.is_delta else ""
-        rollback = f"the way back, as long as it is not complete: rekey rollback {name}{stopped}"
+        rollback = f"or go back, which `complete` ends: rekey rollback {name}{stopped}"
     if facts.at_work:
-        return _Verdict(True, sentence, f"status {name}", "a runner is at work")
+        return _Verdict(True, sentence, f"status {name}", "a runner is at work; look again")
     return _Verdict(True, sentence, f"apply {name} --to complete", rollback)
 
 
@@ -457,10 +457,10 @@ def _in_complete(facts: Facts, control: ControlRow) -> _Verdict:
     source, target = _source(facts), _target(facts)
     since = ticks_of(control.completed_at or control.updated_at)
     ends = since + round(facts.gates.retention_s * TICKS_PER_SECOND)
-    waiting = f"the retention period ends at {format_ticks(ends)}" if facts.now < ends else ""
+    waiting = f"not before {format_ticks(ends)}, when the retention period ends" if facts.now < ends else ""
     return _Verdict(
         True,
-        f"Safe: {target} is the authority; {source} is no longer written and no longer a way back.",
+        f"{target} is the authority; {source} is no longer written and is no way back any more.",
         f"retire {facts.script_id} --table {source}",
         waiting or f"this deletes {source}",
     )

@@ -140,7 +140,7 @@ class MigrationRecord:
                 f"the script {self.script_id} was edited after its first phase:"
                 f" digest {digest[:12]}, started with {self.digest[:12]}",
                 kept="everything done so far; nothing was written with the edited script",
-                hint="restore the script; or `rekey rollback`, then apply the edited one from the start",
+                hint="put the script back as it was; to change it, `rekey rollback` with the old one first",
             )
         names = sorted({*secret_fingerprints, *self.secret_fingerprints})
         changed = [n for n in names if secret_fingerprints.get(n) != self.secret_fingerprints.get(n)]
@@ -149,7 +149,7 @@ class MigrationRecord:
                 f"the secret {', '.join(f'`{name}`' for name in changed)} is not the one that"
                 f" {self.script_id} started with",
                 kept="everything done so far; nothing was written with the other secret",
-                hint="configure the secret that was used at the start; or `rekey rollback`, then apply anew",
+                hint="configure the secret used at the start; to change it, `rekey rollback` with that one first",
             )
 
 

@@ -1,0 +1,82 @@
+"""`rekey rehearse`: the whole life of a migration on an Azurite of its own, with a kill and a way back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from rekey.cli.project import open_project
+from rekey.cli.shell import Shell, command
+from rekey.errors import ExitCode
+
+DEFAULT_ROWS = 2000
+
+
+@command(
+    "rehearse",
+    example="rekey rehearse 0001\nrekey rehearse migrations/0001_users.py --rows 20000"
+    "\nrekey rehearse 0001 --data users.json",
+)
+@click.argument("script", required=False)
+@click.option(
+    "--rows",
+    type=click.IntRange(1),
+    default=DEFAULT_ROWS,
+    show_default=True,
+    help="How many rows to make up.",
+)
+@click.option(
+    "--data",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Use these rows: JSON as `az storage entity query -o json` prints it, JSON Lines, or CSV with EDM"
+    " types in its header.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="For everything that is made up.")
+@click.option(
+    "--folder",
+    metavar="FOLDER",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where the rehearsal makes its own folder; among temporary files by default.",
+)
+@click.option("--keep", is_flag=True, help="Leave that folder behind, to look at.")
+def rehearse(
+    shell: Shell,
+    script: str | None,
+    rows: int,
+    data: Path | None,
+    seed: int,
+    folder: Path | None,
+    keep: bool,
+) -> ExitCode:
+    """Take SCRIPT through its whole life on a local Azurite.
+
+    Plans, applies, is killed, goes on, verifies, cuts over, goes back, cuts over again, completes and
+    retires, with an application that writes meanwhile; after each step both sides are compared by a reader
+    of its own. Touches none of your accounts. SCRIPT given as a path needs no configuration. Exit code 1
+    when something was not as it must be.
+    """
+    from rekey.rehearse.rehearsal import rehearse as rehearsed
+
+    report = rehearsed(
+        _path_of(shell, script),
+        rows=rows,
+        data=data,
+        seed=seed,
+        out=shell.note if shell.json else shell.say,
+        folder=folder,
+        keep=keep,
+    )
+    code = ExitCode.DONE if report.passed else ExitCode.FINDINGS
+    shell.emit({"exit_code": int(code), **report.as_json()}, f"\n{report.text()}")
+    return code
+
+
+def _path_of(shell: Shell, script: str | None) -> Path:
+    """Return the script's file. A path stands for itself, so that CI needs no configuration."""
+    if script is not None and script.endswith(".py"):
+        if not Path(script).is_file():
+            raise click.UsageError(f"there is no file {script}")
+        return Path(script)
+    return open_project(shell).the_one(script, lambda applied: not applied).path
