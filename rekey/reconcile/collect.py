@@ -88,9 +88,14 @@ def _single(ctx: ReconcileContext, point: Point, verdict: Verdict) -> Iterator[F
 class Collector:
     """Takes settled candidates and gives the findings."""
 
-    def __init__(self, ctx: ReconcileContext, keep: Spill | None = None) -> None:
-        """Take the context and, when a repair shall follow, where to keep every divergence."""
+    def __init__(self, ctx: ReconcileContext, keep: Spill | None = None, *, suspects: bool = True) -> None:
+        """Take the context and, when a repair shall follow, where to keep every divergence.
+
+        With `suspects` every candidate was seen to differ by a scan: what is equal now is transient. Without
+        (rows drawn by lot), it is transient only if a look at it saw a difference.
+        """
         self._ctx = ctx
+        self._suspects = suspects
         self._keep = keep
         self._counts: Counter[str] = Counter()
         self._listed: list[Divergence] = []
@@ -114,7 +119,8 @@ class Collector:
                 self._keep.put(_record(each))
         self._unsettled += settled.unsettled
         self._pending += settled.pending
-        if not found and not settled.unsettled and not settled.pending:
+        open_still = found or settled.unsettled or settled.pending
+        if not open_still and (self._suspects or settled.differed):
             self._transient += 1
         return len(found)
 

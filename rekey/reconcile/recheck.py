@@ -41,12 +41,14 @@ class Settled:
         verdicts: per point: what is wrong, None when nothing is (any more).
         unsettled: how many points never stood still; their verdict is None.
         pending: how many points a later pass is due to mend; their verdict is None.
+        differed: whether any look at any point saw a difference.
     """
 
     candidate: Candidate
     verdicts: tuple[Verdict | None, ...]
     unsettled: int = 0
     pending: int = 0
+    differed: bool = True
 
 
 @dataclass(slots=True)
@@ -60,6 +62,7 @@ class _Open:
     settled: bool = False
     given_up: bool = False
     pending: bool = False
+    differed: bool = False
 
 
 @dataclass(slots=True)
@@ -77,6 +80,7 @@ class _Tracked:
             tuple(point.verdict for point in self.points),
             sum(point.given_up for point in self.points),
             sum(point.pending for point in self.points),
+            any(point.differed for point in self.points),
         )
 
 
@@ -115,6 +119,7 @@ async def _look(ctx: ReconcileContext, point: _Open) -> None:
     if before is not None and await _any(ctx.in_flight, before.involved):
         before = None
     seen = await observe(ctx, point.point)
+    point.differed = point.differed or seen.verdict is not None
     if seen.verdict is None:
         point.settled = True
     elif seen.verdict.kind in _MENDED_BY_A_PASS and await _any(ctx.pending, seen.involved):

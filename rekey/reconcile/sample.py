@@ -68,7 +68,7 @@ async def sample(ctx: ReconcileContext, n: int, seed: int) -> SampleReport:
         drawn[table] = await reservoir(_keys(ctx, handle), n, generator)
 
     await for_each(tables, draw_from, limit=ctx.concurrency)
-    collector = Collector(ctx)
+    collector = Collector(ctx, suspects=False)
     directions = [await _check(ctx, table, drawn[table], collector) for table in tables]
     return SampleReport(
         started_at=started_at,

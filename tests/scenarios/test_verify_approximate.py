@@ -131,6 +131,7 @@ async def test_a_clean_sample_states_what_it_proves(memory: MemoryTableService, 
     assert report.directions[0].at_most == pytest.approx(1 - 0.05 ** (1 / 30))
     assert "0 of 30 (60 in all): at most 9.6 % wrong at 95 %" in render(report)
     assert report.as_json()["seed"] == 7
+    assert report.found.transient == 0, "a row that never differed is no transient divergence"
 
 
 async def test_a_sample_as_large_as_the_table_checks_all_of_it(
