@@ -297,6 +297,15 @@ def test_targets_may_be_kept_and_are_taken_up_again(project: Project) -> None:
     assert actual(project) == expected(project)
 
 
+def test_kept_targets_can_be_dropped_later(project: Project) -> None:
+    apply(project)
+    rollback(project, drop=False)
+    rollback(project, drop=True)
+    assert control_phase(project) is None
+    assert asyncio.run(project.tables.table_exists("UsersV2")) is False
+    assert project.restricted.dump("rekeymap") == []
+
+
 def test_what_cannot_go_back_is_refused_before_anything_is_written(project: Project) -> None:
     apply(project, Phase.CUTOVER, STOPPED)
     stranger = {"PartitionKey": "p0", "RowKey": "0" * 32, "Name": "no old key"}

@@ -15,12 +15,14 @@ Rules kept here:
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 from rekey.backfill.sweep import gone
 from rekey.concurrency import for_each
 from rekey.delta.back import BackPropagator
 from rekey.delta.passes import earlier, later
 from rekey.errors import Findings, GateClosed, RowRefused, ServiceError
-from rekey.model import EntityKey, Row, key_of
+from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.reconcile.report import FullReport
 from rekey.runner.capture import WATERMARK, catch_up
@@ -29,6 +31,7 @@ from rekey.runner.phases.backfill import swept_rows
 from rekey.runner.phases.operation import Counters, Operation
 from rekey.runner.run import Run
 from rekey.runner.verification import closed_by_verification, verify_full, wrong
+from rekey.tables.base import Table
 from rekey.tables.clock import ticks_of
 
 FROZEN_AT = "frozen_at"
@@ -110,12 +113,23 @@ async def _freeze_time(run: Run) -> str:
 
 
 async def _newer_than(run: Run, moment: str) -> list[str]:
-    """Return the safe ids of source rows written after `moment`."""
+    """Return the safe ids of source rows written at or after `moment`."""
     found = []
-    async for page in run.source.scan(modified_from=moment, select=["PartitionKey", "RowKey"]):
+    async for row in written_since(run.source, moment):
         run.check()
-        found += [run.ids.short(run.source.name, key_of(row)) for row in page.rows]
+        found.append(run.ids.short(run.source.name, key_of(row)))
     return found
+
+
+async def written_since(table: Table, moment: str) -> AsyncIterator[Row]:
+    """Iterate over the rows (key, ETag and Timestamp) written at or after `moment`, to the 100 ns.
+
+    A service may filter more coarsely (Azurite: by the millisecond) and return rows that are a little older.
+    """
+    async for page in table.scan(modified_from=moment, select=[PARTITION_KEY, ROW_KEY]):
+        for row in page.rows:
+            if ticks_of(row[TIMESTAMP]) >= ticks_of(moment):
+                yield row
 
 
 async def undo(run: Run) -> None:

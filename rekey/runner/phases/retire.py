@@ -15,7 +15,7 @@ from rekey.errors import ConditionFailed, Findings, RowMissing
 from rekey.model import Row, etag_of, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.runner.phases.complete import undo as refuse
-from rekey.runner.phases.cutover import FROZEN_AT
+from rekey.runner.phases.cutover import FROZEN_AT, written_since
 from rekey.runner.phases.operation import Counters, Operation
 from rekey.runner.run import Run
 from rekey.tables.clock import ticks_of
@@ -49,9 +49,10 @@ async def run(run: Run) -> Counters:
     if await run.tables.table_exists(run.source.name):
         # Without the state file the freeze's beginning stands in: it is earlier, so fewer rows are deleted.
         frozen_at = run.state.get_fact(run.script_id, FROZEN_AT) or now.frozen_at or now.updated_at
-        changed = (
-            await _delete_unchanged(run, frozen_at, counters) if await _any_newer(run, frozen_at) else []
-        )
+        changed: list[str] = []
+        async for _ in written_since(run.source, frozen_at):
+            changed = await _delete_unchanged(run, frozen_at, counters)
+            break
         if changed:
             raise Findings(
                 f"{len(changed)} source rows changed after the freeze and were not deleted:"
@@ -63,13 +64,6 @@ async def run(run: Run) -> Counters:
         await run.tables.delete_table(run.source.name)
     await run.control.move(ControlPhase.COMPLETE, ControlPhase.RETIRED)
     return counters
-
-
-async def _any_newer(run: Run, moment: str) -> bool:
-    async for page in run.source.scan(modified_from=moment, select=["PartitionKey", "RowKey"]):
-        if page.rows:
-            return True
-    return False
 
 
 async def _delete_unchanged(run: Run, moment: str, counters: Counters) -> list[str]:
