@@ -254,6 +254,9 @@ def rollback(session: Session, script_id: str, *, to: ControlPhase | None, drop:
         )
     undone = session.ledger.rollback(script_id, downto)
     if goal is ControlPhase.SOURCE and drop:
+        if Phase.PREPARE not in undone:
+            # An earlier rollback kept the targets; now they are to go.
+            session.do(PHASES[Phase.PREPARE].undo(run))
         control = session.do(run.control.read())
         if control is not None:
             session.do(run.control.delete(control))
