@@ -17,6 +17,7 @@ from rekey.rehearse.application import ADDED, changed_by_one, to_entity
 from rekey.rehearse.madeup import rows_for
 from rekey.rehearse.project import Project, Result
 from rekey.rehearse.report import Briefly, RehearsalReport, Step, WithOutput
+from rekey.rehearse.stock import Stock
 from rekey.scripts import load_script
 
 EXAMPLES = Path(__file__).parents[2] / "migrations"
@@ -205,3 +206,21 @@ def test_a_project_takes_along_what_a_script_needs_and_nothing_else(tmp_path: Pa
     alone = Project(tmp_path, scripts / "0004_alone.py")
     assert [one.script_id for one in alone.scripts] == ["0004_alone"]
     assert third.secrets["one"] != alone.secrets["one"], "secrets are each rehearsal's own"
+
+
+def test_minus_zero_is_loaded_as_azurite_will_keep_it(tmp_path: Path) -> None:
+    """Azurite makes 0.0 of -0.0; the book must say what is really there."""
+    data = tmp_path / "rows.jsonl"
+    rows = [
+        {"PartitionKey": "p", "RowKey": str(number), "Ratio": -0.0, "Other": -1.5} for number in range(20)
+    ]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    mapper = _mapper(
+        source="Some",
+        target=Target("Other", partition_key=keys.prop("PartitionKey"), row_key=keys.lower("RowKey")),
+        reverse=False,
+    )
+    stock = Stock.of(mapper, 0, data, 0)
+    assert stock.count == 20
+    assert {(str(row["Ratio"]), row["Other"]) for row in stock.rows()} == {("0.0", -1.5)}
+    assert 0 < sum(map(stock.is_kept_back, range(20))) < 20

