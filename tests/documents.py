@@ -1,0 +1,146 @@
+"""Documents as tests read them: fenced blocks, the commands in them, and output without what is never twice
+the same."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from rekey.config import AZURITE_ACCOUNT, AZURITE_KEY
+from rekey.rehearse.azurite import Azurite
+
+ROOT = Path(__file__).parent.parent
+USUAL_PORT = "10002"
+USUAL_FOLDER = "/srv/first"
+
+_FENCE = re.compile(r"^```(\S*) *(.*)$")
+_EXITS = re.compile(r"#.*\bexit code (\d+)\b")
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?Z")
+_ID = re.compile(r"\b(?=[a-z]*\d)(?:[0-9a-hjkmnp-tv-z]{12}|[0-9a-hjkmnp-tv-z]{32})\b")
+_HEX = re.compile(r"\b(?=[a-f]*\d)[0-9a-f]{16,64}\b…?")
+_NUMBER = re.compile(r"(?<![\w.])(?:< )?\d[\d,]*(?:\.\d+)?(?: (?:s|min|h|d|B|KiB|MiB)\b)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A fenced block: its language, what follows the language in the fence, its text, and its first line."""
+
+    language: str
+    info: str
+    text: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command of a document: what is typed, the output shown below it, the exit code it is said to have."""
+
+    words: str
+    output: str = ""
+    exit_code: int = 0
+
+
+def documents() -> list[Path]:
+    """Return all documents of the project, in order."""
+    folders = (ROOT, ROOT / "docs", ROOT / "docs/adr", ROOT / "runbooks")
+    return [path for folder in folders for path in sorted(folder.glob("*.md"))]
+
+
+def blocks(document: Path, heading: str = "") -> list[Block]:
+    """Return the fenced blocks of a document; with `heading`, those under the heading of that text."""
+    found: list[Block] = []
+    inside: tuple[str, str, int] | None = None
+    lines: list[str] = []
+    here = not heading
+    for number, line in enumerate(document.read_text("utf-8").splitlines(), 1):
+        fence = _FENCE.match(line)
+        if inside is None and fence is not None:
+            inside, lines = (fence[1], fence[2], number + 1), []
+        elif inside is not None and line == "```":
+            if here:
+                found.append(Block(inside[0], inside[1], "\n".join(lines) + "\n", inside[2]))
+            inside = None
+        elif inside is not None:
+            lines.append(line)
+        elif line.startswith("## ") and heading:
+            here = line.removeprefix("## ") == heading
+    assert inside is None, f"{document.name}: a fenced block is not closed"
+    return found
+
+
+def shell_commands(block: Block) -> list[Command]:
+    """Return the commands of a `sh` block: one a line, longer ones with a backslash, comments left out."""
+    lines = block.text.replace("\\\n", " ").splitlines()
+    return [_command(line) for line in lines if line.strip() and not line.lstrip().startswith("#")]
+
+
+def console_commands(block: Block) -> list[Command]:
+    """Return the commands of a `console` block, each with the output shown below it."""
+    found: list[Command] = []
+    for line in block.text.splitlines():
+        if line.startswith("$ "):
+            found.append(_command(line.removeprefix("$ ")))
+        else:
+            last = found[-1]
+            found[-1] = Command(last.words, f"{last.output}{line}\n", last.exit_code)
+    return found
+
+
+def _command(line: str) -> Command:
+    said = _EXITS.search(line)
+    return Command(line.strip(), exit_code=int(said[1]) if said else 0)
+
+
+def normal(text: str) -> str:
+    """Return output without moments, ids, figures and line breaks: what must be the same every time."""
+    text = _MOMENT.sub("TIME", text)
+    text = _HEX.sub("HASH", text)
+    text = _ID.sub("ID", text)
+    return " ".join(_NUMBER.sub("N", text).split())
+
+
+class UsualAzurite(Azurite):
+    """An Azurite with the account that every Azurite has by itself, as the documents assume it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._keys = {AZURITE_ACCOUNT: AZURITE_KEY}
+
+    @property
+    def endpoint(self) -> str:
+        """The endpoint, which differs from the usual one by its port."""
+        return f"http://127.0.0.1:{self.port}/{AZURITE_ACCOUNT}"
+
+    @property
+    def connection_string(self) -> str:
+        """What `UseDevelopmentStorage=true` means, at this port."""
+        return (
+            f"DefaultEndpointsProtocol=http;AccountName={AZURITE_ACCOUNT};AccountKey={AZURITE_KEY};"
+            f"TableEndpoint={self.endpoint};"
+        )
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return the environment of a reader whose `python` and `rekey` are those of the tests."""
+    programs = str(Path(sys.executable).parent)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("REKEY_")}
+    return {**kept, "PATH": os.pathsep.join([programs, kept.get("PATH", "")]), "COLUMNS": "100", **more}
+
+
+def run(words: str, folder: Path) -> tuple[int, str]:
+    """Run a command as a reader would; return its exit code and all it printed."""
+    done = subprocess.run(
+        ["sh", "-c", words],
+        cwd=folder,
+        env=environment(),
+        text=True,
+        encoding="utf-8",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=120,
+    )
+    return done.returncode, done.stdout
