@@ -1,4 +1,10 @@
-"""How engines tell how far they are, without knowing who listens."""
+"""How engines tell how far they are, without knowing who listens.
+
+Rules kept here:
+
+* A label or a note holds no key: a terminal and a log show both.
+* Telling changes nothing, except that `Interruptible` may end work that writes nothing.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +30,12 @@ class Silent:
     """Progress that nobody watches."""
 
     @contextmanager
-    def task(self, label: str, *, total: int | None = None) -> Iterator[Advance]:
+    def task(
+        self,
+        label: str,  # noqa: ARG002 - the protocol's
+        *,
+        total: int | None = None,  # noqa: ARG002 - the protocol's
+    ) -> Iterator[Advance]:
         """Count nothing."""
         yield lambda _rows: None
 

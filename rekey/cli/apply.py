@@ -20,7 +20,7 @@ from rekey.cli.project import Project, open_project, open_session
 from rekey.cli.shell import Shell, command
 from rekey.cli.subjects import subject_of
 from rekey.cli.text import bullets, next_lines, phase_line, wrapped
-from rekey.errors import ExitCode, Findings, GateClosed, RekeyError
+from rekey.errors import ExitCode, Findings, GateClosed
 from rekey.phases import GATED, Phase
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def apply(
             results.append(result)
             try:
                 _apply_one(session, result, goal, named=bool(scripts), check_rows=not skip_row_check)
-            except RekeyError:
+            except Exception:
                 shell.so_far["migrations"] = [one.as_json() for one in results]
                 if result.runs:
                     shell.say("\n".join(_told(shell, result)))

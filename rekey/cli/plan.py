@@ -1,4 +1,11 @@
-"""`rekey plan`: what `apply` would do. Reads only: no lock, no lease, nothing written but the plan file."""
+"""`rekey plan`: what `apply` would do.
+
+Rules kept here:
+
+* It reads only: no lock, no lease, no table and no state is written. The plan file, when asked for, is all.
+* Of a migration that was begun it uses the safe ids, so that a plan and an error name a row alike.
+* Keys are shown only when asked for, and never written to the plan file.
+"""
 
 from __future__ import annotations
 

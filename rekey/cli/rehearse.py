@@ -1,4 +1,10 @@
-"""`rekey rehearse`: the whole life of a migration on an Azurite of its own, with a kill and a way back."""
+"""`rekey rehearse`: the whole life of a migration on an Azurite of its own, with a kill and a way back.
+
+Rules kept here:
+
+* A script given as a path needs no configuration, so that CI can rehearse what is checked in.
+* A rehearsal that did not pass is a finding (exit code 1); an error means that none came about.
+"""
 
 from __future__ import annotations
 

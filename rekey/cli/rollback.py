@@ -1,4 +1,10 @@
-"""`rekey rollback`: take a migration back; nothing written since is lost."""
+"""`rekey rollback`: take a migration back.
+
+Rules kept here:
+
+* Nothing that was written since is lost, whatever way back is taken; where that cannot be, it is refused.
+* What happens to the target tables on the way to `source` is said by the operator, never assumed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""What a plan needs to know of a migration: secrets, safe ids, how it was begun. Reads only."""
+"""What a plan needs to know of a migration: secrets, safe ids, how it was begun.
+
+Rules kept here:
+
+* It reads only.
+* A missing secret is a finding of the plan, not an error of the command; a secret that cannot be asked for
+  (Key Vault is down) is an error.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Text for people: at most 100 columns, labels in one column, one indent."""
+"""Text for people.
+
+Rules kept here:
+
+* At most 100 columns; labels stand in one column, one indent in.
+* A command that is to be typed stands on a line of its own and is never wrapped.
+"""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ class MigrationRecord:
                 f"the secret {', '.join(f'`{name}`' for name in changed)} is not the one that"
                 f" {self.script_id} started with",
                 kept="everything done so far; nothing was written with the other secret",
-                hint="configure the secret used at the start; to change it, `rekey rollback` with that one first",
+                hint="configure the secret of the start; to change it, `rekey rollback` with that one first",
             )
 
 

@@ -1,0 +1,115 @@
+"""`init` and `new`: a project from nothing, and nothing overwritten."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rekey import keys
+from rekey.cli.main import run
+from rekey.config import load_config
+from rekey.scripts import load_script, load_scripts
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("REKEY_CONFIG", raising=False)
+    return tmp_path
+
+
+def test_init_makes_a_project_whose_configuration_loads(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["init"]) == 0
+    assert "Next:" in capsys.readouterr().out
+    config = load_config(folder / "rekey.toml")
+    assert config.migrations == folder / "migrations"
+    assert config.migrations.is_dir()
+    assert (folder / ".gitignore").read_text("utf-8") == ".rekey/\n"
+
+
+def test_init_overwrites_nothing(folder: Path) -> None:
+    (folder / "rekey.toml").write_text("mine", "utf-8")
+    (folder / ".gitignore").write_text("*.pyc", "utf-8")
+    (folder / "migrations").mkdir()
+    (folder / "migrations" / "0001_mine.py").write_text("mine", "utf-8")
+    assert run(["init"]) == 0
+    assert run(["init"]) == 0
+    assert (folder / "rekey.toml").read_text("utf-8") == "mine"
+    assert (folder / ".gitignore").read_text("utf-8") == "*.pyc\n.rekey/\n"
+    assert [path.name for path in (folder / "migrations").iterdir()] == ["0001_mine.py"]
+
+
+def test_init_makes_the_folder_it_is_given(folder: Path) -> None:
+    assert run(["init", "deep/down"]) == 0
+    assert (folder / "deep" / "down" / "rekey.toml").is_file()
+
+
+def test_init_where_nothing_can_be_written_exits_2(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "file").write_text("", "utf-8")
+    assert run(["init", "file/below"]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_new_numbers_scripts_and_what_it_writes_is_valid(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(["init"])
+    capsys.readouterr()
+    assert run(["new", "users_opaque-ids", "--source", "Users", "--target", "UsersById"]) == 0
+    path = Path(capsys.readouterr().out.splitlines()[0])
+    assert path == folder / "migrations" / "0001_users_opaque-ids.py"
+    script = load_script(path)
+    assert (script.migration.source, script.migration.tables) == ("Users", ("UsersById",))
+    assert run(["new", "a"]) == 0
+    assert run(["new", "posts", "--depends", "0001", "--depends", "0002_a"]) == 0
+    scripts = {one.script_id: one for one in load_scripts(folder / "migrations")}
+    assert list(scripts) == ["0001_users_opaque-ids", "0002_a", "0003_posts"]
+    assert scripts["0003_posts"].depends == {"0001_users_opaque-ids", "0002_a"}
+    assert scripts["0002_a"].migration.tables == ("ATableV2",)
+
+
+def test_every_key_that_the_template_suggests_is_valid(folder: Path) -> None:
+    run(["init"])
+    run(["new", "users"])
+    text = (folder / "migrations" / "0001_users.py").read_text("utf-8")
+    suggested = re.findall(r"#   (keys\..*\))  +\w", text)
+    assert len(suggested) == 5
+    for expression in suggested:
+        assert eval(expression, {"keys": keys}) is not None  # noqa: S307 - our own template
+
+
+@pytest.mark.parametrize("name", ["", "1st", "../up", "a b", "é", "x" * 101, "a.py"])
+def test_new_refuses_a_bad_name(folder: Path, name: str) -> None:
+    run(["init"])
+    assert run(["new", name]) == 2
+    assert not list((folder / "migrations").glob("*.py"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--source", "no table"), ("--target", "1x"), ("--source", "Users", "--target", "users")],
+)
+def test_new_refuses_bad_tables(folder: Path, words: tuple[str, ...]) -> None:
+    run(["init"])
+    assert run(["new", "users", *words]) == 2
+    assert not list((folder / "migrations").glob("*.py"))
+
+
+def test_new_leaves_no_script_behind_that_contradicts_another(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(["init"])
+    run(["new", "users"])
+    assert run(["new", "people", "--source", "People", "--target", "UsersV2"]) == 2
+    assert "fills the table UsersV2 too" in capsys.readouterr().err
+    assert run(["new", "people", "--depends", "0007"]) == 2
+    assert [path.name for path in (folder / "migrations").glob("*.py")] == ["0001_users.py"]
+
+
+def test_new_without_a_project_says_how_to_begin(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["new", "users"]) == 2
+    assert "`rekey init`" in capsys.readouterr().err

@@ -1,0 +1,222 @@
+"""Output, help and the common options."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from rekey.cli.main import rekey, run
+from rekey.cli.progress import Bars, Logged, progress_on
+from rekey.cli.shell import Shell, Surroundings, command
+from rekey.cli.text import WIDTH, duration, field
+from rekey.errors import ExitCode
+
+COMMANDS = list(rekey.commands)
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_an_example_and_the_common_options(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([name, "--help"]) == 0
+    said = capsys.readouterr().out
+    assert f"  rekey {name}" in said
+    for option in ("--config", "--json", "--verbose", "--no-progress", "--debug"):
+        assert option in said
+    assert max(len(line) for line in said.splitlines()) <= WIDTH
+
+
+def test_help_of_all_and_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--help"]) == 0
+    said = capsys.readouterr().out
+    assert all(f"  {name} " in said for name in COMMANDS)
+    assert not any(line.endswith("...") for line in said.splitlines()[1:])  # no summary is cut off
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("rekey ")
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["frobnicate"], ["plan", "--frobnicate"], ["apply", "--to", "nowhere"]]
+)
+def test_a_wrong_command_line_exits_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(words) == 2
+    assert capsys.readouterr().out == ""
+
+
+def test_a_wrong_command_line_with_json_is_one_json_document(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["apply", "--json", "--to", "nowhere"]) == 2
+    said = capsys.readouterr()
+    assert json.loads(said.out)["error"] == "UsageError"
+    assert json.loads(said.out)["exit_code"] == 2
+
+
+def test_an_error_with_json_is_one_json_document_and_people_find_it_on_standard_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["plan", "--json", "--config", str(tmp_path / "none.toml")]) == 2
+    said = capsys.readouterr()
+    document = json.loads(said.out)
+    assert document["error"] == "ConfigurationError"
+    assert document["next"] in said.err
+
+
+def test_the_configuration_may_be_named_by_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("REKEY_CONFIG", str(tmp_path / "other.toml"))
+    assert run(["plan"]) == 2
+    assert "other.toml" in capsys.readouterr().err
+
+
+def test_a_fault_of_rekey_shows_no_traceback_and_its_places_only_with_debug(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @command("break", example="rekey break")
+    def broken(_shell: Shell) -> ExitCode:
+        raise RuntimeError("someone@example.com")
+
+    monkeypatch.setitem(rekey.commands, "break", broken)
+    assert run(["break"]) == 4
+    said = capsys.readouterr()
+    assert "fault of rekey" in said.err
+    assert " in broken" not in said.err
+    assert run(["break", "--debug", "--json"]) == 4
+    with_debug = capsys.readouterr()
+    assert " in broken" in with_debug.err
+    assert json.loads(with_debug.out)["error"] == "FaultOfRekey"
+    assert "someone@example.com" not in said.err + with_debug.err + with_debug.out
+    assert "Traceback" not in with_debug.err
+
+
+def test_what_a_script_prints_does_not_reach_standard_output(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @command("chatter", example="rekey chatter")
+    def chatter(shell: Shell) -> ExitCode:
+        print("from a script")
+        shell.emit({"exit_code": 0}, "")
+        return ExitCode.DONE
+
+    monkeypatch.setitem(rekey.commands, "chatter", chatter)
+    assert run(["chatter", "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out) == {"exit_code": 0}
+    assert said.err == "from a script\n"
+
+
+def test_an_interrupt_exits_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    @command("wait", example="rekey wait")
+    def wait(_shell: Shell) -> ExitCode:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(rekey.commands, "wait", wait)
+    assert run(["wait", "--json"]) == 130
+    assert json.loads(capsys.readouterr().out)["exit_code"] == 130
+
+
+def test_characters_that_the_stream_cannot_show_are_escaped() -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    Shell(stdout=stream).emit({}, "caf\u00e9 \ud800 \U0001f600")
+    assert raw.getvalue() == b"caf\\xe9 \\ud800 \\U0001f600\n"
+
+
+def test_a_reader_that_went_away_does_not_change_the_exit_code() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb") as pipe:
+        ended = subprocess.run(
+            [sys.executable, "-m", "rekey", "init", "--help"],
+            stdout=pipe,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    assert b"Traceback" not in ended.stderr
+    program = (
+        "from rekey.cli.shell import Shell\n"
+        "shell = Shell()\n"
+        "shell.emit({}, 'x' * 200_000)\n"
+        "shell.emit({}, 'more')\n"
+    )
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb") as pipe:
+        ended = subprocess.run(
+            [sys.executable, "-c", program], stdout=pipe, stderr=subprocess.PIPE, check=False
+        )
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def test_commands_that_are_named_carry_the_configuration_that_was_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @command("name", example="rekey name")
+    def name(shell: Shell) -> ExitCode:
+        shell.emit({}, shell.command("apply 0001"))
+        return ExitCode.DONE
+
+    monkeypatch.setitem(rekey.commands, "name", name)
+    monkeypatch.setenv("REKEY_CONFIG", "from-environment.toml")
+    run(["name"])
+    run(["name", "--config", "my keys.toml"])
+    assert capsys.readouterr().out == "rekey apply 0001\nrekey apply 0001 --config 'my keys.toml'\n"
+
+
+def test_bars_are_drawn_on_a_terminal_only_and_not_when_unwanted() -> None:
+    assert isinstance(progress_on(Terminal(), bars=True, note=print), Bars)
+    assert isinstance(progress_on(Terminal(), bars=False, note=print), Logged)
+    assert isinstance(progress_on(io.StringIO(), bars=True, note=print), Logged)
+    assert isinstance(Shell(Surroundings(), json=True, stderr=Terminal()).progress(), Logged)
+
+
+def test_a_bar_shows_rows_rate_and_expected_end() -> None:
+    screen = Terminal()
+    with Bars(screen).task("backfill", total=1000) as advance:
+        advance(400)
+        advance(600)
+    shown = screen.getvalue()
+    assert "backfill: 100%" in shown
+    assert "1.00k/1.00k" in shown
+    assert "rows/s" in shown
+
+
+def test_help_needs_no_heavy_module() -> None:
+    program = (
+        "import sys, rekey.cli.main; print(*(m for m in ('azure', 'sqlalchemy', 'yoyo') if m in sys.modules))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.42, "0.4 s"), (12, "12 s"), (180, "3 min"), (7300, "2 h"), (86400 * 30, "30 d")],
+)
+def test_durations_as_people_say_them(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_a_field_is_wrapped_within_the_width() -> None:
+    lines = field("safe", "word " * 60)
+    assert max(map(len, lines)) <= WIDTH
+    assert all(line.startswith(" " * 16) for line in lines[1:])
+
+
+def test_the_group_lists_commands_in_the_order_of_a_migration() -> None:
+    context = click.Context(rekey)
+    names = rekey.list_commands(context)
+    assert names.index("plan") < names.index("apply") < names.index("verify") < names.index("retire")
