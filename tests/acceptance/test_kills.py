@@ -1,0 +1,223 @@
+"""The command, killed at random moments and stopped by signals, on real tables: nothing lost or doubled.
+
+The moments come from a seed that stands in every failure: `REKEY_SEED=… pytest …` draws the same ones again.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rekey.model import Row, content_of
+from rekey.rehearse.azurite import Azurite
+from rekey.state.models import Segment
+from tests.acceptance.support import POSTS, USERS, Key, Project, keys_of, posts, users
+
+pytestmark = pytest.mark.azurite
+KILLS = 20
+SLOW = 15
+"""So many kills come while copying is held to `SLOW_ROWS_PER_SECOND`, so that most of them interrupt it; the
+others come at full speed, and fall into the sweep, the passes and the verification, too."""
+SLOW_ROWS_PER_SECOND = 400
+
+
+@pytest.fixture
+def seed() -> int:
+    """Draws the moments."""
+    return int(os.environ.get("REKEY_SEED", random.SystemRandom().randrange(2**32)))
+
+
+class Pair:
+    """Two projects on one source table: one is left in peace, the other one is killed."""
+
+    def __init__(self, folder: Path, azurite: Azurite, script: str, rows: list[Row]) -> None:
+        self.peaceful, self.killed = (
+            Project(folder / "peaceful", azurite),
+            Project(folder / "killed", azurite),
+        )
+        self.killed.source = self.peaceful.source
+        for project in (self.peaceful, self.killed):
+            project.script(script)
+            project.configure(window_rows=100)
+        self.rows = rows
+        self.peaceful.fill(rows)
+        self.source_before = self.peaceful.wire.rows(self.peaceful.source)
+
+    def run_in_peace(self, *words: str) -> None:
+        """Apply the one that nobody disturbs."""
+        self.peaceful.run("apply", *words).ended(0)
+        self.expected = {
+            "main": self.peaceful.wire.contents(self.peaceful.target),
+            "index": self.peaceful.wire.contents(self.peaceful.index),
+        }
+        assert len(self.expected["main"]) == len(self.rows)
+
+    def difference(self) -> str:
+        """Return how the killed one differs from the one left in peace, "" when it does not."""
+        killed, wrong = self.killed, []
+        for what, table in (("main", killed.target), ("index", killed.index)):
+            actual, expected = killed.wire.contents(table), self.expected[what]
+            if actual != expected:
+                missing, extra = len(expected.keys() - actual.keys()), len(actual.keys() - expected.keys())
+                altered = sum(actual[key] != expected[key] for key in actual.keys() & expected.keys())
+                wrong.append(f"{what}: {missing} missing, {extra} extra, {altered} altered")
+        mapping, mapped = killed.mapping(), self.peaceful.mapping()
+        if mapping != mapped:
+            wrong.append(f"mapping: {len(mapping)} rows where {len(mapped)} should be, or other content")
+        if killed.wire.rows(killed.source) != self.source_before:
+            wrong.append("the source changed")
+        return "; ".join(wrong)
+
+    def ahead(self) -> str:
+        """Return what checkpoints, targets and mapping claim and do not have, "" when all of it holds."""
+        killed = self.killed
+        segments = killed.segments() if killed.state.exists() else []
+        there = {(0, *key): row for key, row in killed.wire.contents(killed.target).items()}
+        there |= {(1, *key): row for key, row in killed.wire.contents(killed.index).items()}
+        expected = {(0, *key): row for key, row in self.expected["main"].items()}
+        expected |= {(1, *key): row for key, row in self.expected["index"].items()}
+        if any(expected.get(place) != row for place, row in there.items()):
+            return "a target row is not what its source row gives"
+        forward = {old: targets for kind, old, targets in killed.mapping() if kind == "forward"}
+        if there.keys() - {place for targets in forward.values() for place in targets}:
+            return "a target row has no mapping row"
+        claimed = [key for key in keys_of(self.rows) if any(_claims(one, key) for one in segments)]
+        lacking = [key for key in claimed if not set(forward.get(key, [(9, "", "")])) <= there.keys()]
+        return f"{len(lacking)} of {len(claimed)} rows behind a checkpoint are not there" if lacking else ""
+
+    def in_the_middle(self) -> bool:
+        """Tell whether copying has begun, has a checkpoint, and is not done."""
+        segments = self.killed.segments() if self.killed.state.exists() else []
+        return any(one.rows for one in segments) and not all(one.done for one in segments)
+
+
+def _claims(segment: Segment, key: Key) -> bool:
+    """Tell whether a checkpoint claims a source row. The keys here are ASCII: Python's order is right."""
+    return segment.done or (segment.cursor is not None and key <= tuple(segment.cursor))
+
+
+@pytest.mark.parametrize(
+    ("script", "make"), [(USERS, users), (POSTS, posts)], ids=["keys from keys", "keys from content"]
+)
+def test_killed_twenty_times_during_apply_it_ends_as_if_undisturbed(
+    tmp_path: Path, azurite: Azurite, seed: int, script: str, make: Callable[[int], list[Row]]
+) -> None:
+    """SIGKILL at random moments: no row lost, doubled, or claimed by a checkpoint before it was written."""
+    pair = Pair(tmp_path, azurite, script, make(2500))
+    begun = time.monotonic()
+    pair.run_in_peace()
+    span = (time.monotonic() - begun) / 4
+    lot, killed, landed, in_the_middle = random.Random(seed), pair.killed, 0, 0
+    while landed < KILLS:
+        killed.configure(window_rows=100, entities_per_second=SLOW_ROWS_PER_SECOND if landed < SLOW else None)
+        running = killed.start("apply")
+        running.until_it_works()
+        time.sleep(lot.uniform(0, span))
+        ran = running.kill()
+        told = f"seed {seed}, kill {landed + 1}"
+        assert ran.code in (-signal.SIGKILL, 0), (told, ran)
+        landed += ran.code != 0
+        assert not pair.ahead(), (told, pair.ahead())
+        in_the_middle += pair.in_the_middle()
+    assert in_the_middle >= 5, f"seed {seed}: most kills must interrupt the copying"
+    killed.run("apply").ended(0)
+    assert not pair.difference(), (f"seed {seed}", pair.difference())
+    killed.run("verify").ended(0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_at_a_checkpoint_with_130_and_the_same_command_goes_on(
+    tmp_path: Path, azurite: Azurite, number: int
+) -> None:
+    """The message says that it was asked to, what is kept and what to do; nothing is lost by it."""
+    pair = Pair(tmp_path, azurite, USERS, users(600))
+    pair.run_in_peace()
+    pair.killed.configure(window_rows=50, entities_per_second=300)
+    running = pair.killed.start("apply")
+    assert running.until(pair.in_the_middle)
+    running.signal(number).ended(
+        130, "Stopping at the next checkpoint", "Kept: all checkpoints", "Next: run the same"
+    )
+    assert pair.in_the_middle()
+    assert not pair.ahead()
+    pair.killed.configure(window_rows=50)
+    pair.killed.run("apply").ended(0)
+    assert not pair.difference()
+
+
+def test_a_second_signal_ends_at_once_with_130_and_costs_nothing_that_is_checkpointed(
+    tmp_path: Path, azurite: Azurite
+) -> None:
+    """An operator who presses Ctrl-C twice gets out now."""
+    pair = Pair(tmp_path, azurite, USERS, users(600))
+    pair.run_in_peace()
+    pair.killed.configure(window_rows=300, entities_per_second=100)
+    running = pair.killed.start("apply")
+    assert running.until(lambda: bool(pair.killed.state.exists() and pair.killed.segments()))
+    running.process.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    assert running.process.poll() is None, "the window of 300 rows is not done yet"
+    assert running.signal(signal.SIGINT).code == 130
+    assert not pair.ahead()
+    pair.killed.configure(window_rows=300)
+    pair.killed.run("apply").ended(0)
+    assert not pair.difference()
+
+
+def test_killed_on_the_way_to_cutover_it_cuts_over_in_the_end_and_the_way_back_survives_kills_too(
+    tmp_path: Path, azurite: Azurite, seed: int
+) -> None:
+    """Authority is on one side at any time; what was written after cutover is in the source in the end."""
+    pair = Pair(tmp_path, azurite, USERS, users(800))
+    pair.run_in_peace()
+    killed, lot = pair.killed, random.Random(seed)
+    killed.run("apply").ended(0)
+    to_cutover = ("apply", "--to", "cutover", "--writers-stopped")
+    phases = _kill_until_done(killed, lot, to_cutover, f"seed {seed}, cutover")
+    assert phases <= {"dual_write", "freeze", "cutover"}, seed
+    assert _phase(killed) == "cutover"
+    assert not pair.difference(), (f"seed {seed}", pair.difference())
+
+    # The application works on the target: one row changed, one gone, one new.
+    changed, gone, *_ = killed.wire.rows(killed.target)
+    killed.wire.replace(killed.target, {**content_of(changed), "Name": "Changed"})
+    killed.wire.delete(killed.target, (gone["PartitionKey"], gone["RowKey"]))
+    wanted = dict(zip(keys_of(pair.rows), pair.rows, strict=True))
+    wanted[changed["PartitionKey"], changed["ContactEmail"]] |= {"Nm": "Changed"}
+    del wanted[gone["PartitionKey"], gone["ContactEmail"]]
+
+    phases = _kill_until_done(killed, lot, ("rollback", "--writers-stopped"), f"seed {seed}, rollback")
+    assert phases <= {"cutover", "freeze", "dual_write"}, seed
+    assert _phase(killed) == "dual_write"
+    assert killed.wire.contents(killed.source) == wanted, f"seed {seed}"
+    killed.run("verify").ended(0)
+
+
+def _kill_until_done(project: Project, lot: random.Random, words: tuple[str, ...], told: str) -> set[str]:
+    """Kill a command five times, then let it end; return the control row's phases after the kills."""
+    phases, landed = set(), 0
+    while landed < 5:
+        running = project.start(*words)
+        running.until_it_works()
+        time.sleep(lot.uniform(0, 1.5 * (landed + 1) / 5))
+        ran = running.kill()
+        assert ran.code in (-signal.SIGKILL, 0), (told, ran)
+        phases.add(_phase(project))
+        landed += 1
+        if ran.code == 0:
+            break
+    ran = project.run(*words)
+    assert ran.code == 0, (told, ran)
+    return phases
+
+
+def _phase(project: Project) -> str:
+    """Return the phase in the control row."""
+    [control] = [row for row in project.restricted_rows("rekeycontrol") if row["RowKey"] == "control"]
+    return str(control["Phase"])
