@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from azure.core.exceptions import AzureError
+
 from rekey.declaration import Declared
 from rekey.errors import ConfigurationError
 from rekey.mapper import Mapper
@@ -79,28 +81,9 @@ def rehearse(
         stock = Stock.of(mapper, rows, data, seed)
         tell.say("Starting an Azurite of its own, with two accounts.")
         with Azurite() as azurite:
-            project.write(
-                azurite,
-                window_rows=max(1, min(stock.count // _WINDOWS, _MOST_ROWS_A_WINDOW)),
-                entities_per_second=max(10, stock.count * len(mapper.tables) // _COPY_SECONDS),
-            )
-            witness = Witness(
-                open_service(azurite.tables),
-                open_service(azurite.restricted),
-                project.declared.script_id,
-                mapper,
-            )
-            application = Application(witness, seed)
-            life = Life(
-                project,
-                witness,
-                application,
-                tell,
-                writes=min(_WRITES_AT_MOST, max(10, stock.count // _WRITES_SHARE)),
-                kill_after=_kill_after(stock.count, seed),
-            )
+            life, witness = _on_stage(project, azurite, mapper, stock, tell, seed)
             try:
-                failure = _live(life, stock, application, azurite.tables, tell)
+                failure = _live(life, stock, azurite.tables, tell)
             finally:
                 project.stop()
             if keep:
@@ -121,17 +104,42 @@ def rehearse(
     )
 
 
-def _live(life: Life, stock: Stock, application: Application, account: AzuriteAccount, tell: Narrator) -> str:
+def _on_stage(
+    project: Project, azurite: Azurite, mapper: Mapper, stock: Stock, tell: Narrator, seed: int
+) -> tuple[Life, Witness]:
+    """Write the project for this Azurite, and bring together who takes part."""
+    project.write(
+        azurite,
+        window_rows=max(1, min(stock.count // _WINDOWS, _MOST_ROWS_A_WINDOW)),
+        entities_per_second=max(10, stock.count * len(mapper.tables) // _COPY_SECONDS),
+    )
+    tables, restricted = open_service(azurite.tables), open_service(azurite.restricted)
+    witness = Witness(tables, restricted, project.declared.script_id, mapper)
+    life = Life(
+        project,
+        witness,
+        Application(witness, seed),
+        tell,
+        writes=min(_WRITES_AT_MOST, max(10, stock.count // _WRITES_SHARE)),
+        kill_after=_kill_after(stock.count, seed),
+    )
+    return life, witness
+
+
+def _live(life: Life, stock: Stock, account: AzuriteAccount, tell: Narrator) -> str:
     """Load the rows and live the life; return what was not as it must be, "" when all was."""
     try:
         life.take_dependencies_through()
-        tell.say(f"Loading rows into {application.source_name}: {stock.described}.")
-        asyncio.run(load(account, stock, application))
+        tell.say(f"Loading rows into {life.application.source_name}: {stock.described}.")
+        asyncio.run(load(account, stock, life.application))
         for assumption in stock.assumptions:
             tell.say(f"Assumed: {assumption}.")
         life.live()
     except NotAsItMustBe as problem:
         return str(problem)
+    except AzureError as error:
+        # its text may hold keys
+        return f"the witness or the application could not use the tables ({type(error).__name__})"
     return ""
 
 

@@ -56,7 +56,7 @@ class Life:
         """
         self._project = project
         self._witness = witness
-        self._application = application
+        self.application = application
         self._tell = narrator
         self._writes = writes
         self._kill_after = kill_after
@@ -145,7 +145,7 @@ class Life:
 
     def _resume(self, killed_at: Segment) -> None:
         self._tell.say("Applying again, while the application goes on inserting, updating and deleting.")
-        self._application.begin_counting()
+        self.application.begin_counting()
         lowest = [killed_at.rows]
 
         def look() -> None:
@@ -169,19 +169,19 @@ class Life:
         self._run("apply", self._script_id)
         self._tell.why("With everything copied, `apply` brings over what changed since.")
         self._same(
-            f"After {self._application.told()} by the application",
-            may_linger=frozenset(self._application.deleted),
+            f"After {self.application.told()} by the application",
+            may_linger=frozenset(self.application.deleted),
         )
 
     def _verify(self) -> None:
         self._tell.say("Verifying every row and every property, while the application writes.")
-        self._application.begin_counting()
+        self.application.begin_counting()
         self._run_beside("verify", self._script_id, "--mode", "full")
         self._tell.why(
             "Full verification compares digests of both sides, looks again at what differs, and calls only"
             " what stands still a divergence."
         )
-        self._proved(f"No false alarm: verified clean during {self._application.told()}.")
+        self._proved(f"No false alarm: verified clean during {self.application.told()}.")
         # The rows just written are not in the target yet; what is planted next must be the only difference.
         self._run("apply", self._script_id)
 
@@ -194,7 +194,7 @@ class Life:
         self._tell.why("One character of one property differs: exit code 1, and the row's safe id, no key.")
         self._prove(
             row_id in result.output,
-            f"Verification found the one altered row of {len(self._application.must_hold):,} and named it"
+            f"Verification found the one altered row of {len(self.application.must_hold):,} and named it"
             f" {row_id}.",
             f"verification did not name row {row_id}",
         )
@@ -204,7 +204,7 @@ class Life:
         self._tell.why("Repair makes the target's row equal to what the source says.")
         self._run("verify", self._script_id, "--mode", "full")
         self._tell.why("A failed verification had closed the gate; this one opens it again.")
-        self._same("After the repair", may_linger=frozenset(self._application.deleted))
+        self._same("After the repair", may_linger=frozenset(self.application.deleted))
 
     def _cut_over(self) -> None:
         self._tell.say("Cutting over: refused while nobody says that writers have stopped, then done.")
@@ -221,10 +221,10 @@ class Life:
 
     def _there_and_back(self) -> None:
         self._tell.say("The application writes to the target through the new keys; then all is rolled back.")
-        self._application.begin_counting()
+        self.application.begin_counting()
         for _ in range(_TARGET_WRITES):
-            self._application.write_target()
-        told = self._application.told()
+            self.application.write_target()
+        told = self.application.told()
         self._run("rollback", self._script_id, "--writers-stopped")
         self._tell.why("What was written to the target since cutover was copied back before anything else.")
         self._same(f"After the rollback, with {told} made in the target", after_cutover=True)
@@ -260,7 +260,7 @@ class Life:
     def _nothing_told(self) -> None:
         printed = "\n".join(result.output for result in self._results)
         secret = sum(text in printed for text in self._project.confidential)
-        keys = [key.row for key in list(self._application.must_hold)[:_LEGACY_KEYS_LOOKED_FOR]]
+        keys = [key.row for key in list(self.application.must_hold)[:_LEGACY_KEYS_LOOKED_FOR]]
         telling = [key for key in keys if len(key) >= _TELLING_CHARACTERS and any(map(str.isdigit, key))]
         shown = sum(key in printed for key in telling)
         self._prove(
@@ -281,7 +281,7 @@ class Life:
 
     def _alter_a_target_row(self) -> EntityKey:
         """Change one property of one main target row by one character, or add one; return its key."""
-        source_key = min(self._application.untouched, key=lambda key: key.order)
+        source_key = min(self.application.untouched, key=lambda key: key.order)
         source_row = self._witness.get(self._witness.source_name, source_key)
         if source_row is None:
             raise NotAsItMustBe("a source row went without anybody having deleted it")
@@ -302,7 +302,7 @@ class Life:
     ) -> Finding:
         """Prove that both sides hold what they must."""
         finding = self._witness.compare(
-            self._application.must_hold, may_linger=may_linger, after_cutover=after_cutover
+            self.application.must_hold, may_linger=may_linger, after_cutover=after_cutover
         )
         self._prove(
             not finding.wrong,
@@ -326,7 +326,7 @@ class Life:
         rounds = 0
         while not running.ended:
             if rounds < self._writes:
-                self._application.write_source()
+                self.application.write_source()
             if rounds % _LOOK_EVERY == 0:
                 beside()
             rounds += 1
