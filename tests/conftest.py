@@ -7,12 +7,17 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
+from hypothesis import settings
 
 from rekey.rehearse.azurite import Azurite, AzuriteAccount
 from rekey.tables.azure import AzureTableService
 from rekey.tables.clock import FakeClock
 from rekey.tables.credentials import SharedKey
 from rekey.tables.memory import MemoryTableService
+
+# No timing is asserted anywhere, so not by hypothesis either: a busy machine is no failure.
+settings.register_profile("rekey", deadline=None)
+settings.load_profile("rekey")
 
 _numbers = itertools.count(1)
 
