@@ -58,7 +58,7 @@ async def look_at(
         now = ticks_of(server_time)
         lease = None if row is None else _lease(row, server_time, config.state)
     except ServiceError as error:
-        unreachable = f"the restricted store could not be asked ({error.code or type(error).__name__})"
+        unreachable = f"the restricted store could not be asked ({type(error).__name__})"
     ids = state.ledger_ids()
     return Facts(
         declared=declared,

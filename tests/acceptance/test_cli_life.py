@@ -1,0 +1,252 @@
+"""The installed command on Azurite: a whole life, signals and a second runner, as separate processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rekey.errors import RekeyError
+from rekey.mapper import Mapper
+from rekey.model import EntityKey, Row, content_of, key_of
+from rekey.rehearse.azurite import Azurite
+from rekey.scripts import load_script
+from rekey.state.store import State
+from rekey.tables.base import Operation, Verb
+from tests.conftest import open_account
+from tests.worlds import SECRET, user
+
+pytestmark = pytest.mark.azurite
+
+COMMAND = str(Path(sys.executable).parent / "rekey")
+PATIENCE_S = 60
+
+
+class Project:
+    """A folder, two accounts of an Azurite, and the installed command."""
+
+    def __init__(self, folder: Path, azurite: Azurite, table_name: Callable[[str], str]) -> None:
+        self.folder = folder
+        self.azurite = azurite
+        self.source, self.target = table_name("Users"), table_name("UsersV2")
+        self.name = table_name("users")  # the restricted store is shared: a script id of our own
+        self.script_id = f"0001_{self.name}"
+        self._started: list[subprocess.Popen[str]] = []
+        self.environment = {
+            **os.environ,
+            "TABLES_KEY": azurite.tables.key,
+            "RESTRICTED_KEY": azurite.restricted.key,
+            "USERS_SECRET": SECRET.decode("ascii"),
+        }
+        self.said = ""
+
+    def rekey(self, *words: str, code: int = 0) -> str:
+        """Run the command, require its exit code and return standard output."""
+        ended = subprocess.run(
+            [COMMAND, *words],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE_S,
+        )
+        self.said += ended.stdout + ended.stderr
+        assert ended.returncode == code, f"{words}: {ended.returncode}\n{ended.stdout}{ended.stderr}"
+        return ended.stdout
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """Start the command and leave it running."""
+        running = subprocess.Popen(
+            [COMMAND, *words],
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._started.append(running)
+        return running
+
+    def end_all(self) -> None:
+        """End what a failed test left running."""
+        for running in self._started:
+            running.kill()
+            running.communicate()
+
+    def ended(self, running: subprocess.Popen[str], code: int) -> str:
+        """Wait for the end of a started command, require its exit code and return standard error."""
+        out, err = running.communicate(timeout=PATIENCE_S)
+        self.said += out + err
+        assert running.returncode == code, out + err
+        return err
+
+    def configure(self, **limits: int) -> None:
+        """Point the configuration that `init` wrote to the accounts."""
+        path = self.folder / "rekey.toml"
+        text = path.read_text("utf-8")
+        local = 'endpoint = "http://127.0.0.1:10002/devstoreaccount1"'
+        for account, variable in (
+            (self.azurite.tables, "TABLES_KEY"),
+            (self.azurite.restricted, "RESTRICTED_KEY"),
+        ):
+            text = text.replace(local, f'endpoint = "{account.endpoint}"\nkey_env = "{variable}"', 1)
+        text = text.replace('retention = "30d"', 'retention = "0s"')
+        if "[secrets.users]\nenv" not in text:
+            text += '\n[secrets.users]\nenv = "USERS_SECRET"\n'
+        for name, value in limits.items():
+            text, found = re.subn(rf"^(# )?{name} = .*$", f"{name} = {value}", text, flags=re.MULTILINE)
+            assert found == 1
+        path.write_text(text, "utf-8")
+
+    def edit_script(self) -> None:
+        """Make the template's RowKey an opaque id."""
+        path = self.script
+        text = path.read_text("utf-8")
+        old = 'row_key=keys.prop("RowKey"),\n        #'
+        assert old in text
+        new = 'row_key=keys.opaque("RowKey", domain="user", secret="users"),\n        #'
+        path.write_text(text.replace(old, new), "utf-8")
+
+    @property
+    def script(self) -> Path:
+        return self.folder / "migrations" / f"{self.script_id}.py"
+
+    def fill(self, count: int) -> None:
+        """Create the source and insert rows."""
+
+        async def insert() -> None:
+            async with open_account(self.azurite.tables) as service:
+                await service.create_table(self.source)
+                for start in range(0, count, 100):
+                    rows = [user(f"user{start + n}@example.com", f"p{start}") for n in range(100)]
+                    await service.table(self.source).transact([Operation(Verb.INSERT, row) for row in rows])
+
+        asyncio.run(insert())
+
+    def rows(self, table: str) -> dict[EntityKey, Row]:
+        """Return what a table holds."""
+
+        async def read() -> dict[EntityKey, Row]:
+            async with open_account(self.azurite.tables) as service:
+                pages = [page.rows async for page in service.table(table).scan()]
+            return {key_of(row): content_of(row) for rows in pages for row in rows}
+
+        return asyncio.run(read())
+
+    def expected(self) -> dict[EntityKey, Row]:
+        """Return what the target should hold, from what the source holds."""
+        mapper = Mapper(load_script(self.script).migration, {"users": SECRET})
+        mapped = (mapper.map(row)[0].row for row in self.rows(self.source).values())
+        return {key_of(row): row for row in mapped}
+
+    def copied(self) -> int:
+        """Return how many rows are checkpointed just now."""
+        with suppress(RekeyError), State.open(self.folder / ".rekey/state.sqlite", read_only=True) as state:
+            return sum(one.rows for one in state.segments(self.script_id, "backfill"))
+        return 0
+
+    def wait_until_copied(self, rows: int, running: subprocess.Popen[str]) -> None:
+        """Wait until a running command has checkpointed so many rows."""
+        patience = time.monotonic() + PATIENCE_S
+        while self.copied() < rows:
+            assert running.poll() is None, running.communicate()
+            assert time.monotonic() < patience
+            time.sleep(0.05)
+
+    def status(self) -> dict[str, Any]:
+        """Return what `rekey status` says."""
+        [one] = json.loads(self.rekey("status", "--json"))["migrations"]
+        assert isinstance(one, dict)
+        return one
+
+
+@pytest.fixture
+def project(tmp_path: Path, azurite: Azurite, table_name: Callable[[str], str]) -> Iterator[Project]:
+    made = Project(tmp_path, azurite, table_name)
+    made.rekey("init")
+    made.rekey("new", made.name, "--source", made.source, "--target", made.target)
+    made.edit_script()
+    yield made
+    made.end_all()
+
+
+def test_a_whole_life_from_init_to_retired(project: Project) -> None:
+    project.configure()
+    project.fill(300)
+    project.rekey("plan", "--exact", "--out", "plan.json", "-vv")
+    project.rekey("apply", "--plan", "plan.json", "-vv")
+    assert project.rows(project.target) == project.expected()
+    project.rekey("verify", "-vv")
+    project.rekey("apply", "--to", "cutover", code=3)
+    project.rekey("apply", "--to", "cutover", "--writers-stopped")
+    project.rekey("rollback", "--writers-stopped")
+    project.rekey("apply", "--to", "complete", "--writers-stopped")
+    assert project.rows(project.target) == project.expected()
+    kept = project.rows(project.target)
+    project.rekey("retire", "--table", project.source)
+    assert project.rows(project.target) == kept
+    assert project.status()["control"]["phase"] == "retired"
+    assert "@example.com" not in project.said
+    for secret in (project.azurite.tables.key, project.azurite.restricted.key, SECRET.decode("ascii")):
+        assert secret not in project.said
+
+
+def test_signals_checkpoint_a_second_runner_is_refused_and_all_ends_the_same(project: Project) -> None:
+    project.configure(window_rows=50, entities_per_second=60)
+    project.fill(800)
+    first = project.start("apply", "--skip-row-check")
+    project.wait_until_copied(50, first)
+    assert json.loads(project.rekey("apply", "--json", code=3))["error"] == "Locked"
+    status = project.status()
+    assert (status["runner"]["pid"], status["runner"]["live"]) == (first.pid, True)
+    assert "backfill at work since" in status["stage"]
+    first.send_signal(signal.SIGINT)
+    assert "run the same command again" in project.ended(first, 130)
+    after_first = project.copied()
+    assert 50 <= after_first < 800
+
+    second = project.start("apply")
+    project.wait_until_copied(after_first + 50, second)
+    second.send_signal(signal.SIGTERM)
+    assert "run the same command again" in project.ended(second, 130)
+    assert after_first < project.copied() < 800
+
+    third = project.start("apply")
+    project.wait_until_copied(project.copied() + 1, third)
+    third.send_signal(signal.SIGKILL)
+    third.communicate()
+    assert "was cut off" in project.status()["stage"]
+
+    project.configure(window_rows=400, entities_per_second=100_000)
+    project.rekey("apply")
+    assert project.rows(project.target) == project.expected()
+    assert "Traceback" not in project.said
+    assert "@example.com" not in project.said
+
+
+def test_a_second_signal_ends_at_once(project: Project) -> None:
+    project.configure(window_rows=400, entities_per_second=20)
+    project.fill(400)
+    running = project.start("apply", "--skip-row-check")
+    patience = time.monotonic() + PATIENCE_S
+    while project.status()["control"] is None or not project.rows(project.target):
+        assert time.monotonic() < patience
+    running.send_signal(signal.SIGINT)
+    stderr = running.stderr
+    assert stderr is not None
+    while "Once more ends at once" not in stderr.readline():
+        assert running.poll() is None
+    running.send_signal(signal.SIGINT)
+    assert running.wait(timeout=PATIENCE_S) == 130

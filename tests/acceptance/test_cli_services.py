@@ -1,0 +1,137 @@
+"""What the commands say when a service, a credential or a file is not as it must be; on Azurite."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rekey.cli.main import run
+from rekey.rehearse.azurite import Azurite
+from tests.conftest import open_account
+from tests.projects import USERS_SCRIPT
+from tests.worlds import SECRET, user
+
+pytestmark = pytest.mark.azurite
+
+CONFIG = """\
+[tables]
+endpoint = "{tables}"
+key_env = "TABLES_KEY"
+[restricted]
+endpoint = "{restricted}"
+key_env = "RESTRICTED_KEY"
+[state]
+path = "state.sqlite"
+[secrets.users]
+env = "USERS_SECRET"
+"""
+
+
+@pytest.fixture
+def folder(
+    tmp_path: Path, azurite: Azurite, table_name: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """A project with five rows that a plan has no objection to."""
+    source, target = table_name("Users"), table_name("UsersV2")
+    (tmp_path / "migrations").mkdir()
+    script = USERS_SCRIPT.replace('"UsersV2"', f'"{target}"').replace('source="Users"', f'source="{source}"')
+    (tmp_path / "migrations" / f"{table_name('users')}.py").write_text(script, "utf-8")
+    configure(tmp_path, azurite.tables.endpoint, azurite.restricted.endpoint)
+    monkeypatch.setenv("REKEY_CONFIG", str(tmp_path / "rekey.toml"))
+    monkeypatch.setenv("TABLES_KEY", azurite.tables.key)
+    monkeypatch.setenv("RESTRICTED_KEY", azurite.restricted.key)
+    monkeypatch.setenv("USERS_SECRET", SECRET.decode("ascii"))
+
+    async def fill() -> None:
+        async with open_account(azurite.tables) as service:
+            await service.create_table(source)
+            for number in range(5):
+                await service.table(source).insert(user(f"user{number}@example.com"))
+
+    asyncio.run(fill())
+    return tmp_path
+
+
+def configure(folder: Path, tables: str, restricted: str) -> None:
+    (folder / "rekey.toml").write_text(CONFIG.format(tables=tables, restricted=restricted), "utf-8")
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port: int = listening.getsockname()[1]
+        return port
+
+
+def error_of(capsys: pytest.CaptureFixture[str], words: list[str], code: int) -> dict[str, str]:
+    """Run a command with --json at the highest verbosity; return its error, which shows no key."""
+    assert run([*words, "--json", "-vv"]) == code
+    said = capsys.readouterr()
+    assert "@example.com" not in said.out + said.err
+    assert "Traceback" not in said.err
+    error: dict[str, str] = json.loads(said.out)
+    assert error["next"]
+    return error
+
+
+@pytest.mark.parametrize("variable", ["TABLES_KEY", "RESTRICTED_KEY"])
+@pytest.mark.parametrize("command", ["plan", "apply"])
+def test_a_wrong_credential_exits_4(
+    folder: Path,
+    variable: str,
+    command: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    wrong = base64.b64encode(b"x" * 64).decode("ascii")
+    monkeypatch.setenv(variable, wrong)
+    error = error_of(capsys, [command], 4)
+    assert error["error"] == "CredentialRefused"
+    assert wrong not in json.dumps(error)
+
+
+def test_an_endpoint_that_is_down_exits_4_and_status_still_tells_what_it_knows(
+    folder: Path, azurite: Azurite, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nowhere = f"http://127.0.0.1:{free_port()}/devstoreaccount1"
+    configure(folder, nowhere, azurite.restricted.endpoint)
+    assert error_of(capsys, ["plan"], 4)["error"] == "EndpointDown"
+    configure(folder, azurite.tables.endpoint, nowhere)
+    assert run(["status", "--json"]) == 4
+    [status] = json.loads(capsys.readouterr().out)["migrations"]
+    assert "EndpointDown" in status["unreachable"]
+    assert status["safe"] is False
+
+
+def test_a_key_or_a_secret_that_is_not_there_exits_2(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("USERS_SECRET")
+    assert error_of(capsys, ["apply"], 2)["error"] == "SecretMissing"
+    monkeypatch.delenv("TABLES_KEY")
+    assert error_of(capsys, ["apply"], 2)["error"] == "ConfigurationError"
+
+
+def test_guards_hold_against_the_real_control_row(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also without the state file: the control row knows what the migration started with."""
+    assert run(["apply"]) == 0
+    capsys.readouterr()
+    for file in folder.glob("state.sqlite*"):
+        file.unlink()
+    with monkeypatch.context() as other:
+        other.setenv("USERS_SECRET", "another secret of enough bytes")
+        assert error_of(capsys, ["apply"], 3)["error"] == "Moved"
+    [script] = (folder / "migrations").glob("*.py")
+    text = script.read_text("utf-8")
+    script.write_text(text.replace('"ContactEmail"', '"Mail"'), "utf-8")
+    assert error_of(capsys, ["verify"], 3)["error"] == "Moved"
+    script.write_text(text, "utf-8")
+    assert run(["apply"]) == 0
