@@ -1,0 +1,269 @@
+"""The README's first migration and the commands of every runbook, typed as they stand there, on Azurite.
+
+What a reader types is a process. What a runbook presumes is prepared here, with the same commands called in
+this process, which is quicker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from rekey.cli.main import run as rekey
+from rekey.model import Row, content_of, key_of
+from rekey.rehearse.generate import users
+from rekey.tables.azure import AzureTableService
+from rekey.tables.credentials import SharedKey
+from tests import documents
+from tests.documents import ROOT, USUAL_FOLDER, USUAL_PORT, Command, UsualAzurite
+
+pytestmark = pytest.mark.azurite
+
+RUNBOOKS = sorted(path.stem for path in (ROOT / "runbooks").glob("*.md") if path.stem != "README")
+SCRIPT = "0001_users_opaque_ids"
+ROWS = 300
+FIRST_MIGRATION = "A first migration in ten minutes"
+MAX_BY_HAND = 1
+_REPORT = "@@"
+
+
+@pytest.fixture
+def azurite() -> Iterator[UsualAzurite]:
+    """An Azurite of the usual account: the documents name no other."""
+    with UsualAzurite() as running:
+        yield running
+
+
+@dataclass
+class Project:
+    """A project as a runbook presumes it: the worked example, its table, and a secret."""
+
+    folder: Path
+    azurite: UsualAzurite
+
+    def __post_init__(self) -> None:
+        migrations = self.folder / "migrations"
+        migrations.mkdir()
+        example = (ROOT / "migrations" / f"{SCRIPT}.py").read_text("utf-8")
+        (migrations / f"{SCRIPT}.py").write_text(example, "utf-8")
+        (self.folder / "users.secret").write_text("0123456789abcdef0123456789abcdef\n", "utf-8")
+        (self.folder / "users.secret").chmod(0o600)
+        self.configure()
+        asyncio.run(self._fill())
+
+    def configure(self, *, limits: str = "", gates: str = "") -> None:
+        """Write the configuration."""
+        endpoint = self.azurite.endpoint
+        (self.folder / "rekey.toml").write_text(
+            f'[tables]\nendpoint = "{endpoint}"\n[restricted]\nendpoint = "{endpoint}"\n'
+            f'[secrets.users]\nfile = "users.secret"\n[limits]\n{limits}\n[gates]\n{gates}\n',
+            "utf-8",
+        )
+
+    def do(self, *words: str) -> None:
+        """Run a command of rekey in this process; it must be done without findings."""
+        assert rekey([*words, "--config", str(self.folder / "rekey.toml")]) == 0, words
+
+    def open(self) -> AzureTableService:
+        """Open the tables of the account."""
+        [(account, key)] = self.azurite._keys.items()
+        return AzureTableService.open(self.azurite.endpoint, SharedKey.of(account, key))
+
+    async def _fill(self) -> None:
+        async with self.open() as service:
+            await service.create_table("Users")
+            table = service.table("Users")
+            await asyncio.gather(*(table.insert(row) for row in users(ROWS)))
+
+    async def rows(self, name: str) -> list[Row]:
+        """Return the rows of a table."""
+        async with self.open() as service:
+            return [row async for page in service.table(name).scan() for row in page.rows]
+
+    async def plant(self) -> None:
+        """Delete a row of the target, and change another one."""
+        async with self.open() as service:
+            table = service.table("UsersV2")
+            rows = await self.rows("UsersV2")
+            await table.delete(key_of(rows[0]), etag="*")
+            await table.replace({**content_of(rows[1]), "Name": "somebody else"}, etag="*")
+
+    @property
+    def safe_id(self) -> str:
+        """The safe id of a row that differs or, if none does, of any row that `lookup` knows."""
+        source = asyncio.run(self.rows("Users"))[0]
+        words = ["lookup", "0001", "--old", source["PartitionKey"], source["RowKey"], "--json"]
+        said = subprocess.run(
+            [sys.executable, "-m", "rekey", *words],
+            cwd=self.folder,
+            env=documents.environment(),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        found: str = json.loads(said.stdout)["rows"][0]["row_id"]
+        return found
+
+    def killed_while_copying(self) -> None:
+        """Run `apply` slowly and end it by SIGKILL when it has copied a part."""
+        self.configure(limits="window_rows = 20\nentities_per_second = 60")
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rekey", "apply", "0001"],
+            cwd=self.folder,
+            env=documents.environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            deadline = time.monotonic() + 60
+            while time.monotonic() < deadline and not self._is_half_copied():
+                assert process.poll() is None, "it ended before it could be killed"
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        self.configure()
+
+    def _is_half_copied(self) -> bool:
+        async def look() -> bool:
+            async with self.open() as service:
+                return await service.table_exists("UsersV2") and len(await self.rows("UsersV2")) > 40
+
+        return asyncio.run(look())
+
+
+def at_the_gate(project: Project) -> None:
+    project.do("apply", "0001")
+
+
+def with_divergences(project: Project) -> None:
+    at_the_gate(project)
+    asyncio.run(project.plant())
+
+
+def cut_over(project: Project) -> None:
+    at_the_gate(project)
+    project.do("apply", "0001", "--to", "cutover", "--writers-stopped")
+
+
+def complete(project: Project) -> None:
+    cut_over(project)
+    project.do("apply", "0001", "--to", "complete")
+    project.configure(gates='retention = "0s"')
+
+
+def not_begun(_project: Project) -> None:
+    """Nothing is presumed."""
+
+
+PRESUMED: dict[str, Callable[[Project], None]] = {
+    "backfill": not_begun,
+    "cutover": at_the_gate,
+    "divergences": with_divergences,
+    "lookup": at_the_gate,
+    "plan": not_begun,
+    "resume": Project.killed_while_copying,
+    "retire": complete,
+    "rollback": cut_over,
+}
+
+
+def with_keys_of(project: Project, words: str) -> str:
+    """Put a row that is there in the place of the one that a runbook makes up."""
+    if words.startswith("ROW="):
+        return f"ROW={project.safe_id}"
+    for variable, table in (("OLD", "Users"), ("NEW", "UsersV2")):
+        for part, name in (("PK", "PartitionKey"), ("RK", "RowKey")):
+            if words.startswith(f"{variable}_{part}="):
+                return f"{variable}_{part}='{asyncio.run(project.rows(table))[-1][name]}'"
+    return words
+
+
+def typed(commands: list[Command], folder: Path) -> list[tuple[int, str]]:
+    """Type commands into one shell; return exit code and output of each."""
+    lines = ["exec 2>&1"]
+    for command in commands:
+        lines += [command.words, f'echo "{_REPORT} $?"']
+    script = folder.parent / "typed.sh"
+    script.write_text("\n".join(lines) + "\n", "utf-8")
+    done = subprocess.run(
+        ["sh", str(script)],
+        cwd=folder,
+        env=documents.environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    parts = re.split(rf"^{_REPORT} (\d+)$\n?", done.stdout, flags=re.MULTILINE)
+    return [(int(code), said) for said, code in zip(parts[::2], parts[1::2], strict=False)]
+
+
+def test_every_runbook_is_prepared_for() -> None:
+    """A new runbook is not left out of this test, and none is listed that is gone."""
+    assert sorted(PRESUMED) == RUNBOOKS
+
+
+@pytest.mark.parametrize("name", RUNBOOKS)
+def test_commands_of_a_runbook_do_what_it_says(name: str, tmp_path: Path, azurite: UsualAzurite) -> None:
+    (tmp_path / "project").mkdir()
+    project = Project(tmp_path / "project", azurite)
+    PRESUMED[name](project)
+    blocks = [block for block in documents.blocks(ROOT / "runbooks" / f"{name}.md") if block.language == "sh"]
+    commands = [
+        Command(with_keys_of(project, command.words), exit_code=command.exit_code)
+        for block in blocks
+        if block.info != "by hand"
+        for command in documents.shell_commands(block)
+    ]
+    assert any("rekey" in command.words for command in commands)
+    results = typed(commands, project.folder)
+    for command, (code, said) in zip(commands, results, strict=True):
+        assert code == command.exit_code, f"{command.words}\n{said}"
+        assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("name", RUNBOOKS)
+def test_few_commands_are_left_to_be_typed_by_hand(name: str) -> None:
+    blocks = documents.blocks(ROOT / "runbooks" / f"{name}.md")
+    assert sum(block.info == "by hand" for block in blocks) <= MAX_BY_HAND
+
+
+@pytest.mark.parametrize("name", RUNBOOKS)
+def test_every_runbook_answers_the_same_questions(name: str) -> None:
+    """When, before you begin, what to type, what one sees, and what cannot be had back."""
+    text = (ROOT / "runbooks" / f"{name}.md").read_text("utf-8")
+    headings = re.findall(r"^## (.*)$", text, flags=re.MULTILINE)
+    for wanted in ("When", "Before you begin", "Do", "What you see", "Not recoverable"):
+        assert any(heading.startswith(wanted) for heading in headings), wanted
+
+
+def test_the_first_migration_of_the_readme_is_what_one_really_sees(
+    tmp_path: Path, azurite: UsualAzurite
+) -> None:
+    """Every command is typed; its output is the one shown, but for moments, durations and ids."""
+    folder = (tmp_path / "first").resolve()
+    folder.mkdir()
+    for block in documents.blocks(ROOT / "README.md", FIRST_MIGRATION):
+        if block.language == "python":
+            text = block.text.replace("UseDevelopmentStorage=true", azurite.connection_string)
+            (folder / block.info).write_text(text, "utf-8")
+            continue
+        assert block.language == "console", f"README.md:{block.line}"
+        for command in documents.console_commands(block):
+            code, said = documents.run(command.words, folder)
+            assert code == command.exit_code, f"{command.words}\n{said}"
+            shown = said.replace(str(folder), USUAL_FOLDER)
+            assert documents.normal(shown) == documents.normal(command.output), command.words
+            if command.words == "rekey init":
+                config = folder / "rekey.toml"
+                config.write_text(config.read_text("utf-8").replace(USUAL_PORT, str(azurite.port)), "utf-8")
