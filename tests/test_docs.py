@@ -1,0 +1,246 @@
+"""The documents tell of what is there: every command, option, module, exit code; and every link leads on."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from rekey import keys, props
+from rekey.cli.main import rekey
+from rekey.config import DEFAULT_CONFIG, load_config
+from rekey.declaration import CAPTURES
+from rekey.errors import ExitCode
+from rekey.phases import ORDER, ControlPhase
+from rekey.planner import problems
+from rekey.reconcile.divergence import Kind
+from tests.documents import ROOT, blocks, documents
+
+README = (ROOT / "README.md").read_text("utf-8")
+ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+GLOSSARY = (ROOT / "docs/glossary.md").read_text("utf-8")
+RUNBOOKS = "".join(path.read_text("utf-8") for path in sorted((ROOT / "runbooks").glob("*.md")))
+DECISIONS = "".join(path.read_text("utf-8") for path in sorted((ROOT / "docs/adr").glob("*.md")))
+
+_LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+_MODULE = re.compile(r"`(rekey/[\w/.]+\.py)`")
+_PATH = re.compile(r"`((?:rekey|tests|docs|runbooks|migrations)/[\w/.-]+)`")
+_COMMAND = re.compile(r"`(rekey [^`]*)`")
+
+
+def commands() -> list[tuple[str, click.Command]]:
+    """Return the commands of the command line."""
+    return sorted(rekey.commands.items())
+
+
+def options_of(command: click.Command) -> set[str]:
+    """Return the long options of a command."""
+    spelled = {
+        word
+        for one in command.params
+        if isinstance(one, click.Option)
+        for word in one.opts + one.secondary_opts
+    }
+    return {word for word in spelled if word.startswith("--")} | {"--help"}
+
+
+def named(word: str, text: str) -> bool:
+    """Tell whether an option stands in a text as a word of its own."""
+    return re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", text) is not None
+
+
+def anchor_of(heading: str) -> str:
+    """Return the anchor that a heading gets when it is rendered."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def outside_blocks(path: Path) -> str:
+    """Return a document's text without its fenced blocks."""
+    return re.sub(r"^```.*?^```$", "", path.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+# --- the command line -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "command"), commands())
+def test_every_command_and_option_is_in_the_readme(name: str, command: click.Command) -> None:
+    """Every command has its row in the README; an option stands there, or among those of every command."""
+    [row] = [
+        line for line in README.splitlines() if line.startswith((f"| `rekey {name}`", f"| `rekey {name} "))
+    ]
+    common = README[README.index("Options of every command") : README.index("## Configuration")]
+    missing = {option for option in options_of(command) if not named(option, row + common)}
+    assert not missing
+
+
+@pytest.mark.parametrize(("name", "command"), commands())
+def test_every_command_has_an_example_in_its_help(name: str, command: click.Command) -> None:
+    assert command.help
+    assert f"rekey {name}" in (command.epilog or "")
+
+
+def test_documents_name_only_commands_and_options_that_are_there() -> None:
+    known = dict(commands())
+    wrong = []
+    for path in documents():
+        text = path.read_text("utf-8")
+        typed = [line.removeprefix("$ ") for one in blocks(path) for line in one.text.splitlines()]
+        typed = [line for line in typed if line.startswith("rekey ")]
+        for words in [*_COMMAND.findall(text), *typed]:
+            first, *rest = words.partition("#")[0].split()[1:] or [""]
+            if first not in known:
+                wrong += [f"{path.name}: {words}"] if re.fullmatch(r"[a-z]+", first) else []
+                continue
+            options = {word.partition("=")[0] for word in rest if word.startswith("--")}
+            wrong += [f"{path.name}: {words}" for word in options if word not in options_of(known[first])]
+    assert not wrong
+
+
+def test_every_exit_code_is_documented() -> None:
+    table = README[README.index("## Exit codes") :]
+    for code in ExitCode:
+        assert f"| {int(code)} | " in table
+
+
+def test_every_key_of_the_configuration_is_documented_with_its_default(tmp_path: Path) -> None:
+    (tmp_path / "rekey.toml").write_text(DEFAULT_CONFIG, "utf-8")
+    config = load_config(tmp_path / "rekey.toml")
+    section = README[README.index("## Configuration") : README.index("## Exit codes")]
+    for name, default in [*vars_of(config.limits), *vars_of(config.gates)]:
+        assert f"{name}`" in section, name
+        said = tomllib.loads(DEFAULT_CONFIG)["limits" if default == "limits" else "gates"].get(name)
+        if said is not None:
+            shown = f'"{said}"' if isinstance(said, str) else str(said)
+            assert re.search(rf"{name}` \| `{re.escape(shown)}`", section), name
+    for part in tomllib.loads(DEFAULT_CONFIG):
+        assert f"[{part}]" in section
+
+
+def vars_of(settings: object) -> Iterator[tuple[str, str]]:
+    """Yield the keys of `[limits]` or `[gates]`, each with the name of its section."""
+    section = type(settings).__name__.lower()
+    for name in type(settings).__dataclass_fields__:  # type: ignore[attr-defined]
+        yield name.removesuffix("_s"), section
+
+
+# --- declarations -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in sorted(keys.__all__) if name.islower()])
+def test_every_key_expression_is_documented(name: str) -> None:
+    assert f"`keys.{name}(" in README
+
+
+@pytest.mark.parametrize("name", [name for name in sorted(props.__all__) if name.islower()])
+def test_every_property_operation_is_documented(name: str) -> None:
+    assert f"`props.{name}(" in README
+
+
+@pytest.mark.parametrize("capture", CAPTURES)
+def test_every_capture_is_documented_with_what_can_be_run(capture: str) -> None:
+    """What a declaration may say and this version does not run is told, not left to be found out."""
+    section = README[README.index("## How changes are followed") : README.index("## Commands")]
+    assert f'capture="{capture}"' in section
+    if capture not in problems.RUNNABLE_CAPTURES:
+        assert "is not in this version" in section
+
+
+# --- words and codes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", [*ORDER, *ControlPhase, *Kind])
+def test_every_phase_and_kind_of_divergence_is_in_the_glossary(word: str) -> None:
+    assert named(str(word), GLOSSARY)
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_the_runbook_explains_every_kind_of_divergence(kind: Kind) -> None:
+    assert f"| `{kind}` |" in (ROOT / "runbooks/divergences.md").read_text("utf-8")
+
+
+def test_the_runbook_knows_every_error_of_a_plan() -> None:
+    source = Path(problems.__file__).read_text("utf-8")
+    errors = set(re.findall(r'_error\(\s*"([a-z-]+)"', source))
+    assert len(errors) > 5
+    explained = (ROOT / "runbooks/plan.md").read_text("utf-8")
+    assert {code for code in errors if f"`{code}`" not in explained} == set()
+
+
+# --- the code ---------------------------------------------------------------------------------------------
+
+
+def test_every_module_is_in_the_architecture_and_every_one_there_exists() -> None:
+    there = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "rekey").rglob("*.py")
+        if path.name != "__init__.py" and path.stat().st_size
+    }
+    listed = set(_MODULE.findall(ARCHITECTURE))
+    assert {name for name in there if f"| `{name}` |" not in ARCHITECTURE} == set()
+    assert {name for name in listed if not (ROOT / name).is_file()} == set()
+
+
+def test_every_path_that_a_document_names_exists() -> None:
+    """Names of packages and tests move; `*` and `NNNN` stand for more than one file."""
+    wrong = [
+        f"{path.name}: {name}"
+        for path in documents()
+        for name in _PATH.findall(path.read_text("utf-8"))
+        if "*" not in name and "NNNN" not in name and not (ROOT / name).exists()
+    ]
+    assert not wrong
+
+
+def test_every_dependency_has_its_reason_in_a_decision() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    optional = project["optional-dependencies"].values()
+    wanted = [*project["dependencies"], *(one for several in optional for one in several)]
+    names = {re.split(r"[<>=!~\[; ]", one)[0] for one in wanted}
+    assert {name for name in names if f"`{name}`" not in DECISIONS} == set()
+
+
+def test_the_version_is_the_first_of_the_change_log() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), flags=re.MULTILINE)
+    assert newest is not None
+    assert newest[1] == version
+
+
+# --- links and decisions ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_link_leads_somewhere(path: Path) -> None:
+    for link in _LINK.findall(outside_blocks(path)):
+        if link.startswith("https://"):
+            continue
+        file, _, anchor = link.partition("#")
+        target = (path.parent / file).resolve() if file else path
+        assert target.exists(), link
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", target.read_text("utf-8"), flags=re.MULTILINE)
+            assert anchor in map(anchor_of, headings), link
+
+
+def test_decisions_are_numbered_listed_and_say_what_follows_from_them() -> None:
+    pages = sorted((ROOT / "docs/adr").glob("[0-9]*.md"))
+    listed = (ROOT / "docs/adr/README.md").read_text("utf-8")
+    for number, page in enumerate(pages, 1):
+        text = page.read_text("utf-8")
+        assert page.name.startswith(f"{number:04}-")
+        assert text.startswith(f"# {number}. ")
+        assert f"]({page.name})" in listed
+        headings = re.findall(r"^## (.*)$", text, flags=re.MULTILINE)
+        assert headings == ["Context", "Decision", "Consequences"], page.name
+
+
+def test_every_runbook_is_linked_from_the_readme_and_from_their_list() -> None:
+    listed = (ROOT / "runbooks/README.md").read_text("utf-8")
+    for path in (ROOT / "runbooks").glob("*.md"):
+        if path.stem != "README":
+            assert f"](runbooks/{path.name})" in README
+            assert f"]({path.name})" in listed
