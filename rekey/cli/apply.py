@@ -26,9 +26,10 @@ from rekey.phases import GATED, Phase
 if TYPE_CHECKING:
     from rekey.declaration import Declared
     from rekey.planner.planfile import PlanFile
+    from rekey.runner.facts import Wait
     from rekey.runner.moves import Applied
     from rekey.runner.session import Session
-    from rekey.runner.status import Status, Wait
+    from rekey.runner.status import Status
     from rekey.state.models import PhaseRun
 
 _GOALS = [phase for phase in Phase if phase is not Phase.RETIRE]
@@ -168,7 +169,8 @@ def _apply_one(
     session: Session, result: _Result, goal: Phase | None, *, named: bool, check_rows: bool
 ) -> None:
     from rekey.runner import moves
-    from rekey.runner.status import judge, waits
+    from rekey.runner.facts import waits
+    from rekey.runner.status import judge
     from rekey.runner.watching import look_at
 
     declared, state = result.declared, session.state

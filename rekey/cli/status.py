@@ -115,5 +115,5 @@ def _verification(status: Status) -> list[str]:
     )
     limit = duration(status.facts.gates.verification_max_age_s)
     return field(
-        "verified", f"{text}; good for cutover for {limit}" if not status.verification_opens else text
+        "verified", f"{text}; good for cutover for {limit}" if not status.verification_closes else text
     )

@@ -17,10 +17,10 @@ from rekey.errors import ServiceError, TableMissing
 from rekey.mapping.rows import CONTROL_TABLE
 from rekey.model import EntityKey, Row
 from rekey.runner.control import ControlRow, ControlStore
+from rekey.runner.facts import Facts, Lease, waits
 from rekey.runner.lease import LEASE_ROW_KEY, Holder, ends_at, holder_of, is_over, process_exists
 from rekey.runner.ledger import applied_phases
 from rekey.runner.phases.backfill import PURPOSE
-from rekey.runner.status import Facts, Lease, waits
 from rekey.state.store import State
 from rekey.tables.base import TableService
 from rekey.tables.clock import Clock, format_ticks, ticks_of

@@ -13,7 +13,8 @@ from rekey.declaration import Declared, Migration
 from rekey.phases import ORDER, ControlPhase, Phase
 from rekey.runner.capture import WATERMARK
 from rekey.runner.control import ControlRow
-from rekey.runner.status import Facts, Lease, Wait, judge, waits
+from rekey.runner.facts import Facts, Lease, Wait, waits
+from rekey.runner.status import judge
 from rekey.state.models import PhaseRun, Segment, Verification
 from rekey.tables.clock import ticks_of
 from tests.worlds import SCRIPT, USERS
@@ -101,6 +102,13 @@ CASES = [
         "3 rows that differ: cutover stays closed",
         "verify 0001_users --mode full --repair",
         id="rows differ",
+    ),
+    pytest.param(
+        facts(D, Phase.BACKFILL, verification=replace(verified(3), report={"repair": {}})),
+        True,
+        "a copy",
+        "verify 0001_users --mode full",
+        id="rows were mended",
     ),
     pytest.param(
         facts(ControlPhase.FREEZE, Phase.RECONCILE, lease=LIVE),

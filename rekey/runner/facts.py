@@ -1,0 +1,141 @@
+"""All that is known of one migration, as `rekey.runner.watching` collects it.
+
+Rules kept here:
+
+* The control row is believed before the ledger (`align`).
+* What could not be asked is said to be unknown, never guessed.
+* Nothing here holds a key, but for segments, whose keys no repr shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from rekey.config import Gates
+from rekey.declaration import Declared
+from rekey.phases import ControlPhase, Phase
+from rekey.runner.align import aligned
+from rekey.runner.control import ControlRow
+from rekey.runner.ledger import LedgerScript, applied_phases, handover
+from rekey.state.models import PhaseRun, Segment, Verification
+from rekey.tables.clock import TICKS_PER_SECOND, ticks_of
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The runner lease as read.
+
+    Attributes:
+        host, pid: who holds it.
+        ends_at: when it ends unless it is renewed, the service's time.
+        live: it has not ended, and its process is not known to be gone.
+    """
+
+    host: str
+    pid: int
+    ends_at: str
+    live: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A script that another one waits for, and the phase that it must have reached."""
+
+    script_id: str
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """All that is known of one migration.
+
+    Attributes:
+        declared: the script as it is now.
+        known: the state file knows the migration.
+        applied: the ledger's phases, in order.
+        control: the control row, None when there is none or it could not be read.
+        lease: the runner lease, None when nobody holds it.
+        runs: runs of phases, oldest first.
+        segments: of the backfill.
+        facts: small facts of the state file.
+        verification: the last full one.
+        gates: what the gates ask for.
+        now: ticks of the service's clock; this machine's when the service could not be asked.
+        waits_for: scripts that must come further before this one begins.
+        unreachable: why the service could not be asked, "" when it was.
+    """
+
+    declared: Declared
+    known: bool
+    applied: tuple[Phase, ...]
+    control: ControlRow | None
+    lease: Lease | None
+    runs: tuple[PhaseRun, ...]
+    segments: tuple[Segment, ...]
+    facts: Mapping[str, str]
+    verification: Verification | None
+    gates: Gates
+    now: int
+    waits_for: tuple[Wait, ...] = ()
+    unreachable: str = ""
+
+    @property
+    def script_id(self) -> str:
+        """The migration's id."""
+        return self.declared.script_id
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The phases that count as applied."""
+        if self.control is None or self.control.phase is ControlPhase.FREEZE:
+            return self.applied
+        return aligned(self.control.phase, self.applied)
+
+    @property
+    def is_delta(self) -> bool:
+        """Whether the targets follow by delta passes."""
+        return self.declared.migration.capture == "delta"
+
+    @property
+    def at_work(self) -> bool:
+        """Whether a runner works on it."""
+        return self.lease is not None and self.lease.live
+
+    @property
+    def source(self) -> str:
+        """The source table's name."""
+        return self.declared.migration.source
+
+    @property
+    def target(self) -> str:
+        """The main target table's name."""
+        return self.declared.migration.tables[0]
+
+    def since(self, moment: str) -> float:
+        """Return the seconds since a moment, not below 0."""
+        return max(0.0, round((self.now - ticks_of(moment)) / TICKS_PER_SECOND, 1))
+
+
+def waits(script: Declared, scripts: Mapping[str, Declared], ledger_ids: Iterable[str]) -> tuple[Wait, ...]:
+    """Return what a script waits for before it can begin; the ledger refuses it for the same reasons."""
+    ids = set(ledger_ids)
+    if applied_phases(ids, script.script_id):
+        return ()
+    ours = LedgerScript.of(script)
+    needed = [
+        Wait(other, handover(LedgerScript.of(scripts[other]), ours)) for other in sorted(script.depends)
+    ]
+    return tuple(one for one in needed if one.phase not in applied_phases(ids, one.script_id))
+
+
+def verification_problem(facts: Facts) -> str:
+    """Return why the last full verification keeps the gate before cutover closed, "" when it opens it."""
+    last = facts.verification
+    if last is None:
+        return "nothing has been verified in full"
+    if last.divergences:
+        return f"the last full verification found {last.divergences:,} rows that differ"
+    if facts.since(last.finished_at) > facts.gates.verification_max_age_s:
+        return "the last full verification is too old"
+    return ""
