@@ -20,6 +20,7 @@ import json
 import os
 import re
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -380,25 +381,26 @@ margin = "1s"
         """Make the source table with rows."""
         load(self.azurite.tables, self.source, rows)
 
-    def start(self, *words: str, within: tuple[str, ...] = (), **environment: str) -> Running:
-        """Start `rekey WORDS`; `within` is a program (with words) that runs it."""
+    def start(self, *words: str, within: tuple[str, ...] = (), **environment: str | None) -> Running:
+        """Start `rekey WORDS`; `within` is a program (with words) that runs it, None unsets a variable."""
+        variables = {
+            **{name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")},
+            "COLUMNS": "100",
+            "TMPDIR": str(self.folder / "tmp"),
+            **self.environment,
+            **environment,
+        }
         process = subprocess.Popen(
             [*within, command(), *words],
             cwd=self.folder,
-            env={
-                **{name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")},
-                "COLUMNS": "100",
-                "TMPDIR": str(self.folder / "tmp"),
-                **self.environment,
-                **environment,
-            },
+            env={name: value for name, value in variables.items() if value is not None},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
         return Running(self, words, process)
 
-    def run(self, *words: str, within: tuple[str, ...] = (), **environment: str) -> Ran:
+    def run(self, *words: str, within: tuple[str, ...] = (), **environment: str | None) -> Ran:
         """Run `rekey WORDS` to its end."""
         return self.start(*words, within=within, **environment).wait()
 
@@ -484,3 +486,10 @@ def posts(count: int) -> list[Row]:
         }
         for number in range(count)
     ]
+
+
+def unused_port() -> int:
+    """Return a port on which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
