@@ -53,7 +53,7 @@ def _full(report: FullReport) -> list[str]:
     if report.repair is not None:
         lines += _repair(report.repair)
     elif not report.findings:
-        lines += ["", f"Every row and every property of {len(report.tables)} tables is as the source says."]
+        lines += ["", _all_is_well(report)]
     else:
         lines += [
             "",
@@ -190,3 +190,10 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Iterabl
 
 def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def _all_is_well(report: FullReport) -> str:
+    tables = "1 table" if len(report.tables) == 1 else f"{len(report.tables)} tables"
+    if report.found.pending:
+        return f"Every other row and property of {tables} is as the source says."
+    return f"Every row and every property of {tables} is as the source says."

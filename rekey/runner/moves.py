@@ -33,6 +33,7 @@ from rekey.reconcile.sample import sample
 from rekey.runner.capture import catch_up
 from rekey.runner.control import ControlStore
 from rekey.runner.phases import PHASES
+from rekey.runner.phases.backfill import swept_rows
 from rekey.runner.run import Run
 from rekey.runner.session import Session, fingerprints_of, mapping_store, secrets_of
 from rekey.runner.verification import context, verify_full
@@ -47,7 +48,7 @@ class Applied:
     Attributes:
         script_id: the migration.
         phases: the phases it carried out, in order.
-        caught_up: rows that a catch-up pass changed in the targets, when only that was left to do.
+        caught_up: rows that a catch-up pass and sweep changed in the targets, when only that was left to do.
         next_phase: the phase behind the next gate, None when all is done.
         asks: what that gate asks for; empty when it is open.
     """
@@ -102,7 +103,7 @@ def apply(session: Session, script_id: str, *, to: Phase | None = None, check_ro
     after = session.ledger.applied(script_id)
     caught_up = 0
     if before == after and after[-1] is Phase.RECONCILE and run.is_delta:
-        caught_up = session.do(catch_up(run)).changed
+        caught_up = session.do(catch_up(run)).changed + session.do(swept_rows(run))
     upcoming = following(after[-1])
     asks = session.do(PHASES[upcoming].gate(run)) if upcoming in GATED and upcoming else []
     return Applied(script_id, tuple(after[len(before) :]), caught_up, upcoming, tuple(asks))

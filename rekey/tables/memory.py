@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import bisect
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 
 from rekey.errors import (
     ConditionFailed,
@@ -27,11 +26,9 @@ from rekey.errors import (
     TableMissing,
 )
 from rekey.model import (
-    ETAG,
     EVERYTHING,
     PARTITION_KEY,
     ROW_KEY,
-    TIMESTAMP,
     TYPE_SUFFIX,
     EntityKey,
     KeyRange,
@@ -43,65 +40,10 @@ from rekey.tables.base import MAX_BATCH_BYTES, MAX_PAGE_ROWS, Operation, Page, V
 from rekey.tables.clock import TICKS_PER_SECOND, Clock, SystemClock, format_ticks, ticks_of
 from rekey.tables.faults import Call, Fault, FaultKind, Faults, NoFaults
 from rekey.tables.rules import check_batch, check_key_part, check_table_name, stored_form
+from rekey.tables.stored import Order, StoredRow, StoredRows
 from rekey.tables.wire import Encoder
 
 Gate = Callable[[Call], Awaitable[None]]
-
-_Order = tuple[bytes, bytes]
-
-
-@dataclass(slots=True)
-class _Stored:
-    """One row at rest: content in the service's form and the tick of its last write."""
-
-    content: Row
-    ticks: int
-
-    @property
-    def timestamp(self) -> str:
-        return format_ticks(self.ticks)
-
-    @property
-    def etag(self) -> str:
-        return f"W/\"datetime'{self.timestamp.replace(':', '%3A')}'\""
-
-    def as_read(self, select: Sequence[str] | None) -> Row:
-        row: Row = {ETAG: self.etag, **self.content, TIMESTAMP: self.timestamp}
-        if select is None:
-            return row
-        kept = {ETAG, PARTITION_KEY, ROW_KEY, TIMESTAMP, *select, *(name + TYPE_SUFFIX for name in select)}
-        return {name: value for name, value in row.items() if name in kept}
-
-
-@dataclass(slots=True)
-class _Rows:
-    """The rows of one table in service order."""
-
-    rows: dict[_Order, _Stored] = field(default_factory=dict)
-    order: list[_Order] = field(default_factory=list)
-    last_ticks: dict[_Order, int] = field(default_factory=dict)
-    """Last write of every key ever written, so that a row inserted again gets a new ETag."""
-
-    def put(self, place: _Order, content: Row, now: int) -> _Stored:
-        ticks = max(now, self.last_ticks.get(place, 0) + 1)
-        self.last_ticks[place] = ticks
-        stored = _Stored(content, ticks)
-        if place not in self.rows:
-            bisect.insort(self.order, place)
-        self.rows[place] = stored
-        return stored
-
-    def drop(self, place: _Order) -> None:
-        del self.rows[place]
-        del self.order[bisect.bisect_left(self.order, place)]
-
-    def restore(self, place: _Order, before: _Stored | None) -> None:
-        if before is not None:
-            if place not in self.rows:
-                bisect.insort(self.order, place)
-            self.rows[place] = before
-        elif place in self.rows:
-            self.drop(place)
 
 
 async def _pass(_call: Call) -> None:
@@ -132,7 +74,7 @@ class MemoryTableService:
         self.faults: Faults = faults or NoFaults()
         self.gate: Gate = gate or _pass
         self._deletion_ticks = round(deletion_seconds * TICKS_PER_SECOND)
-        self._tables: dict[str, _Rows] = {}
+        self._tables: dict[str, StoredRows] = {}
         self._being_deleted: dict[str, int] = {}
         self._calls = 0
 
@@ -146,7 +88,7 @@ class MemoryTableService:
         fault = await self.enter("create_table", name)
         self._refuse_deleted(name)
         made = name.lower() not in self._tables
-        self._tables.setdefault(name.lower(), _Rows())
+        self._tables.setdefault(name.lower(), StoredRows())
         self.leave(fault)
         return made
 
@@ -198,7 +140,7 @@ class MemoryTableService:
         if error is not None:
             raise error
 
-    def rows(self, name: str) -> _Rows:
+    def rows(self, name: str) -> StoredRows:
         """Return a table's rows. Raises TableMissing, TableBeingDeleted."""
         rows = self._tables.get(name.lower())
         if rows is None:
@@ -297,12 +239,12 @@ class MemoryTable:
             if not more:
                 return
 
-    def _places(self, rest: KeyRange, since: int | None, limit: int) -> tuple[list[_Order], bool]:
+    def _places(self, rest: KeyRange, since: int | None, limit: int) -> tuple[list[Order], bool]:
         """Return where the next rows of a range are, at most `limit`, and whether more follow."""
         rows = self._service.rows(self._name)
         at = 0 if rest.after is None else bisect.bisect_right(rows.order, rest.after.order)
         end = len(rows.order) if rest.upto is None else bisect.bisect_right(rows.order, rest.upto.order)
-        found: list[_Order] = []
+        found: list[Order] = []
         for place in rows.order[at:end] if since is not None else rows.order[at : min(end, at + limit + 1)]:
             if since is not None and rows.rows[place].ticks < since:
                 continue
@@ -331,7 +273,7 @@ class MemoryTable:
     def _apply(self, action: str, operations: tuple[Operation, ...], prepared: list[Row]) -> list[str | None]:
         rows = self._service.rows(self._name)
         now = self._service.clock.ticks()
-        undo: list[tuple[_Order, _Stored | None]] = []
+        undo: list[tuple[Order, StoredRow | None]] = []
         etags: list[str | None] = []
         try:
             for index, (operation, content) in enumerate(zip(operations, prepared, strict=True)):
@@ -368,7 +310,7 @@ def _page_limit(fault: Fault | None, page_rows: int) -> int:
     return page_rows
 
 
-def _check_condition(operation: Operation, before: _Stored | None, index: int | None) -> None:
+def _check_condition(operation: Operation, before: StoredRow | None, index: int | None) -> None:
     if operation.verb is Verb.INSERT:
         if before is not None:
             raise RowExists(
@@ -390,7 +332,7 @@ def _check_condition(operation: Operation, before: _Stored | None, index: int | 
         )
 
 
-def _apply_one(rows: _Rows, verb: Verb, place: _Order, content: Row, now: int) -> str | None:
+def _apply_one(rows: StoredRows, verb: Verb, place: Order, content: Row, now: int) -> str | None:
     if verb is Verb.DELETE:
         rows.drop(place)
         return None

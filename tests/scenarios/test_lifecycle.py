@@ -149,8 +149,9 @@ def test_the_whole_life_with_a_way_back_in_it(project: Project) -> None:
 def test_apply_again_at_the_gate_catches_up_with_the_source(project: Project) -> None:
     apply(project)
     asyncio.run(project.tables.table("Users").insert(user("later@example.com")))
+    asyncio.run(project.tables.table("Users").delete(EntityKey("p0", "user0000@example.com")))
     done = apply(project)
-    assert (done.phases, done.caught_up) == ((), 1)
+    assert (done.phases, done.caught_up) == ((), 2)
     assert actual(project) == expected(project)
 
 
