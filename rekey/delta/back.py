@@ -12,12 +12,17 @@ Rules kept here:
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
+
+from rekey.concurrency import for_each
 from rekey.dualwrite.propagate import MAX_ROUNDS, Propagator, apply_one, same_content
 from rekey.edm import canonical_content
 from rekey.errors import RowRefused, Unavailable
 from rekey.mapping.rows import TargetKey
 from rekey.model import TIMESTAMP, EntityKey, Row, content_of, etag_of, key_of
 from rekey.tables.base import Operation, Verb
+from rekey.tables.bulk import read_keys
 
 _CURE = (
     "mend the row in the target so that it can be expressed in the source, or stay with the target and"
@@ -53,6 +58,43 @@ class BackPropagator:
             return self.mapper.source_key(target_row)
         except RowRefused as refused:
             raise refused.for_row(self.target_id(key_of(target_row))) from None
+
+    async def differing(self, target_rows: Sequence[Row], *, limit: int) -> list[Row]:
+        """Return those main target rows that are not what the source gives already.
+
+        The source rows are read in bulk under the old keys that the target rows themselves name; whether such
+        a name is right shows in the comparison, so the mapping need not be asked.
+
+        Args:
+            target_rows: main target rows as read.
+            limit: requests under way at a time.
+        """
+        differing: list[Row] = []
+        partitions: defaultdict[str, dict[EntityKey, Row]] = defaultdict(dict)
+        for row in target_rows:
+            try:
+                source_key = self.mapper.source_key(row)
+            except RowRefused:
+                differing.append(row)
+                continue
+            if partitions[source_key.partition].setdefault(source_key, row) is not row:
+                differing.append(row)
+
+        async def compare(rows: dict[EntityKey, Row]) -> None:
+            found = await read_keys(self.source, list(rows))
+            for source_key, row in rows.items():
+                source_row = found.get(source_key)
+                if source_row is None or not self._is_kept(source_row, row):
+                    differing.append(row)
+
+        await for_each(partitions.values(), compare, limit=limit)
+        return differing
+
+    def _is_kept(self, source_row: Row, target_row: Row) -> bool:
+        try:
+            return self._lost(source_row, target_row) is None
+        except RowRefused:
+            return False
 
     async def check(self, target_row: Row) -> None:
         """Raise RowRefused when a main target row cannot go back; writes nothing."""

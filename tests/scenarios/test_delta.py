@@ -11,7 +11,7 @@ from rekey.backfill.sweep import DigestParts
 from rekey.delta.back import BackPropagator
 from rekey.delta.passes import PassResult, delta_pass, earlier, later, sweep
 from rekey.errors import RowRefused
-from rekey.model import EntityKey, Row, content_of, etag_of
+from rekey.model import EntityKey, Row, content_of, etag_of, key_of
 from rekey.tables.clock import FakeClock
 from rekey.tables.faults import Call
 from rekey.tables.memory import MemoryTableService
@@ -293,3 +293,19 @@ async def test_rows_that_are_in_step_are_passed_over_without_a_write_or_a_look_a
     assert (copied.rows, copied.inserted + copied.changed) == (150, 2)
     assert sum("rekeymap" in call for call in touched) < 20
     world.assert_in_step()
+
+
+async def test_on_the_way_back_only_rows_that_are_not_in_step_are_looked_at_one_by_one(
+    memory: MemoryTableService,
+) -> None:
+    rows = [user(f"u{number:03}@example.com", f"p{number % 3}") for number in range(90)]
+    world = await cut_over(memory, rows)
+    back = BackPropagator(world.propagator)
+    assert await back.differing(memory.dump("UsersV2"), limit=4) == []
+    changed, gone = memory.dump("UsersV2")[:2]
+    await world.targets[0].replace({**content_of(changed), "Name": "changed"}, etag=etag_of(changed))
+    await world.source.delete(EntityKey(gone["PartitionKey"], gone["ContactEmail"]))
+    stranger: Row = {"PartitionKey": "p0", "RowKey": "0" * 32, "Name": "nobody"}
+    await world.targets[0].insert(stranger)
+    found = await back.differing(memory.dump("UsersV2"), limit=4)
+    assert {key_of(row) for row in found} == {key_of(changed), key_of(gone), key_of(stranger)}

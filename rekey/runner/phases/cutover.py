@@ -203,7 +203,8 @@ async def _refuse_what_cannot_go_back(run: Run, back: BackPropagator, since: str
     with run.progress.task("check the way back") as advance:
         async for page in run.targets[0].scan(modified_from=since):
             run.check()
-            await for_each(page.rows, look, limit=run.config.limits.concurrency)
+            limit = run.config.limits.concurrency
+            await for_each(await back.differing(page.rows, limit=limit), look, limit=limit)
             advance(len(page.rows))
     if refused:
         listed = "; ".join(f"{problem.row_id}: {problem.problem}" for problem in refused[:_NAMED])
@@ -228,7 +229,8 @@ async def _copy_back(run: Run, back: BackPropagator, since: str) -> None:
     with run.progress.task("copy back") as advance:
         async for page in run.targets[0].scan(modified_from=since):
             run.check()
-            await for_each(page.rows, bring, limit=run.config.limits.concurrency)
+            limit = run.config.limits.concurrency
+            await for_each(await back.differing(page.rows, limit=limit), bring, limit=limit)
             advance(len(page.rows))
     with run.progress.task("copy deletes back") as advance:
         portions = gone(run.targets[0], run.ids, run.mapping, "r", advance=advance, check=run.check)
