@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from yoyo.backends.core.sqlite3 import SQLiteBackend
+from yoyo.exceptions import LockTimeout
 from yoyo.internalmigrations import schema_versions
 from yoyo.migrations import Migration as YoyoMigration
 from yoyo.migrations import MigrationList, default_migration_table, read_sql_migration
@@ -91,6 +92,20 @@ class StateBackend(SQLiteBackend):  # type: ignore[misc]
         """
         self.execute(self.format_sql(self.create_lock_table_sql).replace("TABLE", "TABLE IF NOT EXISTS", 1))
         self.break_lock()
+
+    def _insert_lock_row(self, pid: int, _timeout: float, _poll_interval: float = 0.5) -> None:
+        """Insert the lock row, once, in a transaction of its own.
+
+        yoyo's own method takes every error of the database for a lock, waits, and tries again within the
+        transaction that a failed commit (a full disk) left open: the file then looks busy to ourselves.
+        """
+        try:
+            self.execute(
+                "INSERT INTO yoyo_lock (locked, ctime, pid) VALUES (1, :ctime, :pid)",
+                {"ctime": utc_now().replace(tzinfo=None), "pid": pid},
+            )
+        except sqlite3.IntegrityError:
+            raise LockTimeout("another process has locked this database") from None
 
     def apply_one(self, migration: Any, force: bool = False, mark: bool = True) -> None:
         """Apply one migration; a transactional one together with its entry in the ledger."""

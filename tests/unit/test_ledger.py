@@ -10,6 +10,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from yoyo.exceptions import BadMigration
@@ -141,6 +142,49 @@ def test_an_interruption_passes_through_and_the_next_call_takes_the_lock_again(
     steps.at = {"+0001_users.dual_write": lock_rows}
     ledger.apply("0001_users", Phase.DUAL_WRITE)
     assert len(seen) == 1, "yoyo's own lock is held while a step runs"
+
+
+def test_a_disk_that_is_full_when_the_lock_is_taken_is_told_as_such_and_at_once(
+    open_ledger: OpenLedger, steps: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """yoyo takes it for a lock, waits, and leaves a transaction open in which nobody can write any more."""
+    ledger = open_ledger()
+    ledger.apply("0001_users", Phase.PREPARE)
+    execute, tries = StateBackend.execute, []
+
+    def full(self: StateBackend, sql: str, params: Any = None) -> Any:
+        if "INSERT INTO" in sql and "yoyo_lock" in sql:
+            tries.append(sql)
+            error = sqlite3.OperationalError("database or disk is full")
+            error.sqlite_errorname = "SQLITE_FULL"
+            raise error
+        return execute(self, sql, params)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(StateBackend, "execute", full)
+        with pytest.raises(MachineFailed, match="no space is left"):
+            ledger.apply("0001_users", Phase.DUAL_WRITE)
+    assert (len(tries), steps.calls) == (1, ["+0001_users.prepare"])
+    ledger.apply("0001_users", Phase.DUAL_WRITE)
+
+
+def test_a_ledger_that_plain_yoyo_has_locked_is_left_alone(
+    open_ledger: OpenLedger, steps: Recorder, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes no file lock; only its row shows it."""
+    ledger = open_ledger()
+    execute = StateBackend.execute
+
+    def breaking(self: StateBackend, sql: str, params: Any = None) -> Any:
+        done = execute(self, sql, params)
+        if "DELETE FROM" in sql and "yoyo_lock" in sql and not params:
+            execute(self, "INSERT INTO yoyo_lock (locked, pid) VALUES (1, 4711)")
+        return done
+
+    monkeypatch.setattr(StateBackend, "execute", breaking)
+    with pytest.raises(Locked, match="locked by another process"):
+        ledger.apply("0001_users", Phase.PREPARE)
+    assert steps.calls == []
 
 
 @pytest.mark.parametrize(
