@@ -49,6 +49,7 @@ def _migration_json(migration: MigrationPlan, keys: bool) -> dict[str, Any]:
                 "cure": one.cure,
                 "rows": one.rows,
                 "row_ids": list(one.row_ids),
+                **({"old_keys": [list(key) for key in one.old_keys]} if keys and one.old_keys else {}),
             }
             for one in migration.refused
         ],

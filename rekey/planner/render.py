@@ -154,6 +154,17 @@ def _problems(migration: MigrationPlan) -> Iterator[str]:
         yield from _problem(problem)
     if migration.problems:
         yield ""
+    yield from _refused_keys(migration)
+
+
+def _refused_keys(migration: MigrationPlan) -> Iterator[str]:
+    """The keys of rows that cannot be mapped, when they were asked for."""
+    for refused in migration.refused:
+        if refused.old_keys:
+            yield f"Rows refused with {refused.code} ({refused.field})"
+            for row_id, key in zip(refused.row_ids, refused.old_keys, strict=True):
+                yield from _wrapped(f"{row_id}  {_key(key)}", first="  ", rest="      ")
+            yield ""
 
 
 def _collision(group: CollisionGroup) -> str:

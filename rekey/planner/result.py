@@ -71,7 +71,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class RefusedRows:
-    """Rows that the mapping refuses for one reason."""
+    """Rows that the mapping refuses for one reason; ids, and keys if asked for, of the first of them."""
 
     code: str
     field: str
@@ -79,6 +79,7 @@ class RefusedRows:
     cure: str
     rows: int
     row_ids: tuple[str, ...]
+    old_keys: tuple[EntityKey, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,7 +138,7 @@ class Survey:
             size_of: for each target table, the bytes an operation takes in a batch to it.
             window_rows: rows of a window of backfill.
             window_bytes: bytes of one, whichever is reached first.
-            show_keys: keep the keys of example rows.
+            show_keys: keep the keys of example rows and of refused rows in the result.
             advance: told the rows of every page.
         """
         self._mapper = mapper
@@ -153,7 +153,7 @@ class Survey:
         self._window = _Window(len(mapper.tables))
         self._packing_ended = False
         self._examples: list[tuple[bytes, EntityKey, tuple[tuple[int, EntityKey], ...]]] = []
-        self._refused: dict[tuple[str, str], tuple[RowRefused, int, list[str]]] = {}
+        self._refused: dict[tuple[str, str], tuple[RowRefused, int, list[EntityKey]]] = {}
         self.rows = 0
         self.refused_rows = 0
         self.target_rows = [0] * len(mapper.tables)
@@ -189,8 +189,16 @@ class Survey:
     def refused(self) -> tuple[RefusedRows, ...]:
         """Return the refusals by reason, the most frequent first."""
         return tuple(
-            RefusedRows(refusal.code, refusal.field, refusal.problem, refusal.cure, count, tuple(row_ids))
-            for refusal, count, row_ids in sorted(self._refused.values(), key=lambda one: -one[1])
+            RefusedRows(
+                refusal.code,
+                refusal.field,
+                refusal.problem,
+                refusal.cure,
+                count,
+                tuple(self._ids.short(self._source, key) for key in first),
+                tuple(first) if self._show_keys else None,
+            )
+            for refusal, count, first in sorted(self._refused.values(), key=lambda one: -one[1])
         )
 
     @property
@@ -222,10 +230,10 @@ class Survey:
     def _note_refusal(self, refused: RowRefused, key: EntityKey) -> None:
         self.refused_rows += 1
         reason = refused.code, refused.field
-        first, count, row_ids = self._refused.get(reason, (refused, 0, []))
-        if len(row_ids) < FIRST_ROWS:
-            row_ids.append(self._ids.short(self._source, key))
-        self._refused[reason] = first, count + 1, row_ids
+        refusal, count, first = self._refused.get(reason, (refused, 0, []))
+        if len(first) < FIRST_ROWS:
+            first.append(key)
+        self._refused[reason] = refusal, count + 1, first
 
     def _draw(self, raw: bytes, key: EntityKey, targets: tuple[tuple[int, EntityKey], ...]) -> None:
         # The lowest of evenly spread ranks: a fair draw that needs no count beforehand and can be repeated.

@@ -106,6 +106,21 @@ async def test_keys_that_fold_together_are_found_named_and_shown_only_on_request
     assert "mail.example" not in json.dumps(plan_json(shown, keys=False)).lower()
 
 
+async def test_rows_that_cannot_be_mapped_are_shown_by_key_only_on_request(
+    memory: MemoryTableService,
+) -> None:
+    broken = {"PartitionKey": "blog", "RowKey": "secret-slug", "Tags": "a"}
+    await fill(memory, "Posts", [broken, *posts(20)])
+    plan = await make_plan([subject(POSTS)], memory, PlanOptions(exact=True))
+    assert codes(plan.migrations[0])[0] == "row-refused"
+    for text in (plan_text(plan), json.dumps(plan_json(plan))):
+        assert "secret-slug" not in text
+    shown = await make_plan([subject(POSTS)], memory, PlanOptions(exact=True, show_keys=True))
+    assert "'secret-slug'" in plan_text(shown)
+    assert "secret-slug" in json.dumps(plan_json(shown))
+    assert "secret-slug" not in json.dumps(plan_json(shown, keys=False))
+
+
 def keys_of(*names: str) -> list[object]:
     from rekey.model import EntityKey
 
