@@ -30,7 +30,7 @@ class Slow:
     """Every call takes some milliseconds of the clock, so that writes and reads overlap."""
 
     def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)  # noqa: S311 repeatable on purpose
+        self._random = random.Random(seed)
 
     def decide(self, _call: Call) -> Fault:
         return Fault(FaultKind.SLOW, self._random.uniform(0.005, 0.1))
@@ -48,7 +48,7 @@ class Journal:
 
 async def write_on(world: World, journal: Journal, seed: int, stop: asyncio.Event) -> int:
     """Write, delete and insert posts all the time, each followed by propagation, as a client does."""
-    chosen = random.Random(seed)  # noqa: S311 repeatable on purpose
+    chosen = random.Random(seed)
     writes = 0
     while not stop.is_set():
         key = EntityKey("blog", f"post-{chosen.randrange(40) * 8 + seed:03}")
