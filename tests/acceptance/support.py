@@ -152,6 +152,11 @@ class Wire:
         status, _, body = self.ask("PUT", self._address(table, _key(row)), row)
         self._done("replace", status, body)
 
+    def merge(self, table: str, row: Row) -> None:
+        """Set properties of one row that is there."""
+        status, _, body = self.ask("MERGE", self._address(table, _key(row)), row, {"If-Match": "*"})
+        self._done("merge", status, body)
+
     def delete(self, table: str, key: Key) -> None:
         """Delete one row."""
         status, _, body = self.ask("DELETE", self._address(table, key), headers={"If-Match": "*"})
@@ -259,10 +264,10 @@ class Running:
     def __init__(self, project: Project, words: tuple[str, ...], process: subprocess.Popen[bytes]) -> None:
         self._project, self._words, self.process = project, words, process
 
-    def wait(self) -> Ran:
-        """Wait for its end."""
+    def wait(self, seconds: float = _SECONDS) -> Ran:
+        """Wait for its end, not longer than some seconds."""
         try:
-            out, err = self.process.communicate(timeout=_SECONDS)
+            out, err = self.process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             self.process.kill()
             out, err = self.process.communicate()

@@ -1,0 +1,302 @@
+"""No old key, no value, no secret and no account key is printed, logged, or left in a file, at any verbosity.
+
+Canaries stand for them: random letters that nothing else in the world holds. Every byte that the commands
+write is searched for them, in the forms in which they could have been written: plain, in any case, backwards,
+percent-encoded, base64, hexadecimal, UTF-16.
+
+Two places hold old keys because that is what they are for, and are left out: the state file (with its WAL),
+where a scan resumes at a key and which only its owner may read, and the mapping table of the restricted
+account. `--show-keys` and `lookup` are the only ways to see keys; that they do shows that the search finds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import random
+import string
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from rekey.model import Row
+from rekey.rehearse.azurite import Azurite
+from tests.acceptance.support import Project
+from tests.faultproxy import Fault, FaultProxy, error_answer
+
+pytestmark = pytest.mark.azurite
+LOUD = ("-vv", "--debug")
+
+SCRIPT = '''\
+"""E-mail RowKeys to opaque ids, with an index by team."""
+from rekey import Index, Migration, Target, keys, props
+
+migration = Migration(
+    source="SOURCE",
+    target=Target(
+        "TARGET",
+        partition_key=keys.prop("PartitionKey"),
+        row_key=keys.opaque(keys.ROW_KEY, domain="user", secret="users"),
+        properties=[props.copy("RowKey", to="ContactEmail"), props.drop("Ssn")],
+    ),
+    indexes=[
+        Index("INDEX", each=keys.split("Teams", ","), partition_key=keys.item(), row_key=keys.prop("RowKey")),
+    ],
+    capture="delta",
+)
+'''
+USUAL = SCRIPT.replace("keys.ROW_KEY", 'keys.prop("RowKey")')
+
+
+@dataclass(frozen=True)
+class Canaries:
+    """Texts that must not be found, by what they stand for."""
+
+    texts: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, lot: random.Random) -> Canaries:
+        names = ("partition key", "row key", "value", "secret")
+        return cls({name: "".join(lot.choices(string.ascii_lowercase, k=20)) for name in names})
+
+    def found_in(self, data: bytes) -> set[str]:
+        """Return what stands in some bytes, in any of the forms."""
+        seen = data.lower()
+        return {
+            name for name, text in self.texts.items() if any(form in seen for form in _lowered_forms(text))
+        } | {name for name, text in self.texts.items() if any(form in data for form in _base64_forms(text))}
+
+
+def _lowered_forms(text: str) -> Iterator[bytes]:
+    lowered = text.lower()
+    for form in (lowered, lowered[::-1]):
+        yield form.encode()
+        yield form.encode("utf-16-le")
+        yield form.encode().hex().encode()
+        yield form.encode("utf-16-le").hex().encode()
+        yield quote(form, safe="").lower().encode()
+        yield "".join(f"%{byte:02x}" for byte in form.encode()).encode()
+        yield "".join(f"\\x{byte:02x}" for byte in form.encode()).encode()
+        yield "".join(f"\\u{byte:04x}" for byte in form.encode()).encode()
+
+
+def _base64_forms(text: str) -> Iterator[bytes]:
+    """Yield the characters of base64 that depend on the text alone, at each of the three alignments."""
+    for form in (text.encode(), text.upper().encode(), text.encode("utf-16-le")):
+        for before in range(3):
+            encoded = base64.b64encode(b"\0" * before + form)
+            whole = encoded[-(-before * 8 // 6) : len(encoded) - 4]
+            yield whole
+            yield whole.replace(b"+", b"-").replace(b"/", b"_")
+
+
+def test_the_search_finds_every_form() -> None:
+    """Else the other tests show nothing."""
+    canaries = Canaries.of(random.Random(1))
+    text = canaries.texts["row key"]
+    written = [
+        text.encode(),
+        text.upper().encode(),
+        text[::-1].encode(),
+        b"user='" + quote(f"<{text}@>").encode(),
+        base64.b64encode(b"ab" + text.encode() + b"@mail.example"),
+        base64.urlsafe_b64encode(b"a" + text.encode() + b"@mail.example"),
+        base64.b64encode(text.encode("utf-16-le") + b"more"),
+        text.encode("utf-16"),
+        b"0x" + text.encode().hex().upper().encode(),
+    ]
+    for data in written:
+        assert canaries.found_in(b"before " + data + b" after") == {"row key"}, data
+    assert canaries.found_in(b"nothing of the kind") == set()
+
+
+class Watched:
+    """A project whose keys, values and secrets are canaries."""
+
+    def __init__(self, folder: Path, azurite: Azurite) -> None:
+        self.canaries = Canaries.of(random.SystemRandom())
+        self.project = Project(folder, azurite)
+        texts = self.canaries.texts
+        self.project.environment["ACCEPTANCE_SECRET"] = texts["secret"] + "0123456789"
+        texts["tables key"], texts["restricted key"] = azurite.tables.key, azurite.restricted.key
+        self.project.script(USUAL)
+        self.project.fill(self.row(number) for number in range(300))
+
+    def row(self, number: int, **more: object) -> Row:
+        texts = self.canaries.texts
+        return {
+            "PartitionKey": f"{texts['partition key']}-{number % 3}",
+            "RowKey": f"{texts['row key']}.{number:04d}@mail.example",
+            "Ssn": texts["value"],
+            "Teams": "red,blue",
+            **more,
+        }
+
+    def check(self) -> None:
+        """Look through everything that was printed and every file that was left."""
+        project = self.project
+        for ran in project.ran:
+            for stream, text in (("output", ran.out), ("error", ran.err)):
+                found = self.canaries.found_in(text.encode())
+                assert not found, f"`{' '.join(ran.words)}` wrote {found} to standard {stream}:\n{text}"
+            assert "Traceback" not in ran.err + ran.out, ran
+        left_out = {project.state.with_name(project.state.name + end) for end in ("", "-wal", "-shm")}
+        for path in sorted(project.folder.rglob("*")):
+            if path.is_file() and path not in left_out:
+                assert not self.canaries.found_in(path.read_bytes()), f"{path} was left with a canary in it"
+        assert not list((project.folder / "tmp").iterdir()), "temporary files are left"
+
+
+@pytest.fixture
+def watched(tmp_path: Path, azurite: Azurite) -> Watched:
+    return Watched(tmp_path, azurite)
+
+
+def test_a_whole_life_says_nothing(watched: Watched) -> None:
+    """Plan, apply, verify with findings, repair, cutover, rollback, complete, retire: as loud as can be."""
+    project, wire = watched.project, watched.project.wire
+    run = project.run
+    run("plan", "--exact", "--out", "plan.json", *LOUD).ended(0)
+    run("plan", "--json", *LOUD).ended(0)
+    run("apply", "--plan", "plan.json", *LOUD).ended(0)
+    gone, altered, *_ = wire.rows(project.target)
+    wire.delete(project.target, (gone["PartitionKey"], gone["RowKey"]))
+    wire.replace(project.target, {**altered, "ContactEmail": "other"})
+    wire.insert(project.target, watched.row(999))
+    wire.delete(project.index, ("red", watched.row(0)["RowKey"]))
+    for how in (("--mode", "count"), ("--mode", "sample"), ("--json",), ("--repair",)):
+        run("verify", *how, *LOUD).ended(1)
+    run("verify", *LOUD).ended(0)
+    run("apply", "--to", "cutover", "--writers-stopped", "--json", *LOUD).ended(0)
+    wire.replace(project.target, {**altered, "More": watched.canaries.texts["value"]})
+    run("rollback", "--writers-stopped", *LOUD).ended(0)
+    run("status", "--json", *LOUD).ended(0)
+    run("apply", "--to", "complete", "--writers-stopped", *LOUD).ended(0)
+    run("retire", "--table", project.source, *LOUD)
+    run("status", *LOUD).ended(0)
+    watched.check()
+
+
+def test_what_is_refused_and_what_fails_says_nothing(watched: Watched) -> None:
+    """Collisions, rows that cannot be mapped, functions that raise with a key in their text, wrong keys."""
+    project, run = watched.project, watched.project.run
+    (project.migrations / "_own.py").write_text(
+        "def key(row):\n    raise ValueError('cannot do ' + row['RowKey'] + repr(row))\n", "utf-8"
+    )
+    for expression in (
+        'keys.part(keys.prop("RowKey"), "@", 1)',
+        'keys.prop("RowKey") + keys.prop("Ssn") + keys.prop("NoSuch")',
+        'keys.join("", *[keys.prop("RowKey")] * 20)',
+        'keys.prop("RowKey") + keys.literal("/")',
+        'keys.date("RowKey", "yyyy-MM")',
+        'keys.custom("_own:key", version="1")',
+    ):
+        project.script(SCRIPT.replace('keys.opaque(keys.ROW_KEY, domain="user", secret="users")', expression))
+        run("plan", "--exact", *LOUD)
+        run("plan", "--exact", "--json", *LOUD)
+        ran = run("apply", *LOUD)
+        assert ran.code in (1, 2), (expression, ran)
+    project.script(f"import os\nraise ValueError(os.environ['ACCEPTANCE_SECRET'])\n{USUAL}")
+    run("apply", *LOUD).ended(2)
+    project.script(USUAL)
+    secret = watched.canaries.texts["secret"]
+    run("apply", *LOUD, ACCEPTANCE_SECRET=secret[:10]).ended(2)
+    run("apply", *LOUD, ACCEPTANCE_TABLES_KEY=secret + "-no-base64").ended(2)
+    run("apply", *LOUD, ACCEPTANCE_TABLES_KEY=base64.b64encode(secret.encode()).decode()).ended(4)
+    watched.check()
+
+
+@contextmanager
+def _proxied(azurite: Azurite) -> Iterator[FaultProxy]:
+    """Run a proxy before Azurite in a thread of its own."""
+    started, stop = threading.Event(), asyncio.Event()
+    running: list[tuple[FaultProxy, asyncio.AbstractEventLoop]] = []
+
+    async def serve() -> None:
+        async with FaultProxy(f"http://127.0.0.1:{azurite.port}") as proxy:
+            running.append((proxy, asyncio.get_running_loop()))
+            started.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    started.wait(30)
+    proxy, loop = running[0]
+    try:
+        yield proxy
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+
+
+@pytest.mark.parametrize("words", [("apply",), ("apply", "--json")])
+def test_a_service_that_echoes_keys_in_its_errors_is_not_repeated(
+    watched: Watched, azurite: Azurite, words: tuple[str, ...]
+) -> None:
+    """Answers in the middle of a backfill: busy, forbidden, malformed; their texts are not ours to show."""
+    project = watched.project
+    echoing = error_answer(403, "AuthorizationFailure")
+    key = watched.row(7)["RowKey"].encode()
+    echoing.body = echoing.body.replace(b"ada@example.org", key)
+    busy = error_answer(503, "ServerBusy")
+    busy.body = busy.body.replace(b"ada@example.org", key)
+    broken = error_answer(200)
+    broken.body = b'{"value": [' + key
+    project.configure(window_rows=50)
+    with _proxied(azurite) as proxy:
+        project.configure(window_rows=50, tables=f"{proxy.address}/tables")
+        proxy.faults += [
+            Fault(method="POST", target="$batch", answer=busy, times=3, skip=3),
+            Fault(method="GET", target="Source()", answer=broken, times=1, skip=2),
+            Fault(method="POST", target="$batch", applied=True, answer=None, times=2, skip=6),
+            Fault(method="POST", target="$batch", answer=echoing, times=1000, skip=12),
+        ]
+        project.run(*words, *LOUD).ended(4, "AuthorizationFailure")
+        proxy.faults.clear()
+        project.run(*words, *LOUD).ended(0)
+    watched.check()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_an_endpoint_that_goes_down_in_the_middle_is_told_without_a_key(
+    watched: Watched, azurite: Azurite
+) -> None:
+    """It is waited for as long as for a busy one, some minutes in all; then the command ends with 4."""
+    project = watched.project
+    with _proxied(azurite) as proxy:
+        project.configure(window_rows=50, tables=f"{proxy.address}/tables")
+
+        async def goes_down() -> None:
+            await proxy.stop_listening()
+
+        proxy.faults.append(Fault(method="POST", target="$batch", meanwhile=goes_down, skip=5))
+        project.start("apply", *LOUD).wait(500).ended(4, "no connection to the endpoint", "Next:")
+        assert project.segments()
+    watched.check()
+
+
+def test_only_show_keys_and_lookup_show_keys(watched: Watched) -> None:
+    """And neither shows a secret, nor a value."""
+    project, run = watched.project, watched.project.run
+    for how in ((), ("--json", "--out", "plan.json")):
+        shown = run("plan", "--show-keys", *how).ended(0)
+        assert watched.canaries.found_in(shown.out.encode()) == {"partition key", "row key"}
+    run("apply").ended(0)
+    row = watched.row(5)
+    ran = run("lookup", "--old", row["PartitionKey"], row["RowKey"], "--reason", "ticket 4711", *LOUD).ended(
+        0
+    )
+    assert watched.canaries.found_in(ran.out.encode()) == {"partition key", "row key"}
+    assert watched.canaries.found_in(ran.err.encode()) == set()
+    run("lookup", "--old", row["PartitionKey"], row["RowKey"], "--reason", f"of {row['RowKey']}").ended(2)
+    # The plan file never holds keys, and nobody learns from the log what was looked up.
+    project.ran[:] = [
+        ran for ran in project.ran if "--show-keys" not in ran.words and ran.words[0] != "lookup"
+    ]
+    watched.check()
