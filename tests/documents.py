@@ -20,7 +20,7 @@ USUAL_FOLDER = "/srv/first"
 _FENCE = re.compile(r"^```(\S*) *(.*)$")
 _EXITS = re.compile(r"#.*\bexit code (\d+)\b")
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?Z")
-_ID = re.compile(r"\b(?=[a-z]*\d)(?:[0-9a-hjkmnp-tv-z]{12}|[0-9a-hjkmnp-tv-z]{32})\b")
+_ID = re.compile(r"\b(?:[0-9a-hjkmnp-tv-z]{12}|[0-9a-hjkmnp-tv-z]{32})\b")
 _HEX = re.compile(r"\b(?=[a-f]*\d)[0-9a-f]{16,64}\b…?")
 _AMOUNT = re.compile(r"(?:< )?\d[\d,]*(?:\.\d+)? (?:s|min|h|d|B|KiB|MiB|rows/s)(?![\w])")
 
