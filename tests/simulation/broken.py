@@ -1,0 +1,173 @@
+"""The implementation with one of its rules switched off, to see the search find what the rule is there for.
+
+Rules kept here:
+
+* Exactly one rule is off in each; everything else is the implementation's own code, not a copy of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+from rekey.backfill.copier import Copied, Copier
+from rekey.delta.passes import PassResult, delta_pass
+from rekey.dualwrite import propagate
+from rekey.dualwrite.propagate import Propagator
+from rekey.mapping.rows import TargetKey
+from rekey.mapping.store import MappingStore
+from rekey.model import EntityKey, Row
+from rekey.tables.base import Operation, Table, Verb
+
+_ABSENT = "absent"
+
+
+class AuthorityFirst(Propagator):
+    """Reads the authority before the replicas."""
+
+    _key: EntityKey
+    _early: list[dict[TargetKey, Row]]
+
+    async def propagate(self, source_key: EntityKey) -> Any:
+        self._key, self._early = source_key, []
+        return await super().propagate(source_key)
+
+    async def _read_replicas(self, targets: frozenset[TargetKey]) -> dict[TargetKey, Row]:
+        self._early = [await super()._expected(self._key)]
+        return await super()._read_replicas(targets)
+
+    async def _expected(self, source_key: EntityKey) -> dict[TargetKey, Row]:
+        return self._early.pop() if self._early else await super()._expected(source_key)
+
+
+class NoClaim(Propagator):
+    """Writes under new target keys without claiming them."""
+
+    async def _unclaimed(self, *_: Any) -> set[TargetKey]:
+        return set()
+
+
+class ClaimAfterReading(Propagator):
+    """Goes on after a claim with what it read before it, instead of beginning the round again."""
+
+    async def _unclaimed(
+        self, source_key: EntityKey, expected: dict[TargetKey, Row], known: frozenset[TargetKey]
+    ) -> set[TargetKey]:
+        unclaimed = await super()._unclaimed(source_key, expected, known)
+        if unclaimed:
+            forward = await self.mapping.forward(source_key)
+            await self.mapping.claim(source_key, forward, unclaimed, self.still_owns)
+        return set()
+
+
+class AnyOwner(Propagator):
+    """Takes every row under its old target keys for its own, whoever owns them now."""
+
+    async def _owned(
+        self, _key: EntityKey, _expected: Any, found: dict[TargetKey, Row], _known: Any
+    ) -> dict[TargetKey, Row]:
+        return found
+
+
+class ForgetfulStore(MappingStore):
+    """Lists only the present target keys of a source key, not all it ever had."""
+
+    async def claim(
+        self, source_key: EntityKey, forward: Any, targets: Any, still_owns: Any
+    ) -> None:
+        kept = None if forward is None else replace_targets(forward)
+        await super().claim(source_key, kept, targets, still_owns)
+
+
+def replace_targets(forward: Any) -> Any:
+    """Return a forward row's content without its target keys."""
+    return forward._replace(targets=frozenset())
+
+
+class ForgetfulPropagator(Propagator):
+    """A propagator with a `ForgetfulStore`."""
+
+    def __init__(self, source: Table, targets: Sequence[Table], mapper: Any, mapping: MappingStore) -> None:
+        super().__init__(source, targets, mapper, ForgetfulStore(mapping.table, mapping.rows))
+
+
+def unconditional() -> Any:
+    """Replace and delete whatever is there, not what was read."""
+
+    def difference(
+        expected: dict[TargetKey, Row], found: dict[TargetKey, Row]
+    ) -> list[tuple[int, Operation]]:
+        return [
+            (table, write if write.etag is None else replace(write, etag="*"))
+            for table, write in _difference(expected, found)
+        ]
+
+    return mock.patch.object(propagate, "difference", difference)
+
+
+def no_round_after_insert() -> Any:
+    """End after a round that wrote by insert-if-absent: inserts go by another name, which ends a round."""
+
+    def difference(
+        expected: dict[TargetKey, Row], found: dict[TargetKey, Row]
+    ) -> list[tuple[int, Operation]]:
+        return [
+            (table, Operation(Verb.REPLACE, write.row, _ABSENT) if write.verb is Verb.INSERT else write)
+            for table, write in _difference(expected, found)
+        ]
+
+    async def apply_one(table: Table, write: Operation) -> bool:
+        return await _apply_one(table, Operation(Verb.INSERT, write.row) if write.etag == _ABSENT else write)
+
+    return mock.patch.multiple(propagate, difference=difference, apply_one=apply_one)
+
+
+_difference = propagate.difference
+_apply_one = propagate.apply_one
+
+
+class UpsertingCopier(Copier):
+    """Writes target rows by upsert: what was scanned overwrites what is there."""
+
+    async def _insert(
+        self, table: Table, operations: Any, examine: Any, copied: Copied, throttle: Any = None
+    ) -> None:
+        if throttle is None:  # the mapping
+            await super()._insert(table, operations, examine, copied, throttle)
+            return
+        for operation in operations:
+            await table.upsert(operation.row)
+
+
+class TargetFirst(Copier):
+    """Writes target rows before their mapping rows."""
+
+    async def _write_mapping(self, _window: Any, _copied: Copied) -> None:
+        return
+
+    async def _write_targets(self, window: Any, copied: Copied) -> None:
+        await super()._write_targets(window, copied)
+        await super()._write_mapping(window, copied)
+
+
+class Blind(Copier):
+    """Takes any row that stands in the way for copied already."""
+
+    async def _insert(
+        self, table: Table, operations: Any, _examine: Any, copied: Copied, throttle: Any = None
+    ) -> None:
+        await super()._insert(table, operations, lambda _present: None, copied, throttle)
+
+
+async def late_watermark(source: Table, copier: Copier, **given: Any) -> PassResult:
+    """Take the time after the pass for its watermark, not the time before it."""
+    result = await delta_pass(source, copier, **given)
+    server_time: Callable[[], Awaitable[str]] = given["server_time"]
+    return replace(result, started_at=await server_time())
+
+
+async def no_sweep(*_: Any, **_more: Any) -> int:
+    """Do not look for what is gone."""
+    return 0

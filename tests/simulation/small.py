@@ -1,0 +1,298 @@
+"""Small worlds for exhaustive search: one key, a few operations, everything else is the implementation.
+
+Rules kept here:
+
+* The runner's work is the runner's code: `copy_segments`, `Copier`, `sweep`, `delta_pass`, `Propagator`. Only
+  what a state file keeps (checkpoint, watermark) is two fields here, which survive a crash.
+* The source has a clock of its own that moves with every write, and passes are made without a margin: a pass
+  sees exactly what was written since the watermark, and nothing by luck.
+* Partitions of the mapping table that no key of the world falls into are left out: empty pages teach nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from rekey.backfill.copier import Copier
+from rekey.backfill.engine import WindowSize, copy_segments
+from rekey.declaration import Migration
+from rekey.delta.passes import delta_pass, sweep
+from rekey.dualwrite.propagate import Propagator
+from rekey.errors import RowExists, RowMissing
+from rekey.mapper import Mapper
+from rekey.mapping.ids import SafeIds
+from rekey.mapping.rows import MAPPING_TABLE, MappingRows
+from rekey.mapping.store import MappingStore
+from rekey.model import EntityKey, Row, content_of, key_of
+from rekey.state.models import Segment
+from rekey.tables.base import Table
+from rekey.tables.clock import FakeClock
+from rekey.tables.faults import Call
+from tests.simulation.explore import Scenario
+from tests.simulation.scheduler import HeldService, Scheduler
+from tests.worlds import SCRIPT, SECRET, go_on, never, nothing
+
+SIZE = WindowSize(rows=100, bytes=1_000_000)
+
+
+@dataclass(frozen=True)
+class Do:
+    """One operation of the application on the source."""
+
+    verb: str
+    row: Row
+
+    async def on(self, table: Table) -> None:
+        """Carry it out. What the service refuses has not happened."""
+        with suppress(RowExists, RowMissing):
+            if self.verb == "insert":
+                await table.insert(self.row)
+            elif self.verb == "replace":
+                await table.replace(self.row)
+            else:
+                await table.delete(key_of(self.row))
+
+
+class SomePartitions(MappingRows):
+    """Mapping rows of a world whose keys are all known."""
+
+    known: frozenset[str] = frozenset()
+
+    def partitions(self, direction: str) -> list[str]:
+        return [name for name in super().partitions(direction) if name in self.known]
+
+
+@dataclass
+class Durable:
+    """What the state file keeps."""
+
+    segment: Segment = field(
+        default_factory=lambda: Segment(
+            id=1, script_id=SCRIPT, purpose="backfill", after=None, upto=None, cursor=None, rows=0, bytes=0,
+            done=False,
+        )
+    )  # fmt: skip
+    watermark: str = ""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The implementation's parts; a test that switches a rule off puts another one in."""
+
+    propagator: Callable[..., Propagator] = Propagator
+    copier: Callable[..., Copier] = Copier
+    delta_pass: Callable[..., Awaitable[Any]] = delta_pass
+    sweep: Callable[..., Awaitable[int]] = sweep
+    concurrency: int = 1
+    checkpoint_first: bool = False
+    """Store the checkpoint before the rows are copied."""
+
+
+class SmallWorld(Scenario):
+    """Tables, mapping and parts that all scenarios here share."""
+
+    def __init__(
+        self, scheduler: Scheduler, migration: Migration, before: Sequence[Row], ever: Sequence[Row],
+        parts: Parts,
+    ) -> None:  # fmt: skip
+        """Take the migration, the rows that are there at the beginning and all rows that ever may be."""
+        super().__init__(scheduler)
+        self.parts = parts
+        self.before = before
+        self.mapper = mapper_of(migration)
+        self.sources = HeldService(scheduler, scheduler.clock)
+        # Targets and mapping on a clock that stands still: their versions count writes, nothing else.
+        self.others = HeldService(scheduler, FakeClock())
+        self.source = self.sources.table(migration.source)
+        self.targets = [self.others.table(name) for name in self.mapper.tables]
+        rows = SomePartitions(SCRIPT, migration.source, self.mapper.tables, SafeIds(bytes(32)))
+        rows.known = frozenset(
+            partition
+            for row in (*before, *ever)
+            for partition in (
+                rows.forward_key(key_of(row)).partition,
+                rows.reverse_key(key_of(self.mapper.map(row)[0].row)).partition,
+            )
+        )
+        self.mapping = MappingStore(self.others.table(MAPPING_TABLE), rows)
+
+    async def prepare(self) -> None:
+        await self.sources.create_table(self.source.name)
+        for name in (*self.mapper.tables, MAPPING_TABLE):
+            await self.others.create_table(name)
+        for row in self.before:
+            await self.source.insert(row)
+
+    def propagator(self) -> Propagator:
+        """Return a propagator of one's own, as each process has."""
+        return self.parts.propagator(self.source, self.targets, self.mapper, self.mapping)
+
+    def ticking(self, call: Call) -> bool:
+        return call.writes and call.table == self.source.name
+
+    def durable(self) -> Hashable:
+        return (self.sources.content(), self.others.content())
+
+    def broken(self) -> str:
+        """A target row exists that the mapping does not account for."""
+        known = {key_of(row) for row in self.others.dump(MAPPING_TABLE)}
+        rows = self.mapping.rows
+        for row in self.others.dump(self.mapper.tables[0]):
+            if rows.reverse_key(key_of(row)) not in known:
+                return "a target row has no mapping row"
+        return ""
+
+    def wrong(self) -> str:
+        expected: dict[str, dict[EntityKey, Row]] = {name: {} for name in self.mapper.tables}
+        for row in self.sources.dump(self.source.name):
+            for number, mapped in self.mapper.map(row):
+                expected[self.mapper.tables[number]][key_of(mapped)] = mapped
+        for name in self.mapper.tables:
+            actual = {key_of(row): content_of(row) for row in self.others.dump(name)}
+            if extra := actual.keys() - expected[name].keys():
+                return f"{name} holds {len(extra)} rows that no source row gives"
+            if missing := expected[name].keys() - actual.keys():
+                return f"{name} lacks {len(missing)} rows"
+            if actual != expected[name]:
+                return f"{name} holds an older row"
+        return ""
+
+
+class DeltaWorld(SmallWorld):
+    """Capture "delta": a writer on the source, and a runner that backfills, sweeps, passes and sweeps.
+
+    At the end, with writers stopped, a last pass and a last sweep are made, as cutover does.
+    """
+
+    crashing = frozenset({"runner"})
+
+    def __init__(
+        self, scheduler: Scheduler, migration: Migration, before: Sequence[Row], operations: Sequence[Do],
+        parts: Parts,
+    ) -> None:  # fmt: skip
+        super().__init__(scheduler, migration, before, [one.row for one in operations], parts)
+        self.operations = operations
+        self.kept = Durable()
+
+    def actors(self) -> dict[str, Callable[[], object]]:
+        return {"writer": self._write, "runner": self._migrate}
+
+    def durable(self) -> Hashable:
+        segment = self.kept.segment
+        return (super().durable(), segment.cursor, segment.done, self.kept.watermark)
+
+    def is_private(self, call: Call) -> bool:
+        """The writer knows the source only; so targets and mapping are the runner's, while it is alone."""
+        return call.table not in ("", self.source.name)
+
+    async def finish(self) -> None:
+        await self._pass()
+        await self._sweep()
+
+    async def _write(self) -> None:
+        for operation in self.operations:
+            await operation.on(self.source)
+
+    async def _migrate(self) -> None:
+        if not self.kept.watermark:
+            self.kept.watermark = await self.sources.server_time()
+        await self._backfill()
+        await self._sweep()
+        await self._pass()
+        await self._sweep()
+
+    async def _backfill(self) -> None:
+        copier = self._copier()
+        segment = self.kept.segment
+
+        def checkpoint(moved: list[Segment]) -> None:
+            [self.kept.segment] = moved
+
+        async def copy(rows: Sequence[Row]) -> Any:
+            if self.parts.checkpoint_first:
+                self.kept.segment = Segment(**{**_fields(segment), "done": True})
+            return await copier.copy(rows)
+
+        await copy_segments(
+            self.source, [segment], copy, size=SIZE, checkpoint=checkpoint, stop_requested=never,
+            advance=nothing,
+        )  # fmt: skip
+
+    async def _pass(self) -> None:
+        result = await self.parts.delta_pass(
+            self.source, self._copier(), server_time=self.sources.server_time, clock=self.scheduler.clock,
+            watermark=self.kept.watermark, margin_seconds=0.0, size=SIZE, stop_requested=never,
+            advance=nothing,
+        )  # fmt: skip
+        self.kept.watermark = result.started_at
+
+    async def _sweep(self) -> None:
+        await self.parts.sweep(self.propagator(), concurrency=self.parts.concurrency, advance=nothing, check=go_on)
+
+    def _copier(self) -> Copier:
+        return self.parts.copier(self.propagator(), self.parts.concurrency)
+
+
+class FollowingWorld(SmallWorld):
+    """Writers that propagate what they wrote, as clients of a dual-write migration do, and a backfill.
+
+    Each writer does one operation on the authority and propagates the key; the backfill copies what it
+    scanned and sweeps. Nothing is repaired at the end: when all have come to an end, all must be right. A
+    writer that is killed leaves an intent, which is a propagate at the end.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, migration: Migration, before: Sequence[Row], operations: Sequence[Do],
+        parts: Parts, *, copied: bool, backfill: bool,
+    ) -> None:  # fmt: skip
+        super().__init__(scheduler, migration, before, [one.row for one in operations], parts)
+        self.operations = operations
+        self.copied = copied
+        self.backfill = backfill
+        self.intents: set[EntityKey] = set()
+
+    async def prepare(self) -> None:
+        await super().prepare()
+        if self.copied:
+            for row in self.before:
+                await self.propagator().propagate(key_of(row))
+
+    def actors(self) -> dict[str, Callable[[], object]]:
+        found: dict[str, Callable[[], object]] = {
+            f"writer {number}": lambda operation=operation: self._write(operation)  # type: ignore[misc]
+            for number, operation in enumerate(self.operations, start=1)
+        }
+        if self.backfill:
+            found["backfill"] = self._backfill
+        return found
+
+    async def finish(self) -> None:
+        return
+
+    async def _write(self, operation: Do) -> None:
+        await operation.on(self.source)
+        await self.propagator().propagate(key_of(operation.row))
+
+    async def _backfill(self) -> None:
+        propagator = self.propagator()
+        copier = self.parts.copier(propagator, self.parts.concurrency)
+        async for page in self.source.scan():
+            await copier.copy(page.rows)
+        await self.parts.sweep(propagator, concurrency=self.parts.concurrency, advance=nothing, check=go_on)
+
+
+_mappers: dict[int, Mapper] = {}
+
+
+def mapper_of(migration: Migration) -> Mapper:
+    """Return the mapper of a migration, made once: it is a pure value."""
+    if id(migration) not in _mappers:
+        _mappers[id(migration)] = Mapper(migration, {"users": SECRET})
+    return _mappers[id(migration)]
+
+
+def _fields(segment: Segment) -> dict[str, Any]:
+    return {name: getattr(segment, name) for name in segment.__dataclass_fields__}
