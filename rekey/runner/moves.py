@@ -237,6 +237,7 @@ def rollback(session: Session, script_id: str, *, to: ControlPhase | None, drop:
         session: the open session.
         script_id: the migration.
         to: `dual_write` or `source`; None: from cutover to `dual_write`, from anything before to `source`.
+            A rollback that was cut off is finished by the same call again: it goes no further back.
         drop: whether target tables are dropped on the way to `source`; None when not said.
 
     Raises:
@@ -244,9 +245,12 @@ def rollback(session: Session, script_id: str, *, to: ControlPhase | None, drop:
         ConfigurationError: on the way to `source` it must be said whether to drop or keep the targets.
     """
     require_begun(session, script_id)
+    # Cut off behind the move of the control row, a rollback leaves `cutover` in the ledger; `begin` mends it.
+    cut_off = Phase.CUTOVER in session.ledger.applied(script_id)
     run = session.begin(script_id)
     applied = session.ledger.applied(script_id)
-    goal = to or (ControlPhase.DUAL_WRITE if Phase.CUTOVER in applied else ControlPhase.SOURCE)
+    from_cutover = cut_off or Phase.CUTOVER in applied
+    goal = to or (ControlPhase.DUAL_WRITE if from_cutover else ControlPhase.SOURCE)
     downto = Phase.RECONCILE if goal is ControlPhase.DUAL_WRITE else None
     if goal is ControlPhase.SOURCE and Phase.COMPLETE not in applied and drop is None:
         raise ConfigurationError(

@@ -393,6 +393,20 @@ def test_cut_off_before_any_effect_the_next_run_ends_in_the_same_state(project: 
     assert actual(project) == expected(project)
 
 
+def test_a_rollback_that_was_cut_off_is_finished_by_the_same_command_and_goes_no_further(
+    project: Project,
+) -> None:
+    """The control row had moved, the ledger had not: the second call must not begin the way to `source`."""
+    apply(project, Phase.CUTOVER, STOPPED)
+    control = ControlStore(project.restricted, SCRIPT)
+    asyncio.run(control.move(ControlPhase.CUTOVER, ControlPhase.FREEZE))
+    asyncio.run(control.move(ControlPhase.FREEZE, ControlPhase.DUAL_WRITE))
+    rollback(project, drop=True)
+    assert control_phase(project) is ControlPhase.DUAL_WRITE
+    assert actual(project) == expected(project)
+    apply(project, Phase.CUTOVER, STOPPED)
+
+
 def test_without_its_state_file_a_migration_copies_again_and_ends_the_same(project: Project) -> None:
     apply(project)
     before = actual(project)
