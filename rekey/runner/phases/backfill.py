@@ -22,6 +22,12 @@ PURPOSE = "backfill"
 
 async def run(run: Run) -> Counters:
     """Copy every segment that is not done, then sweep."""
+    counters = await copy_rows(run)
+    return {**counters, "rows_swept": await swept_rows(run)}
+
+
+async def copy_rows(run: Run) -> Counters:
+    """Copy every segment that is not done."""
     segments = run.state.segments(run.script_id, PURPOSE)
     if not segments:
         segments = run.state.add_segments(run.script_id, PURPOSE, [EVERYTHING])
@@ -44,12 +50,10 @@ async def run(run: Run) -> Counters:
         )
     if not whole:
         run.stop.check()
-    swept = await swept_rows(run)
     return {
         "source_rows": done + copied.rows,
         "target_rows_inserted": copied.inserted,
         "rows_propagated": copied.propagated,
-        "rows_swept": swept,
     }
 
 

@@ -1,0 +1,29 @@
+"""The benchmarks run and print one document with every figure. No timing is asserted."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_quick_run_prints_every_figure(tmp_path: Path) -> None:
+    out = tmp_path / "figures.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "--quick", "--out", str(out)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert json.loads(out.read_text("utf-8")) == document
+    assert [list(life["steps"]) for life in document["lives"]] == [["plan", "apply", "verify", "cutover"]]
+    assert document["side_by_side"]["ratio_same_rows"].keys() == {"wall", "cpu"}
+    assert document["memory_of_apply"]["largest_to_smallest"] > 0
+    assert all(figure > 0 for figure in document["rows_per_cpu_second"].values())
+    assert document["machine"]["azurite"] == "3.35.0"
