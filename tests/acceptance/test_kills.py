@@ -24,7 +24,7 @@ KILLS = 20
 SLOW = 15
 """So many kills come while copying is held to `SLOW_ROWS_PER_SECOND`, so that most of them interrupt it; the
 others come at full speed, and fall into the sweep, the passes and the verification, too."""
-SLOW_ROWS_PER_SECOND = 400
+SLOW_ROWS_PER_SECOND = 300
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ class Pair:
         self.killed.source = self.peaceful.source
         for project in (self.peaceful, self.killed):
             project.script(script)
-            project.configure(window_rows=100)
+            project.configure(window_rows=50)
         self.rows = rows
         self.peaceful.fill(rows)
         self.source_before = self.peaceful.wire.rows(self.peaceful.source)
@@ -109,13 +109,13 @@ def test_killed_twenty_times_during_apply_it_ends_as_if_undisturbed(
     tmp_path: Path, azurite: Azurite, seed: int, script: str, make: Callable[[int], list[Row]]
 ) -> None:
     """SIGKILL at random moments: no row lost, doubled, or claimed by a checkpoint before it was written."""
-    pair = Pair(tmp_path, azurite, script, make(2500))
+    pair = Pair(tmp_path, azurite, script, make(1500))
     begun = time.monotonic()
     pair.run_in_peace()
-    span = (time.monotonic() - begun) / 4
+    span = (time.monotonic() - begun) / 5
     lot, killed, landed, in_the_middle = random.Random(seed), pair.killed, 0, 0
     while landed < KILLS:
-        killed.configure(window_rows=100, entities_per_second=SLOW_ROWS_PER_SECOND if landed < SLOW else None)
+        killed.configure(window_rows=50, entities_per_second=SLOW_ROWS_PER_SECOND if landed < SLOW else None)
         running = killed.start("apply")
         running.until_it_works()
         time.sleep(lot.uniform(0, span))
@@ -138,7 +138,7 @@ def test_a_signal_stops_at_a_checkpoint_with_130_and_the_same_command_goes_on(
     """The message says that it was asked to, what is kept and what to do; nothing is lost by it."""
     pair = Pair(tmp_path, azurite, USERS, users(600))
     pair.run_in_peace()
-    pair.killed.configure(window_rows=50, entities_per_second=300)
+    pair.killed.configure(window_rows=50, entities_per_second=100)
     running = pair.killed.start("apply")
     assert running.until(pair.in_the_middle)
     running.signal(number).ended(
@@ -159,7 +159,7 @@ def test_a_second_signal_ends_at_once_with_130_and_costs_nothing_that_is_checkpo
     pair.run_in_peace()
     pair.killed.configure(window_rows=300, entities_per_second=100)
     running = pair.killed.start("apply")
-    assert running.until(lambda: bool(pair.killed.state.exists() and pair.killed.segments()))
+    assert running.until(lambda: bool(pair.killed.wire.rows(pair.killed.target)))
     running.process.send_signal(signal.SIGINT)
     time.sleep(0.2)
     assert running.process.poll() is None, "the window of 300 rows is not done yet"
@@ -200,20 +200,21 @@ def test_killed_on_the_way_to_cutover_it_cuts_over_in_the_end_and_the_way_back_s
 
 
 def _kill_until_done(project: Project, lot: random.Random, words: tuple[str, ...], told: str) -> set[str]:
-    """Kill a command five times, then let it end; return the control row's phases after the kills."""
-    phases, landed = set(), 0
-    while landed < 5:
+    """Kill a command up to five times, then let it end; return the control row's phases after the kills."""
+    phases = set()
+    for kill in range(5):
         running = project.start(*words)
         running.until_it_works()
-        time.sleep(lot.uniform(0, 1.5 * (landed + 1) / 5))
+        time.sleep(lot.uniform(0, 0.3 * (kill + 1)))
         ran = running.kill()
-        assert ran.code in (-signal.SIGKILL, 0), (told, ran)
         phases.add(_phase(project))
-        landed += 1
-        if ran.code == 0:
+        if ran.code != -signal.SIGKILL:
             break
-    ran = project.run(*words)
-    assert ran.code == 0, (told, ran)
+    else:
+        ran = project.run(*words)
+    # Killed between the last write and the last word, a rollback is done; there is nothing left to take back.
+    done = ran.code == 0 or (words[0] == "rollback" and "say what happens to" in ran.said)
+    assert done, (told, ran)
     return phases
 
 
