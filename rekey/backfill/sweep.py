@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -83,8 +83,10 @@ async def gone(
     advance: Callable[[int], None],
     check: Callable[[], None],
     folder: Path | None = None,
-) -> AsyncIterator[list[EntityKey]]:
+) -> AsyncGenerator[list[EntityKey], None]:
     """Yield, in portions, the source keys of mapping rows whose row is not in `table`.
+
+    Iterate within `aclosing`: only then are the parts gone as soon as an error ends the iteration.
 
     Args:
         table: the source (direction `f`) or the main target (direction `r`).

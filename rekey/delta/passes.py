@@ -12,6 +12,7 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from rekey.backfill.copier import Copied, Copier
@@ -110,6 +111,7 @@ async def sweep(
 
     mapping = propagator.mapping
     candidates = gone(propagator.source, mapping.rows.ids, mapping, "f", advance=advance, check=check)
-    async for portion in candidates:
-        await for_each(portion, settle, limit=concurrency)
+    async with aclosing(candidates):
+        async for portion in candidates:
+            await for_each(portion, settle, limit=concurrency)
     return changed

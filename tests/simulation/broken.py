@@ -7,7 +7,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -17,7 +17,6 @@ from rekey.delta.passes import PassResult, delta_pass
 from rekey.dualwrite import propagate
 from rekey.dualwrite.propagate import Propagator
 from rekey.mapping.rows import TargetKey
-from rekey.mapping.store import MappingStore
 from rekey.model import EntityKey, Row
 from rekey.tables.base import Operation, Table, Verb
 
@@ -42,11 +41,18 @@ class AuthorityFirst(Propagator):
         return self._early.pop() if self._early else await super()._expected(source_key)
 
 
-class NoClaim(Propagator):
-    """Writes under new target keys without claiming them."""
+class WriteFirst(Propagator):
+    """Writes under new target keys first and claims them afterwards."""
 
-    async def _unclaimed(self, *_: Any) -> set[TargetKey]:
-        return set()
+    _first: bool
+
+    async def propagate(self, source_key: EntityKey) -> Any:
+        self._first = True
+        return await super().propagate(source_key)
+
+    async def _unclaimed(self, *given: Any) -> set[TargetKey]:
+        first, self._first = self._first, False
+        return set() if first else await super()._unclaimed(*given)
 
 
 class ClaimAfterReading(Propagator):
@@ -69,28 +75,6 @@ class AnyOwner(Propagator):
         self, _key: EntityKey, _expected: Any, found: dict[TargetKey, Row], _known: Any
     ) -> dict[TargetKey, Row]:
         return found
-
-
-class ForgetfulStore(MappingStore):
-    """Lists only the present target keys of a source key, not all it ever had."""
-
-    async def claim(
-        self, source_key: EntityKey, forward: Any, targets: Any, still_owns: Any
-    ) -> None:
-        kept = None if forward is None else replace_targets(forward)
-        await super().claim(source_key, kept, targets, still_owns)
-
-
-def replace_targets(forward: Any) -> Any:
-    """Return a forward row's content without its target keys."""
-    return forward._replace(targets=frozenset())
-
-
-class ForgetfulPropagator(Propagator):
-    """A propagator with a `ForgetfulStore`."""
-
-    def __init__(self, source: Table, targets: Sequence[Table], mapper: Any, mapping: MappingStore) -> None:
-        super().__init__(source, targets, mapper, ForgetfulStore(mapping.table, mapping.rows))
 
 
 def unconditional() -> Any:

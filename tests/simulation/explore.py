@@ -63,7 +63,7 @@ class Scenario(ABC):
         return False
 
     def ticking(self, _call: Call) -> bool:
-        """Tell whether time passes before a call."""
+        """Tell whether time passes after a call."""
         return False
 
 
@@ -120,6 +120,7 @@ class Search:
                 if self.result.states > MAX_STATES:
                     raise AssertionError("too many states for a search that is to be exhaustive")
         finally:
+            loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
         return self.result
 
@@ -165,9 +166,7 @@ class Search:
 class _Run:
     """One run: a scenario, its actors, and what may still go wrong."""
 
-    def __init__(
-        self, scheduler: Scheduler, make: Callable[[Scheduler], Scenario], budget: Budget
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, make: Callable[[Scheduler], Scenario], budget: Budget) -> None:
         self.scheduler = scheduler
         self.scenario = make(scheduler)
         self._budget = budget

@@ -198,13 +198,13 @@ class Scheduler:
 
     async def release(self, one: Held, *, lose_answer: bool = False) -> None:
         """Let a call take effect."""
-        if self.ticking(one.call):
-            self.clock.advance(1.0)
         if lose_answer:
             self.loses = one.call
         one.released.set_result(None)
         await asyncio.sleep(0)
         await self.settle()
+        if self.ticking(one.call):
+            self.clock.advance(1.0)
 
     async def kill(self, actor: Actor, *, late: bool) -> None:
         """End an actor at once. Its requests under way land later, or (`late` False) never."""

@@ -16,6 +16,7 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 from rekey.backfill.sweep import gone
 from rekey.concurrency import for_each
@@ -234,8 +235,9 @@ async def _copy_back(run: Run, back: BackPropagator, since: str) -> None:
             advance(len(page.rows))
     with run.progress.task("copy deletes back") as advance:
         portions = gone(run.targets[0], run.ids, run.mapping, "r", advance=advance, check=run.check)
-        async for portion in portions:
-            await for_each(portion, settle, limit=run.config.limits.concurrency)
+        async with aclosing(portions):
+            async for portion in portions:
+                await for_each(portion, settle, limit=run.config.limits.concurrency)
 
 
 CUTOVER = Operation(Phase.CUTOVER, gate=gate, run=run, undo=undo)

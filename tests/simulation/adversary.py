@@ -1,0 +1,175 @@
+"""What a life is up against: writers, kills, lost answers, late requests, odd pages and a slow clock.
+
+Rules kept here:
+
+* Everything is drawn from one seeded generator, at the gate: before each effect of the runner anything may
+  happen, and nothing happens anywhere else. So a seed is a life.
+* An application's write is one effect; it happens between two effects of the runner.
+* A kill leaves nothing behind but what is durable. A request under way then may land up to
+  `LONGEST_REQUEST_S` later, also when the next runner is at work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from rekey.errors import ServiceError
+from rekey.tables.clock import TICKS_PER_SECOND, FakeClock
+from rekey.tables.faults import Call, Fault, FaultKind
+from rekey.tables.memory import MemoryTableService
+
+LONGEST_REQUEST_S = 30.0
+_PAGES = (FaultKind.EMPTY_PAGE, FaultKind.SHORT_PAGE)
+_OPEN = (FaultKind.LOST_ANSWER, FaultKind.LOST_REQUEST)
+_FATAL = (FaultKind.BUSY, FaultKind.TIMED_OUT, FaultKind.NOT_SENT)
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: no handler runs, nothing is given back."""
+
+
+@dataclass
+class _Late:
+    service: MemoryTableService
+    call: Call
+    deadline: int
+
+
+@dataclass
+class Adversary:
+    """Owns the gates of both accounts, and is their source of faults.
+
+    Attributes:
+        random: where everything is drawn from.
+        clock: the service's clock.
+        write: does one write of the application; None while writers are stopped.
+        hostile: whether kills and failures happen at all.
+        happened: what happened, counted.
+    """
+
+    random: random.Random
+    clock: FakeClock
+    write: Callable[[], object] | None = None
+    hostile: bool = True
+    happened: Counter[str] = field(default_factory=Counter)
+    trace: int = 0
+    """A hash over all calls, to tell two lives apart."""
+    _dead: bool = False
+    _kill_in: int = 0
+    _busy: bool = False
+    _waiting: list[tuple[MemoryTableService, Call]] = field(default_factory=list)
+    _late: list[_Late] = field(default_factory=list)
+
+    def own(self, service: MemoryTableService) -> None:
+        """Take over the gate and the faults of an account."""
+
+        async def gate(call: Call) -> None:
+            await self._gate(service, call)
+
+        service.gate, service.faults = gate, self
+
+    def begin_command(self) -> None:
+        """A new process begins; in a hostile life it may be killed before any of its effects."""
+        self._dead = False
+        self._waiting.clear()
+        kills = self.hostile and self.random.random() < 0.4
+        self._kill_in = self.random.randint(1, 220) if kills else 0
+
+    @property
+    def requests_on_their_way(self) -> bool:
+        """Tell whether a request of a killed runner has not landed yet."""
+        return bool(self._late)
+
+    def let_all_land(self) -> None:
+        """Wait as long as a request can take."""
+        self.clock.advance(LONGEST_REQUEST_S)
+        self._land()
+
+    def quietly(self, work: Callable[[], object]) -> object:
+        """Do something on the tables at once, seen by no gate and no fault. `work` returns a coroutine."""
+        self._busy = True
+        coroutine = work()
+        try:
+            coroutine.send(None)  # type: ignore[attr-defined]
+        except StopIteration as done:
+            return done.value
+        finally:
+            self._busy = False
+        raise AssertionError("an effect on tables in memory takes one step")
+
+    # --- what the tables ask ---------------------------------------------------------------------------
+
+    async def _gate(self, service: MemoryTableService, call: Call) -> None:
+        if self._busy:
+            return
+        self._die_if_dead()
+        self.trace = hash((self.trace, call.action, call.table))
+        mine = (service, call)
+        self._waiting.append(mine)
+        try:
+            # Whoever waits longer is overtaken: calls under way take effect in any order.
+            for _ in range(self.random.choice((0, 0, 1, 2, 5))):
+                await asyncio.sleep(0)
+                self._die_if_dead()
+            self._happen()
+        finally:
+            if not self._dead:
+                self._waiting.remove(mine)
+
+    def decide(self, call: Call) -> Fault | None:
+        """Choose what goes wrong with a call of the runner."""
+        if self._busy or not self.hostile:
+            return None
+        draw = self.random.random()
+        kind: FaultKind | None = None
+        if call.action == "page" and draw < 0.2:
+            kind = self.random.choice(_PAGES)
+        elif call.writes and draw < 0.02:
+            kind = self.random.choice(_OPEN)
+        elif draw > 0.9985:
+            kind = self.random.choice(_FATAL if call.writes else (FaultKind.BUSY, FaultKind.NOT_SENT))
+        elif draw > 0.98:
+            return Fault(FaultKind.SLOW, seconds=self.random.random() * 20)
+        if kind is None:
+            return None
+        self.happened[kind] += 1
+        return Fault(kind)
+
+    # --- what happens ------------------------------------------------------------------------------------
+
+    def _happen(self) -> None:
+        self.clock.advance(self.random.choice((0.0, 0.0, 0.001, 0.01, 0.4)))
+        self._land()
+        while self.write is not None and self.random.random() < 0.3:
+            self.happened["write"] += 1
+            self.quietly(self.write)  # type: ignore[arg-type]
+        if self._kill_in:
+            self._kill_in -= 1
+            if not self._kill_in:
+                self._kill()
+
+    def _kill(self) -> None:
+        self._dead = True
+        self.happened["kill"] += 1
+        for service, call in self._waiting:
+            if call.writes and self.random.random() < 0.5:
+                wait = self.random.random() * LONGEST_REQUEST_S
+                self._late.append(_Late(service, call, self.clock.ticks() + round(wait * TICKS_PER_SECOND)))
+        raise Killed
+
+    def _die_if_dead(self) -> None:
+        if self._dead:
+            raise Killed
+
+    def _land(self) -> None:
+        for one in [one for one in self._late if one.deadline <= self.clock.ticks()]:
+            self._late.remove(one)
+            self.happened["late request"] += 1
+            table = one.service.table(one.call.table)
+            with suppress(ServiceError):
+                self.quietly(lambda table=table, one=one: table._run(one.call.action, one.call.operations))

@@ -1,0 +1,268 @@
+"""One life of a migration, drawn from a seed: the implementation itself, in the hands of an adversary.
+
+Rules kept here:
+
+* Commands are run as the program runs them: a session each, with lock, lease, ledger and state file.
+* Whoever operates it repeats a command until it is done, as the messages say. Only failures of the service
+  and kills excuse a command that did not get done; findings and collisions are finds.
+* Judged is what counts: targets equal the mapping of the source, every row is accounted for, and the rows are
+  those that the application was told are there.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from unittest import mock
+
+from rekey.errors import Interrupted, Locked, RekeyError, ServiceError
+from rekey.mapper import Mapper
+from rekey.mapping.ids import SafeIds
+from rekey.mapping.rows import MAPPING_TABLE, MappingRows, TargetKey, read_forward, read_source
+from rekey.model import EntityKey, Row, content_of, key_of
+from rekey.phases import ControlPhase, Phase
+from rekey.runner import lease, moves, session
+from rekey.runner.control import ControlStore
+from rekey.runner.moves import Mode
+from rekey.runner.run import Options
+from rekey.runner.session import Session
+from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
+from tests.simulation.adversary import LONGEST_REQUEST_S, Adversary, Killed
+from tests.simulation.applications import Application, Names, Posts, Users
+from tests.worlds import SECRET
+
+SCRIPT = "0001_subject"
+PATIENCE = 14
+"""How often a command is repeated before the adversary is held back."""
+
+NAMES_SCRIPT = '''\
+"""Names in lower case."""
+from rekey import Migration, Target, keys, props
+
+migration = Migration(
+    source="Users",
+    target=Target(
+        "UsersV2", partition_key=keys.prop("PartitionKey"), row_key=keys.lower(keys.prop("RowKey")),
+        properties=[props.copy("RowKey", to="OldRowKey")],
+    ),
+    capture="delta",
+)
+'''
+
+KINDS: dict[str, tuple[str, type[Application]]] = {
+    "keys from keys": (USERS_SCRIPT, Users),
+    "keys from content": (POSTS_SCRIPT, Posts),
+    "keys that pass": (NAMES_SCRIPT, Names),
+}
+
+
+class Found(AssertionError):
+    """Something is wrong; says the seed and what."""
+
+
+@dataclass
+class Life:
+    """One migration's life."""
+
+    folder: Path
+    kind: str
+    seed: int
+    random: random.Random = field(init=False)
+    project: Project = field(init=False)
+    adversary: Adversary = field(init=False)
+    application: Application = field(init=False)
+    commands: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(f"{self.kind} {self.seed}")
+        script, application = KINDS[self.kind]
+        self.project = Project(self.folder)
+        self.project.script(script, f"{SCRIPT}.py")
+        toml = self.folder / "rekey.toml"
+        windows = self.random.choice((3, 7, 20))
+        text = toml.read_text("utf-8").replace(
+            "window_rows = 50", f"window_rows = {windows}\nconcurrency = 3"
+        )
+        toml.write_text(text + f'margin = "{self.random.choice((1, 30, 60))}s"\n', "utf-8")
+        self.mapper = Mapper(self.project.scripts[SCRIPT].migration, {"users": SECRET})
+        self.adversary = Adversary(self.random, self.project.clock)
+        self.adversary.own(self.project.tables)
+        self.adversary.own(self.project.restricted)
+        self.application = application(self.random, self.mapper)
+        self.source = self.project.tables.table(self.mapper.migration.source)
+        self.main = self.project.tables.table(self.mapper.tables[0])
+
+    # --- the life ----------------------------------------------------------------------------------------
+
+    def live(self) -> None:
+        """Live it whole. Raises Found."""
+        with ExitStack() as stack:
+            stack.enter_context(mock.patch.object(session, "new_key", lambda: self.random.randbytes(32)))
+            stack.enter_context(mock.patch.object(moves, "new_key", lambda: self.random.randbytes(32)))
+            stack.enter_context(mock.patch.object(lease, "_PROCESS", ""))
+            self._begin()
+            self._copy_under_writes()
+            if self.random.random() < 0.25:
+                self._go_back_to_the_beginning()
+                self._copy_under_writes()
+            self._cut_over()
+            for _ in range(self.random.randint(1, 2)):
+                self._work_on_the_target()
+                self._roll_back()
+                self._work_on_the_source(self.random.randrange(8))
+                self._cut_over()
+
+    def _begin(self) -> None:
+        self.adversary.quietly(lambda: self.project.tables.create_table(self.source.name))
+        self._work_on_the_source(self.random.randint(0, 90))
+
+    def _copy_under_writes(self) -> None:
+        self.adversary.write = lambda: self.application.write_source(self.source)
+        self._until_done("apply", lambda one: moves.apply(one, SCRIPT))
+        if self.random.random() < 0.4:
+            self._until_done("verify", self._verify)
+        self.adversary.write = None
+        self._judge_source()
+
+    def _go_back_to_the_beginning(self) -> None:
+        drop = self.random.random() < 0.5
+        options = Options(writers_stopped=True, drop_targets=drop)
+        self.adversary.write = lambda: self.application.write_source(self.source)
+        self._until_done("rollback to source", lambda one: self._back_to_source(one, drop), options)
+        self.adversary.write = None
+        self.project.clock.advance(60)  # the service deletes tables slowly
+
+    def _cut_over(self) -> None:
+        options = Options(writers_stopped=True)
+
+        def cut_over(one: Session) -> object:
+            return moves.apply(one, SCRIPT, to=Phase.CUTOVER)
+
+        self._until_done("cutover", cut_over, options)
+        self._expect_phase(ControlPhase.CUTOVER)
+        self._judge_source()
+        self._judge("after cutover")
+
+    def _work_on_the_target(self) -> None:
+        self.application.rows = {key_of(row): content_of(row) for row in self._rows(self.main.name)}
+        for _ in range(self.random.randrange(25)):
+            self.project.clock.advance(self.random.random())
+            self.adversary.quietly(lambda: self.application.write_target(self.main))
+
+    def _roll_back(self) -> None:
+        def roll_back(one: Session) -> object:
+            if self._phase() is ControlPhase.DUAL_WRITE:
+                return None  # a run before, which did not hear of it, did it
+            return moves.rollback(one, SCRIPT, to=ControlPhase.DUAL_WRITE, drop=None)
+
+        self._until_done("rollback", roll_back, Options(writers_stopped=True))
+        self._expect_phase(ControlPhase.DUAL_WRITE)
+        wanted = self.application.rows
+        self._require(self._contents(self.main.name) == wanted, "rollback changed the target")
+        self._judge("after rollback")
+        self.application.rows = self._contents(self.source.name)
+
+    def _work_on_the_source(self, writes: int) -> None:
+        for _ in range(writes):
+            self.project.clock.advance(self.random.random())
+            self.adversary.quietly(lambda: self.application.write_source(self.source))
+
+    # --- commands ----------------------------------------------------------------------------------------
+
+    def _until_done(
+        self, name: str, work: Callable[[Session], object], options: Options | None = None
+    ) -> None:
+        for attempt in range(PATIENCE + 3):
+            self.adversary.hostile = attempt < PATIENCE
+            self.commands[name] += 1
+            with mock.patch.object(lease, "_PROCESS", f"process {sum(self.commands.values())}"):
+                if self._attempt(name, work, options):
+                    return
+            if self.random.random() < 0.5:
+                self.project.clock.advance(self.random.random() * 2 * LONGEST_REQUEST_S)
+        raise Found(f"{self}: `{name}` was not done after {PATIENCE + 3} attempts")
+
+    def _attempt(self, name: str, work: Callable[[Session], object], options: Options | None) -> bool:
+        self.adversary.begin_command()
+        try:
+            with self.project.session(options) as one:
+                work(one)
+        except (Killed, ServiceError, Interrupted):
+            return False
+        except Locked:
+            self.project.clock.advance(70)
+            return False
+        except RekeyError as error:
+            raise Found(f"{self}: `{name}` said {type(error).__name__}: {error}") from error
+        return True
+
+    def _verify(self, one: Session) -> object:
+        report = moves.verify(one, SCRIPT, mode=Mode.FULL)
+        self._require(not report.findings, f"a false alarm under writes: {report.as_json()}")
+        return None
+
+    def _back_to_source(self, one: Session, drop: bool) -> object:
+        if self._phase() is None:
+            return None
+        return moves.rollback(one, SCRIPT, to=ControlPhase.SOURCE, drop=drop)
+
+    # --- judging -------------------------------------------------------------------------------------------
+
+    def _judge_source(self) -> None:
+        """The source holds what the application was told, and nothing else."""
+        self._require(self._contents(self.source.name) == self.application.rows, "the source was changed")
+
+    def _judge(self, when: str) -> None:
+        expected: dict[str, dict[EntityKey, Row]] = {name: {} for name in self.mapper.tables}
+        for row in self._rows(self.source.name):
+            for number, mapped in self.mapper.map(row):
+                expected[self.mapper.tables[number]][key_of(mapped)] = mapped
+        for name in self.mapper.tables:
+            actual = self._contents(name)
+            extra, missing = actual.keys() - expected[name].keys(), expected[name].keys() - actual.keys()
+            self._require(not extra, f"{when} {name} holds {sorted(extra)} which no source row gives")
+            self._require(not missing, f"{when} {name} lacks {sorted(missing)}")
+            altered = [key for key, row in actual.items() if row != expected[name][key]]
+            self._require(not altered, f"{when} {name} has other content in {altered}")
+        self._judge_mapping(when)
+
+    def _judge_mapping(self, when: str) -> None:
+        """Every target row has its owner, and every owner lists it."""
+        control = self.adversary.quietly(lambda: ControlStore(self.project.restricted, SCRIPT).read())
+        ids = SafeIds(control.id_key)  # type: ignore[attr-defined]
+        rows = MappingRows(SCRIPT, self.source.name, self.mapper.tables, ids)
+        mapping = {key_of(row): row for row in self.project.restricted.dump(MAPPING_TABLE)}
+        for source_row in self._rows(self.source.name):
+            key = key_of(source_row)
+            listed = mapping.get(rows.forward_key(key))
+            targets = {TargetKey(number, *key_of(row)) for number, row in self.mapper.map(source_row)}
+            ok = listed is not None and targets <= read_forward(listed).targets
+            self._require(ok, f"{when} the mapping does not list all targets of {key}")
+            for target in targets:
+                owner = mapping.get(rows.reverse_key(target.key)) if target.table == 0 else None
+                ok = target.table > 0 or (owner is not None and read_source(owner) == key)
+                self._require(ok, f"{when} {target} is not owned by {key}")
+
+    def _rows(self, table: str) -> list[Row]:
+        return self.project.tables.dump(table)
+
+    def _contents(self, table: str) -> dict[EntityKey, Row]:
+        return {key_of(row): content_of(row) for row in self._rows(table)}
+
+    def _phase(self) -> ControlPhase | None:
+        control = self.adversary.quietly(lambda: ControlStore(self.project.restricted, SCRIPT).read())
+        return None if control is None else control.phase  # type: ignore[attr-defined,no-any-return]
+
+    def _expect_phase(self, phase: ControlPhase) -> None:
+        self._require(self._phase() is phase, f"the control row says {self._phase()}, not {phase}")
+
+    def _require(self, holds: bool, what: str) -> None:
+        if not holds:
+            raise Found(f"{self}: {what}")
+
+    def __str__(self) -> str:
+        return f"kind {self.kind!r}, seed {self.seed}"

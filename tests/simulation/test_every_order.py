@@ -1,0 +1,119 @@
+"""Every order in which effects can happen on one key, with a crash, a late request or a lost answer anywhere:
+in the end the targets are what the source says, and at no moment does a target row lack its mapping row."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+
+from rekey.backfill import sweep
+from rekey.declaration import Migration
+from rekey.model import Row
+from tests.simulation.explore import Budget, Searched, search
+from tests.simulation.scheduler import Scheduler
+from tests.simulation.small import DeltaWorld, DigestsInMemory, Do, FollowingWorld, Parts
+from tests.worlds import LOWERED, POSTS, USERS, post, user
+
+ANN, ANN_2, ANN_3 = (user("ann@example.com", Age=age) for age in (1, 2, 3))
+UPPER_ANN = user("ANN@example.com")
+HELLO, MOVED = post("hello"), post("hello", "2024-02", "b,c")
+
+World = tuple[Migration, list[Row], list[Do]]
+
+DELTA: dict[str, World] = {
+    "replace, replace": (USERS, [ANN], [Do("replace", ANN_2), Do("replace", ANN_3)]),
+    "replace, delete": (USERS, [ANN], [Do("replace", ANN_2), Do("delete", ANN)]),
+    "delete, insert": (USERS, [ANN], [Do("delete", ANN), Do("insert", ANN_2)]),
+    "insert, replace": (USERS, [], [Do("insert", ANN), Do("replace", ANN_2)]),
+    "insert, delete": (USERS, [], [Do("insert", ANN), Do("delete", ANN)]),
+}
+KEYS_MOVE: dict[str, World] = {
+    "move, move back": (POSTS, [HELLO], [Do("replace", MOVED), Do("replace", HELLO)]),
+    "move, delete": (POSTS, [HELLO], [Do("replace", MOVED), Do("delete", HELLO)]),
+}
+KEY_PASSES: World = (LOWERED, [ANN], [Do("delete", ANN), Do("insert", UPPER_ANN)])
+FOLLOWING: dict[str, tuple[World, bool, bool]] = {
+    "replace, backfill": ((USERS, [ANN], [Do("replace", ANN_2)]), False, True),
+    "delete, backfill": ((USERS, [ANN], [Do("delete", ANN)]), False, True),
+    "delete, backfill again": ((USERS, [ANN], [Do("delete", ANN)]), True, True),
+    "replace | replace": ((USERS, [ANN], [Do("replace", ANN_2), Do("replace", ANN_3)]), True, False),
+    "replace | delete": ((USERS, [ANN], [Do("replace", ANN_2), Do("delete", ANN)]), True, False),
+    "insert | delete": ((USERS, [], [Do("insert", ANN), Do("delete", ANN)]), False, False),
+}
+CRASH = Budget(crashes=1)
+CRASH_WITH_LATE_REQUESTS = Budget(crashes=1, late_requests=True)
+
+
+def delta(world: World, budget: Budget, parts: Parts | None = None) -> Searched:
+    """Search capture "delta": one writer, one runner."""
+    migration, before, operations = world
+    with mock.patch.object(sweep, "DigestParts", DigestsInMemory):
+        return search(lambda s: DeltaWorld(s, migration, before, operations, parts or Parts()), budget)
+
+
+def following(name: str, parts: Parts | None = None) -> Searched:
+    """Search writers that propagate, and a backfill."""
+    (migration, before, operations), copied, backfill = FOLLOWING[name]
+
+    def make(scheduler: Scheduler) -> FollowingWorld:
+        return FollowingWorld(
+            scheduler, migration, before, operations, parts or Parts(), copied=copied, backfill=backfill
+        )
+
+    with mock.patch.object(sweep, "DigestParts", DigestsInMemory):
+        return search(make)
+
+
+def visited(name: str, found: Searched, *, at_least: int) -> None:
+    """Say how much was visited; nothing may be lost, and a search that shrank is no search."""
+    print(f"{name}: {found.schedules:,} schedules, {found.states:,} states, {found.steps:,} effects")
+    assert not found.loss, (found.loss, found.schedule)
+    assert found.states >= at_least
+
+
+@pytest.mark.parametrize("name", DELTA)
+def test_no_order_of_writes_passes_and_a_crash_loses_anything(name: str) -> None:
+    """Backfill, sweep, pass and sweep against two writes on the key; the runner is killed anywhere, once."""
+    visited(name, delta(DELTA[name], CRASH), at_least=900)
+
+
+def test_no_order_loses_anything_when_both_mapping_rows_are_written_at_once() -> None:
+    visited("two at a time", delta(DELTA["delete, insert"], Budget(), Parts(concurrency=2)), at_least=1_000)
+
+
+def test_a_key_that_passes_to_another_row_takes_nothing_along() -> None:
+    """Lower-casing: one row goes, another comes whose target key is the same."""
+    visited("a key that passes", delta(KEY_PASSES, CRASH), at_least=3_000)
+
+
+@pytest.mark.parametrize("name", KEYS_MOVE)
+def test_rows_that_move_leave_nothing_behind(name: str) -> None:
+    visited(name, delta(KEYS_MOVE[name], Budget()), at_least=700)
+
+
+@pytest.mark.parametrize("name", ["insert, replace", "replace, delete"])
+def test_an_answer_that_is_lost_anywhere_changes_nothing(name: str) -> None:
+    visited(name, delta(DELTA[name], Budget(lost_answers=1)), at_least=1_000)
+
+
+def test_requests_of_a_killed_runner_that_land_later_change_nothing() -> None:
+    """They land at any moment of the next runner's work; the last pass and sweep come after them."""
+    visited("late requests", delta(DELTA["insert, delete"], CRASH_WITH_LATE_REQUESTS), at_least=2_000)
+
+
+@pytest.mark.parametrize("name", FOLLOWING)
+def test_no_order_of_writers_that_propagate_and_a_backfill_loses_anything(name: str) -> None:
+    """Each writer does one operation and propagates the key. Nothing is repaired afterwards: when all have
+    come to an end, the target is right."""
+    visited(name, following(name), at_least=100)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("name", [*DELTA, *KEYS_MOVE, "a key that passes"])
+def test_no_order_with_late_requests_and_a_lost_answer_loses_anything(name: str) -> None:
+    """The larger searches: some minutes."""
+    world = {**DELTA, **KEYS_MOVE, "a key that passes": KEY_PASSES}[name]
+    visited(f"{name}, late requests", delta(world, CRASH_WITH_LATE_REQUESTS), at_least=2_000)
+    visited(f"{name}, crash and lost answer", delta(world, Budget(crashes=1, lost_answers=1)), at_least=2_000)

@@ -1,0 +1,66 @@
+"""Whole lives of migrations, drawn from seeds: whatever happens, nothing is lost and nothing comes back.
+
+A failure names its kind and seed; `Life(folder, kind, seed).live()` lives it again. `make soak` goes on with
+new seeds for SOAK_SECONDS, from SOAK_SEED on.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.life import KINDS, Life
+
+QUICK_SEEDS = (1, 2)
+
+
+@pytest.mark.parametrize("seed", QUICK_SEEDS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_life_loses_nothing(tmp_path: Path, kind: str, seed: int) -> None:
+    """Writers at work, kills, lost answers, late requests, failures, odd pages: targets equal the mapping of
+    the source after every cutover, and the source is what the target was after every way back."""
+    life = Life(tmp_path, kind, seed)
+    life.live()
+    assert life.adversary.happened["write"] > 0
+
+
+def test_over_the_quick_seeds_everything_happens(tmp_path: Path) -> None:
+    """A simulation in which nothing goes wrong would prove nothing."""
+    happened: Counter[str] = Counter()
+    for seed in (3, 4):
+        life = Life(tmp_path / str(seed), "keys from keys", seed)
+        life.live()
+        happened += life.adversary.happened
+    expected = {"write", "kill", "late request", "lost-answer", "lost-request", "empty-page", "short-page"}
+    assert expected <= set(happened)
+
+
+def test_a_seed_is_a_life(tmp_path: Path) -> None:
+    """The same seed gives the same calls in the same order: a failure can be lived again."""
+    one, other = (Life(tmp_path / name, "keys from content", 7) for name in ("one", "other"))
+    one.live()
+    other.live()
+    assert one.adversary.trace == other.adversary.trace
+    assert one.adversary.happened == other.adversary.happened
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+def test_lives_for_as_long_as_asked(tmp_path: Path) -> None:
+    """`make soak`: lives of all kinds, one seed after the other."""
+    seconds = float(os.environ.get("SOAK_SECONDS", "60"))
+    seed = first = int(os.environ.get("SOAK_SEED", "1000"))
+    happened: Counter[str] = Counter()
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        for kind in KINDS:
+            life = Life(tmp_path / f"{kind} {seed}".replace(" ", "-"), kind, seed)
+            life.live()
+            happened += life.adversary.happened
+        seed += 1
+    listed = ", ".join(f"{count:,} × {what}" for what, count in sorted(happened.items()))
+    print(f"\nseeds {first} to {seed - 1}, each in {len(KINDS)} kinds: {listed}")
