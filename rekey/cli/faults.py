@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-from rekey.errors import ExitCode, Interrupted, MachineFailed, RekeyError
+from rekey.errors import ExitCode, Interrupted, MachineFailed, RekeyError, ServiceError
 
 _PACKAGE = Path(__file__).parent.parent
 
@@ -29,6 +29,9 @@ def as_rekey_error(error: BaseException) -> RekeyError:
     """Return what is told of any exception that ended a command."""
     known = _known(error)
     if known is not None:
+        if isinstance(known, ServiceError) and not known.kept:
+            # The tables layer knows of one request only; what the command keeps is the same for all of them.
+            known.kept = "everything up to the last checkpoint; nothing is half done"
         return known
     if isinstance(error, KeyboardInterrupt):
         return Interrupted(

@@ -132,13 +132,13 @@ CASES = {
     ),
     "wrong credential": Case(
         4,
-        ("Next:",),
+        ("Kept:", "Next:"),
         environment={"ACCEPTANCE_TABLES_KEY": base64.b64encode(b"wrong" * 12).decode()},
         plan_code=4,
     ),
     "wrong credential of the restricted account": Case(
         4,
-        ("Next:",),
+        ("Kept:", "Next:"),
         environment={"ACCEPTANCE_RESTRICTED_KEY": base64.b64encode(b"wrong" * 12).decode()},
     ),
 }
@@ -213,6 +213,8 @@ def test_an_endpoint_that_is_down_is_told_after_a_few_seconds(project: Project, 
     try:
         with _set_up(project, CASES["missing secret"]), _unchanged(project):
             asked = "rekeycontrol" if account == "restricted" else f"T{project.number}"
-            project.run("apply").ended(4, asked, "no connection to the endpoint", "Next: check the endpoint")
+            project.run("apply").ended(
+                4, asked, "no connection to the endpoint", "Kept:", "Next: check the endpoint"
+            )
     finally:
         project.configure()

@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from rekey.cli.faults import FaultOfRekey, as_rekey_error, places
-from rekey.errors import ExitCode, Interrupted, Locked, MachineFailed
+from rekey.errors import EndpointDown, ExitCode, Interrupted, Locked, MachineFailed
 
 KEY = "someone@example.com"
 
@@ -29,6 +29,16 @@ def test_an_error_of_ours_is_found_in_a_group_of_tasks() -> None:
     error = Locked("taken")
     group = ExceptionGroup("tasks", [ValueError(KEY), ExceptionGroup("more", [error])])
     assert as_rekey_error(group) is error
+
+
+def test_a_failure_of_the_service_says_what_was_kept() -> None:
+    """The tables layer cannot know it; the command does."""
+    told = as_rekey_error(EndpointDown("no connection", hint="check the network"))
+    assert str(told).splitlines() == [
+        "no connection",
+        "Kept: everything up to the last checkpoint; nothing is half done",
+        "Next: check the network",
+    ]
 
 
 def test_what_nobody_foresaw_is_a_fault_of_rekey_told_without_its_text() -> None:
