@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
+import json
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+_ACCOUNT = Path(__file__).with_name("account.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +34,13 @@ class Measured:
 
 def run(words: Sequence[str], *, folder: Path, environ: Mapping[str, str]) -> Measured:
     """Run `python -m ...` to its end and account for it. Raises RuntimeError when it fails."""
-    began = time.monotonic()
+    figures = folder / "figures.json"
+    command = [sys.executable, "-I", "-S", str(_ACCOUNT), str(figures), sys.executable, "-m", *words]
     with (folder / "output.txt").open("w+") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", *words], cwd=folder, env=environ, stdout=output, stderr=subprocess.STDOUT
+        done = subprocess.run(
+            command, cwd=folder, env=environ, stdout=output, stderr=subprocess.STDOUT, check=False
         )
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode:
+        if done.returncode:
             output.seek(0)
-            raise RuntimeError(f"{' '.join(words)} ended with {process.returncode}:\n{output.read()[-2000:]}")
-    peak = usage.ru_maxrss / (1024 if sys.platform != "darwin" else 1024 * 1024)
-    return Measured(time.monotonic() - began, usage.ru_utime + usage.ru_stime, peak)
+            raise RuntimeError(f"{' '.join(words)} ended with {done.returncode}:\n{output.read()[-2000:]}")
+    return Measured(**json.loads(figures.read_text("utf-8")))
