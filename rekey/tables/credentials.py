@@ -29,7 +29,6 @@ from azure.core.pipeline.policies import (
     SansIOHTTPPolicy,
 )
 from azure.core.pipeline.transport import AsyncHttpResponse, HttpRequest
-from azure.identity.aio import DefaultAzureCredential
 
 from rekey.config import Account, account_key
 from rekey.errors import ConfigurationError
@@ -65,7 +64,12 @@ def credential_for(account: Account, *, environ: Mapping[str, str] | None = None
     Whoever opens a service with it owns it: the service closes a token credential with itself.
     """
     key = account_key(account, environ=environ)
-    return DefaultAzureCredential() if key is None else SharedKey.of(account.name, key)
+    if key is not None:
+        return SharedKey.of(account.name, key)
+    # A fifth of the time that a command takes to start: only who needs it pays for it.
+    from azure.identity.aio import DefaultAzureCredential
+
+    return DefaultAzureCredential()
 
 
 class SharedKeyLitePolicy(SansIOHTTPPolicy[HttpRequest, AsyncHttpResponse]):
