@@ -205,7 +205,7 @@ def test_a_whole_life_from_init_to_retired(project: Project) -> None:
 
 def test_signals_checkpoint_a_second_runner_is_refused_and_all_ends_the_same(project: Project) -> None:
     project.configure(window_rows=50, entities_per_second=60)
-    project.fill(800)
+    project.fill(3000)
     first = project.start("apply", "--skip-row-check")
     project.wait_until_copied(50, first)
     assert json.loads(project.rekey("apply", "--json", code=3))["error"] == "Locked"
@@ -215,13 +215,13 @@ def test_signals_checkpoint_a_second_runner_is_refused_and_all_ends_the_same(pro
     first.send_signal(signal.SIGINT)
     assert "run the same command again" in project.ended(first, 130)
     after_first = project.copied()
-    assert 50 <= after_first < 800
+    assert 50 <= after_first < 3000
 
     second = project.start("apply")
     project.wait_until_copied(after_first + 50, second)
     second.send_signal(signal.SIGTERM)
     assert "run the same command again" in project.ended(second, 130)
-    assert after_first < project.copied() < 800
+    assert after_first < project.copied() < 3000
 
     third = project.start("apply")
     project.wait_until_copied(project.copied() + 1, third)
