@@ -80,15 +80,11 @@ class Adversary:
         kills = self.hostile and self.random.random() < 0.4
         self._kill_in = self.random.randint(1, 220) if kills else 0
 
-    @property
-    def requests_on_their_way(self) -> bool:
-        """Tell whether a request of a killed runner has not landed yet."""
-        return bool(self._late)
-
     def let_all_land(self) -> None:
-        """Wait as long as a request can take."""
-        self.clock.advance(LONGEST_REQUEST_S)
-        self._land()
+        """Wait as long as a request can take, if any is on its way."""
+        if self._late:
+            self.clock.advance(LONGEST_REQUEST_S)
+            self._land()
 
     def quietly(self, work: Callable[[], object]) -> object:
         """Do something on the tables at once, seen by no gate and no fault. `work` returns a coroutine."""

@@ -4,7 +4,9 @@ Rules kept here:
 
 * Commands are run as the program runs them: a session each, with lock, lease, ledger and state file.
 * Whoever operates it repeats a command until it is done, as the messages say. Only failures of the service
-  and kills excuse a command that did not get done; findings and collisions are finds.
+  and kills excuse a command that did not get done; collisions are finds, and so are findings, unless a
+  request of a killed runner landed late: then they are repaired, as the message says.
+* After a kill they wait as long as a request can take before they move the authority.
 * Judged is what counts: targets equal the mapping of the source, every row is accounted for, and the rows are
   those that the application was told are there.
 """
@@ -19,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
 
-from rekey.errors import Interrupted, Locked, RekeyError, ServiceError
+from rekey.errors import Collision, Findings, Interrupted, Locked, RekeyError, ServiceError
 from rekey.mapper import Mapper
 from rekey.mapping.ids import SafeIds
 from rekey.mapping.rows import MAPPING_TABLE, MappingRows, TargetKey, read_forward, read_source
@@ -36,6 +38,7 @@ from tests.simulation.applications import Application, Names, Posts, Users
 from tests.worlds import SECRET
 
 SCRIPT = "0001_subject"
+_MOVES_AUTHORITY = frozenset({"cutover", "rollback"})
 PATIENCE = 14
 """How often a command is repeated before the adversary is held back."""
 
@@ -76,6 +79,7 @@ class Life:
     adversary: Adversary = field(init=False)
     application: Application = field(init=False)
     commands: Counter[str] = field(default_factory=Counter)
+    _late_seen: int = 0
 
     def __post_init__(self) -> None:
         self.random = random.Random(f"{self.kind} {self.seed}")
@@ -179,6 +183,8 @@ class Life:
         for attempt in range(PATIENCE + 3):
             self.adversary.hostile = attempt < PATIENCE
             self.commands[name] += 1
+            if name in _MOVES_AUTHORITY:
+                self.adversary.let_all_land()
             with mock.patch.object(lease, "_PROCESS", f"process {sum(self.commands.values())}"):
                 if self._attempt(name, work, options):
                     return
@@ -196,9 +202,24 @@ class Life:
         except Locked:
             self.project.clock.advance(70)
             return False
+        except Findings as error:
+            if isinstance(error, Collision) or not self._landed_late():
+                raise Found(f"{self}: `{name}` said {type(error).__name__}: {error}") from error
+            self.commands["repair"] += 1
+            self._until_done("verify --repair", self._repair)
+            return False
         except RekeyError as error:
             raise Found(f"{self}: `{name}` said {type(error).__name__}: {error}") from error
         return True
+
+    def _landed_late(self) -> bool:
+        """Tell whether a late request landed since this was last asked."""
+        before, self._late_seen = self._late_seen, self.adversary.happened["late request"]
+        return self._late_seen > before
+
+    def _repair(self, one: Session) -> object:
+        moves.verify(one, SCRIPT, mode=Mode.FULL, repair=True)
+        return moves.verify(one, SCRIPT, mode=Mode.FULL)
 
     def _verify(self, one: Session) -> object:
         report = moves.verify(one, SCRIPT, mode=Mode.FULL)

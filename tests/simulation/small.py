@@ -11,9 +11,11 @@ Rules kept here:
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rekey.backfill.copier import Copier
@@ -27,6 +29,9 @@ from rekey.mapping.ids import SafeIds
 from rekey.mapping.rows import MAPPING_TABLE, MappingRows
 from rekey.mapping.store import MappingStore
 from rekey.model import EntityKey, Row, content_of, key_of
+from rekey.reconcile.context import ReconcileContext
+from rekey.reconcile.full import full
+from rekey.reconcile.report import FullReport
 from rekey.state.models import Segment
 from rekey.tables.base import Table
 from rekey.tables.clock import FakeClock
@@ -187,18 +192,21 @@ class SmallWorld(Scenario):
 class DeltaWorld(SmallWorld):
     """Capture "delta": a writer on the source, and a runner that backfills, sweeps, passes and sweeps.
 
-    At the end, with writers stopped, a last pass and a last sweep are made, as cutover does.
+    At the end, with writers stopped, a last pass and a last sweep are made, as cutover does. With `verifies`
+    the full verification follows, which closes the gate on what it finds; what it finds is repaired.
     """
 
     crashing = frozenset({"runner"})
 
     def __init__(
         self, scheduler: Scheduler, migration: Migration, before: Sequence[Row], operations: Sequence[Do],
-        parts: Parts,
+        parts: Parts, *, verifies: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(scheduler, migration, before, [one.row for one in operations], parts)
         self.operations = operations
         self.kept = Durable()
+        self.verifies = verifies
+        self.gate_closed = False
 
     def actors(self) -> dict[str, Callable[[], object]]:
         return {"writer": self._write, "runner": self._migrate}
@@ -214,6 +222,9 @@ class DeltaWorld(SmallWorld):
     async def finish(self) -> None:
         await self._pass()
         await self._sweep()
+        if self.verifies:
+            report = await self._verify()
+            self.gate_closed = report.findings
 
     async def _write(self) -> None:
         for operation in self.operations:
@@ -256,6 +267,20 @@ class DeltaWorld(SmallWorld):
         await self.parts.sweep(
             self.propagator(), concurrency=self.parts.concurrency, advance=nothing, check=go_on
         )
+
+    async def _verify(self) -> FullReport:
+        propagator = self.propagator()
+
+        async def owner(_table: str, target_key: EntityKey) -> EntityKey | None:
+            found = await self.mapping.owner(target_key)
+            return None if found is None else found.source
+
+        context = ReconcileContext(
+            source=self.source, targets=self.targets, mapper=self.mapper, ids=self.mapping.rows.ids,
+            source_name=self.source.name, owner=owner, propagate=propagator.propagate,
+            folder=Path(tempfile.gettempdir()), clock=self.scheduler.clock,
+        )  # fmt: skip
+        return await full(context, repair=True)
 
     def _copier(self) -> Copier:
         return self.parts.copier(self.propagator(), self.parts.concurrency)
