@@ -47,10 +47,25 @@ _Policy: TypeAlias = AsyncHTTPPolicy[Any, Any] | SansIOHTTPPolicy[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds to connect, and to wait for (more of) an answer: the service's own limit is 30 s a request."""
+    """How long one attempt may take, in seconds.
+
+    Attributes:
+        connect: to connect.
+        read: to wait for (more of) an answer.
+        service: how long the service may work on a request before it gives it up by itself (its `timeout`
+            parameter, 1 to 30): what was sent takes effect within this time or not at all. None leaves it at
+            the service's own limit, 30 s.
+    """
 
     connect: float = 5.0
     read: float = 40.0
+    service: int | None = None
+
+    def address(self, endpoint: str, path: str) -> str:
+        """Return the address of a request below an endpoint."""
+        if self.service is None:
+            return f"{endpoint}/{path}"
+        return f"{endpoint}/{path}{'&' if '?' in path else '?'}timeout={self.service}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +123,8 @@ class Transport:
         """Send once. Raises NotSent, NoAnswer, CredentialRefused (no token)."""
         pipeline = self._open()
         sends = SimpleNamespace(count=0)
-        message = HttpRequest(
-            request.method, f"{self._endpoint}/{request.path}", headers=dict(request.headers)
-        )
+        address = self._timeouts.address(self._endpoint, request.path)
+        message = HttpRequest(request.method, address, headers=dict(request.headers))
         if request.body is not None:
             body: Any = request.body
             message.set_bytes_body(body)
