@@ -9,6 +9,8 @@ Rules kept here:
 * Every move has a random id: after a broken connection, reading back tells whether it was this one.
 * A freeze remembers which side it came from. Going back to `cutover` keeps the time of the first cutover:
   everything written to the target since then has yet to go back.
+* `copied` says that the backfill is done, so that the targets hold every row. It is set without a move: nothing
+  changes in how a write is done. It ends where following ends, on the way back to `source`.
 """
 
 from __future__ import annotations
@@ -53,6 +55,7 @@ class ControlRow:
         source, targets: table names; targets main first.
         fingerprints: secret name to fingerprint.
         id_key: 32 random bytes, the key of the safe ids.
+        copied: every row of the source is in the targets; before that nobody may read them.
         came_from: during a freeze, the phase before it.
         frozen_at, cutover_at, completed_at: when it last became so, the service's time; None if it is not so.
         updated_at: the last move, or the making, the service's time.
@@ -69,6 +72,7 @@ class ControlRow:
     targets: tuple[str, ...]
     fingerprints: Mapping[str, str]
     id_key: bytes = field(repr=False)
+    copied: bool = False
     came_from: ControlPhase | None = None
     frozen_at: str | None = None
     cutover_at: str | None = None
@@ -89,6 +93,8 @@ def moved(row: ControlRow, then: ControlPhase, *, at: str, move_id: str) -> Cont
         )
     after = replace(row, phase=then, epoch=row.epoch + 1, updated_at=at, move_id=move_id, came_from=None)
     match then:
+        case ControlPhase.SOURCE:
+            return replace(after, copied=False)
         case ControlPhase.FREEZE:
             return replace(after, came_from=now, frozen_at=at)
         case ControlPhase.CUTOVER if row.came_from is not ControlPhase.CUTOVER:
@@ -116,6 +122,7 @@ def to_row(control: ControlRow) -> Row:
         "Fingerprints": json.dumps(dict(control.fingerprints), sort_keys=True),
         "IdKey": base64.b64encode(control.id_key).decode("ascii"),
         "IdKey" + TYPE_SUFFIX: edm.BINARY,
+        "Copied": control.copied,
         "MoveId": control.move_id,
     }
     if control.came_from is not None:
@@ -148,6 +155,7 @@ def from_row(row: Row) -> ControlRow:
             targets=tuple(json.loads(row["Targets"])),
             fingerprints=json.loads(row["Fingerprints"]),
             id_key=base64.b64decode(row["IdKey"], validate=True),
+            copied=row.get("Copied") is True,
             came_from=None if came_from is None else ControlPhase(came_from),
             frozen_at=row.get("FrozenAt"),
             cutover_at=row.get("CutoverAt"),
@@ -225,17 +233,46 @@ class ControlStore:
         try:
             etag = await self._table.replace(to_row(after), etag=row.etag)
         except (ConditionFailed, RowMissing):
-            problem = Moved(
-                f"another runner changed the control row of {self.script_id}",
-                kept="everything; this runner changed nothing",
-                hint=f"`rekey status {self.script_id}` shows where the migration is",
-            )
+            problem = self._changed()
         except (Ambiguous, Unavailable) as error:
             problem = error
         else:
             return replace(after, etag=etag)
         there = await self.read()
         if there is not None and there.move_id == after.move_id:
+            return there
+        raise problem
+
+    async def mark_copied(self) -> ControlRow:
+        """Say that every row is in the targets; phase and epoch stay. Return the row as it is then.
+
+        Raises:
+            Refused: the row is not in `dual_write`, where rows are copied.
+            Moved: it is gone, or was moved meanwhile.
+            Ambiguous, Unavailable: open, and reading back did not show it; run the same command again.
+        """
+        row = await self.read()
+        if row is None:
+            raise self._gone()
+        if row.copied:
+            return row
+        if row.phase is not ControlPhase.DUAL_WRITE:
+            raise Refused(
+                f"{self.script_id} is in `{row.phase}`, where nothing is copied",
+                kept="everything; nothing was changed",
+                hint=f"`rekey status {self.script_id}` shows where it is and what comes next",
+            )
+        problem: Exception
+        try:
+            etag = await self._table.replace(to_row(replace(row, copied=True)), etag=row.etag)
+        except (ConditionFailed, RowMissing):
+            problem = self._changed()
+        except (Ambiguous, Unavailable) as error:
+            problem = error
+        else:
+            return replace(row, copied=True, etag=etag)
+        there = await self.read()
+        if there is not None and there.copied and there.move_id == row.move_id:
             return there
         raise problem
 
@@ -250,11 +287,14 @@ class ControlStore:
         except RowMissing:
             return
         except ConditionFailed:
-            raise Moved(
-                f"another runner changed the control row of {self.script_id}",
-                kept="the row as it is now",
-                hint=f"`rekey status {self.script_id}` shows where the migration is",
-            ) from None
+            raise self._changed() from None
+
+    def _changed(self) -> Moved:
+        return Moved(
+            f"another runner changed the control row of {self.script_id}",
+            kept="everything; this runner changed nothing",
+            hint=f"`rekey status {self.script_id}` shows where the migration is",
+        )
 
     def _gone(self) -> Moved:
         return Moved(
