@@ -150,7 +150,7 @@ class FaultProxy:
         self.asked.append(asked)
         fault = next((one for one in self.faults if one.hits(asked)), None)
         if fault is None:
-            writer.write(_wire_form(await self._pass_on(asked)))
+            writer.write(wire_form(await self._pass_on(asked)))
             await writer.drain()
             return True
         return await self._go_wrong(fault, asked, writer)
@@ -162,13 +162,13 @@ class FaultProxy:
         if fault.stalls:
             await asyncio.sleep(3600)
         if fault.truncated and real is not None:
-            data = _wire_form(real)
+            data = wire_form(real)
             writer.write(data[: len(data) - len(real.body) // 2 - 1])
             await writer.drain()
             return False
         if fault.answer is None:
             return False
-        writer.write(_wire_form(fault.answer))
+        writer.write(wire_form(fault.answer))
         await writer.drain()
         return True
 
@@ -187,7 +187,8 @@ class FaultProxy:
             return Answered(response.status, kept, await response.read())
 
 
-def _wire_form(answer: Answered) -> bytes:
+def wire_form(answer: Answered) -> bytes:
+    """Return the bytes of an answer."""
     lines = [f"HTTP/1.1 {answer.status} Status"]
     lines += [f"{name}: {value}" for name, value in answer.headers.items()]
     if answer.status != 204:
