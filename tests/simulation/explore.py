@@ -1,15 +1,22 @@
-"""Exhaustive search: every order in which calls can take effect, with crashes and lost answers.
+"""Exhaustive search: every order in which calls can take effect, with crashes, lost answers and time.
 
 Rules kept here:
 
 * Depth first, without a stack of live runs: a branch is a list of choices, replayed from the beginning.
-* A state that was seen is not entered again: what follows is a function of it (see `scheduler`).
+* A state that was seen is not entered again: what follows is a function of it (see `scheduler`). States are
+  remembered by a hash of 64 bits; that two of a hundred thousand share one has a chance of 3e-10.
 * A crash is offered where a write of the actor is about to take effect. Between two writes nothing that
   outlives the actor changes, so a crash before a read leaves the same behind as one before the next write.
+* An answer is lost in three ways: the write took effect; it did not; it will, at some later moment.
 * Where all that an actor is about to do concerns tables that nobody else touches, the others' next calls are
   put off: they commute with it, so every other order ends in the same states.
+* A preemption is to go on with another actor although the last one could. With a bound, runs with few
+  preemptions come first, so that a state is first seen with the fewest it can be reached with. Late
+  requests, crashes and time are no preemptions. A search that was not cut anywhere says that it is complete.
+* Time passes only where nothing else would be waited for, or as a choice, as often as the scenario says. A
+  request takes effect within `Scenario.longest` seconds or never (see `rekey.tables.transport`).
 * In every state the scenario's invariant is asked; at the end of every run, when all that was under way has
-  landed, its final work is done and its final state judged.
+  landed or is lost, its final work is done and its final state judged.
 """
 
 from __future__ import annotations
@@ -19,7 +26,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from rekey.tables.faults import Call
-from tests.simulation.scheduler import Actor, CountingLoop, Held, HeldService, Scheduler
+from tests.simulation.loop import SimulatedLoop
+from tests.simulation.scheduler import Actor, Held, HeldService, Scheduler, busy
 
 MAX_STATES = 100_000
 
@@ -28,7 +36,14 @@ class Scenario(ABC):
     """A small world under search. Made anew for every run."""
 
     crashing: frozenset[str] = frozenset()
-    """The actors that may be killed (each begins again with what is durable), and lose answers."""
+    """The actors that may be killed, and lose answers."""
+    mortal: frozenset[str] = frozenset()
+    """Those of them that do not begin again with what is durable."""
+    passages: int = 0
+    """How often time may pass although somebody could go on."""
+    passage_s: float = 0.0
+    longest: float = 1e9
+    """How many seconds a request may be under way."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
@@ -63,7 +78,7 @@ class Scenario(ABC):
         return False
 
     def ticking(self, _call: Call) -> bool:
-        """Tell whether time passes after a call."""
+        """Tell whether the tables' clock moves after a call."""
         return False
 
 
@@ -73,8 +88,11 @@ class Budget:
 
     crashes: int = 0
     late_requests: bool = False
-    """Whether requests of a killed actor may land at any later moment."""
+    """Whether requests of a killed actor, or whose answer is lost, may land at any later moment."""
     lost_answers: int = 0
+    failures: int = 0
+    """Calls, reads as well, that the service refuses as too busy."""
+    preemptions: int | None = None
 
 
 @dataclass
@@ -85,9 +103,15 @@ class Searched:
     """Runs that came to an end of their own."""
     states: int = 0
     steps: int = 0
+    bounded: int | None = None
+    """The bound on preemptions, if it cut anything."""
     loss: str = ""
     schedule: list[str] = field(default_factory=list)
     """The choices that lead to the loss, for a reader."""
+
+    def __str__(self) -> str:
+        cut = "complete" if self.bounded is None else f"at most {self.bounded} preemptions"
+        return f"{self.schedules:,} schedules, {self.states:,} states, {self.steps:,} effects ({cut})"
 
 
 @dataclass(frozen=True)
@@ -98,6 +122,10 @@ class _Choice:
     text: str
     held: Held | None = None
     actor: Actor | None = None
+    cost: int = 0
+
+
+_Branch = tuple[int, ...]
 
 
 class Search:
@@ -106,61 +134,81 @@ class Search:
     def __init__(self, make: Callable[[Scheduler], Scenario], budget: Budget) -> None:
         self._make = make
         self._budget = budget
-        self._seen: set[Hashable] = set()
+        self._seen: set[int] = set()
+        self._open: dict[int, list[_Branch]] = {0: [()]}
+        """Branches by the preemptions they hold."""
         self.result = Searched()
 
-    def run(self) -> Searched:
+    def run(self, most_states: int = MAX_STATES) -> Searched:
         """Search until everything was visited or a loss is found."""
-        loop = CountingLoop()
-        try:
-            open_branches: list[tuple[int, ...]] = [()]
-            while open_branches and not self.result.loss:
-                branch = open_branches.pop()
-                open_branches += loop.run_until_complete(self._one(loop, branch))
-                if self.result.states > MAX_STATES:
-                    raise AssertionError("too many states for a search that is to be exhaustive")
-        finally:
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.close()
+        while self._open and not self.result.loss:
+            fewest = min(self._open)
+            branches = self._open[fewest]
+            if not branches:
+                del self._open[fewest]
+                continue
+            self._one(branches.pop(), fewest)
+            if self.result.states > most_states:
+                raise AssertionError("too many states for a search that is to be exhaustive")
         return self.result
 
-    async def _one(self, loop: CountingLoop, branch: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """Replay a branch, follow its first continuation to the end, return the other continuations."""
-        run = _Run(Scheduler(loop), self._make, self._budget)
-        await run.begin()
-        found: list[tuple[int, ...]] = []
-        path, texts = list(branch), []
-        try:
-            for depth in range(1_000_000):
-                choices = run.choices()
-                replayed = depth < len(branch)
-                if not replayed:
-                    state = run.state()
-                    if state in self._seen:
-                        return found
-                    self._seen.add(state)
-                    self.result.states += 1
-                    if broken := run.scenario.broken():
-                        self._lost(broken, texts)
-                        return []
-                    if not choices:
-                        break
-                    found += [(*path, other) for other in range(1, len(choices))]
-                    path.append(0)
-                choice = choices[path[depth]]
-                texts.append(choice.text)
-                await run.take(choice)
-                self.result.steps += 1
-            self.result.schedules += 1
-            await run.scenario.finish()
-            if wrong := run.scenario.wrong() or run.scenario.broken():
-                self._lost(wrong, texts)
-        finally:
-            await run.end()
-        return found
+    def _one(self, branch: _Branch, preemptions: int) -> None:
+        """Replay a branch and follow its first continuation to the end; note the other continuations."""
+        with SimulatedLoop() as loop:
+            run = _Run(Scheduler(loop), self._make, self._budget)
+            run.begin()
+            texts: list[str] = []
+            try:
+                for place in branch:
+                    choice = run.choices()[place]
+                    texts.append(choice.text)
+                    run.take(choice)
+                self.result.steps += len(branch)
+                if self._follow(run, branch, preemptions, texts):
+                    self.result.schedules += 1
+                    run.finish()
+                    if wrong := run.scenario.wrong() or run.scenario.broken():
+                        self._lost(wrong, texts)
+            finally:
+                run.end()
+
+    def _follow(self, run: _Run, branch: _Branch, preemptions: int, texts: list[str]) -> bool:
+        """Go on until the run's end (True) or into a state that was seen or is broken."""
+        path = list(branch)
+        while True:
+            choices = run.choices()
+            state = hash(run.state())
+            if state in self._seen:
+                return False
+            self._seen.add(state)
+            self.result.states += 1
+            if broken := run.scenario.broken():
+                self._lost(broken, texts)
+                return False
+            if not choices:
+                return True
+            first = self._note_others(choices, path, preemptions)
+            path.append(first)
+            texts.append(choices[first].text)
+            run.take(choices[first])
+            self.result.steps += 1
+
+    def _note_others(self, choices: list[_Choice], path: list[int], preemptions: int) -> int:
+        """Return which choice to follow, one that costs nothing; the others are for later."""
+        first = next(number for number, one in enumerate(choices) if not one.cost)
+        bound = self._budget.preemptions
+        for number in range(len(choices) - 1, -1, -1):
+            if number != first:
+                cost = preemptions + choices[number].cost
+                if bound is not None and cost > bound:
+                    self.result.bounded = bound
+                else:
+                    counted = cost if bound is not None else 0
+                    self._open.setdefault(counted, []).append((*path, number))
+        return first
 
     def _lost(self, what: str, texts: list[str]) -> None:
-        self.result.loss, self.result.schedule = what, texts
+        self.result.loss, self.result.schedule = what, list(texts)
 
 
 class _Run:
@@ -171,68 +219,152 @@ class _Run:
         self.scenario = make(scheduler)
         self._budget = budget
         self._crashes, self._lost_answers = budget.crashes, budget.lost_answers
+        self._failures, self._passages = budget.failures, self.scenario.passages
+        self._current: Actor | None = None
+        """Who did the last step; noted only where preemptions are counted."""
+        self._works: dict[str, Callable[[], object]] = {}
 
-    async def begin(self) -> None:
-        await self.scenario.prepare()
-        for name, work in self.scenario.actors().items():
-            await self.scheduler.start(name, work)  # type: ignore[arg-type]
+    def begin(self) -> None:
+        self.scheduler.loop.run(self.scenario.prepare())
+        self._works = self.scenario.actors()
+        for name, work in self._works.items():
+            self.scheduler.start(name, work)  # type: ignore[arg-type]
+
+    def finish(self) -> None:
+        self.scheduler.loop.run(self.scenario.finish())
+
+    def end(self) -> None:
+        for actor in self.scheduler.actors:
+            self.scheduler.kill(actor, late=False)
 
     def state(self) -> Hashable:
-        return (self.scheduler.state(), self.scenario.durable(), self._crashes, self._lost_answers)
+        left = (self._crashes, self._lost_answers, self._failures, self._passages)
+        current = "" if self._current is None else self._current.name
+        return (self.scheduler.state(), self.scenario.durable(), left, current)
+
+    # --- what can happen ---------------------------------------------------------------------------------
 
     def choices(self) -> list[_Choice]:
         """Return all that can happen next, in an order that depends on the state alone."""
         self._raise_faults()
-        choices = []
+        choices: list[_Choice] = []
         able = self._able()
         for one in able:
-            text = f"{one.actor.name}: {one.call.action} {one.call.table}"
-            late = " (late)" if one.actor.dead else ""
-            choices.append(_Choice("release", text + late, held=one))
-            if self._lost_answers and one.call.writes and self._may_crash(one.actor):
-                choices.append(_Choice("lose", text + ", the answer is lost", held=one))
+            self._release_choices(one, choices)
         if self._crashes:
-            for actor in self.scheduler.actors:
-                if self._may_crash(actor) and self._is_writing(actor):
-                    choices.append(_Choice("kill", f"{actor.name} is killed", actor=actor))
-                    if self._budget.late_requests:
-                        text = f"{actor.name} is killed, its requests are on their way"
-                        choices.append(_Choice("kill late", text, actor=actor))
+            self._kill_choices(choices)
+        if self._passages and any(not one.late for one in self.scheduler.held):
+            choices.append(_Choice("passage", "time passes"))
+        if able and all(one.late for one in self.scheduler.held):
+            # Nobody is left to go on but what is under way: it lands, or time goes by without it.
+            choices.insert(0, self._waiting_choice() or _Choice("never", "what is under way never lands"))
+        elif not able and (waiting := self._waiting_choice()):
+            choices.append(waiting)
         return choices
+
+    def _release_choices(self, one: Held, choices: list[_Choice]) -> None:
+        actor = one.actor.name
+        text = f"{actor}: {one.call.action} {one.call.table}" + (" (late)" if one.late else "")
+        cost = 0 if one.late else self._cost_of(one.actor)
+        choices.append(_Choice("release", text, one, cost=cost))
+        if one.late or not self._may_crash(one.actor):
+            return
+        if self._lost_answers and one.call.writes:
+            choices.append(_Choice("lose", text + ", the answer is lost", one, cost=cost))
+            choices.append(_Choice("drop", text + ", the request is lost", one, cost=cost))
+            if self._budget.late_requests:
+                choices.append(_Choice("break", text + ", the connection breaks on the way", one, cost=cost))
+        if self._failures:
+            choices.append(_Choice("fail", text + ", the service is busy", one, cost=cost))
+
+    def _kill_choices(self, choices: list[_Choice]) -> None:
+        for actor in self.scheduler.actors:
+            if not self._may_crash(actor):
+                continue
+            writing = [one for one in self.scheduler.held if one.actor is actor and one.call.writes]
+            if not any(not one.late for one in writing):
+                continue
+            if self._budget.late_requests:
+                text = f"{actor.name} is killed, its requests are on their way"
+                choices.append(_Choice("kill late", text, actor=actor))
+            else:
+                choices.append(_Choice("kill", f"{actor.name} is killed", actor=actor))
+
+    def _waiting_choice(self) -> _Choice | None:
+        """Return the passing of time until the next timer of somebody who has not come to an end."""
+        waits = self.scheduler.loop.next_timer()
+        if waits is None or all(actor.ended or actor.dead for actor in self.scheduler.actors):
+            return None
+        return _Choice("wait", f"{waits:g} s pass")
 
     def _able(self) -> list[Held]:
         """Return the calls to choose from: all, or those of one actor that nobody can get in the way of."""
         held = self.scheduler.held
-        for name in self.scenario.actors():
+        for name in self._works:
             # With what an earlier life of the actor left under way.
             own = [one for one in held if one.actor.name == name]
             if own and all(self.scenario.is_private(one.call) for one in own):
                 return own
-        return held
+        return sorted(held, key=self._order)
 
-    async def take(self, choice: _Choice) -> None:
-        if choice.held is not None:
-            lose = choice.kind == "lose"
-            self._lost_answers -= lose
-            await self.scheduler.release(choice.held, lose_answer=lose)
-        elif choice.actor is not None:
-            self._crashes -= 1
-            await self.scheduler.kill(choice.actor, late=choice.kind == "kill late")
-            name = choice.actor.name
-            await self.scheduler.start(name, self.scenario.actors()[name])  # type: ignore[arg-type]
+    def _order(self, one: Held) -> tuple[bool, bool]:
+        """Whoever did the last step goes first: the first continuation has no preemption."""
+        return (one.late, one.actor is not self._current)
 
-    async def end(self) -> None:
-        for actor in self.scheduler.actors:
-            await self.scheduler.kill(actor, late=False)
-        for one in list(self.scheduler.held):
-            one.released.cancel()
-        await self.scheduler.settle()
+    def _cost_of(self, actor: Actor) -> int:
+        current = self._current
+        if self._budget.preemptions is None or current is None or actor is current:
+            return 0
+        return int(any(one.actor is current and not one.late for one in self.scheduler.held))
 
     def _may_crash(self, actor: Actor) -> bool:
         return actor.name in self.scenario.crashing and not actor.dead
 
-    def _is_writing(self, actor: Actor) -> bool:
-        return any(one.actor is actor and one.call.writes for one in self.scheduler.held)
+    # --- what happens ------------------------------------------------------------------------------------
+
+    def take(self, choice: _Choice) -> None:
+        one, scheduler = choice.held, self.scheduler
+        if one is not None:
+            if self._budget.preemptions is not None and not one.late:
+                self._current = one.actor
+            self._answer(choice.kind, one)
+        elif choice.actor is not None:
+            self._crashes -= 1
+            scheduler.kill(choice.actor, late=choice.kind == "kill late")
+            if choice.actor is self._current:
+                self._current = None
+            if choice.actor.name not in self.scenario.mortal:
+                scheduler.start(choice.actor.name, self._works[choice.actor.name])  # type: ignore[arg-type]
+        elif choice.kind == "never":
+            for late in list(scheduler.held):
+                scheduler.drop(late)
+        else:
+            self._passages -= choice.kind == "passage"
+            waits = scheduler.loop.next_timer() or 0.0
+            self._pass(self.scenario.passage_s if choice.kind == "passage" else waits)
+
+    def _answer(self, kind: str, one: Held) -> None:
+        if kind == "fail":
+            self._failures -= 1
+            self.scheduler.refuse(one, busy())
+        elif kind == "release":
+            self.scheduler.release(one)
+        else:
+            self._lost_answers -= 1
+            if kind == "lose":
+                self.scheduler.release(one, lose_answer=True)
+            else:
+                self.scheduler.disconnect(one)
+                if kind == "drop":
+                    self.scheduler.drop(one)
+
+    def _pass(self, seconds: float) -> None:
+        """Let time pass. What is under way for too long afterwards never lands."""
+        scheduler = self.scheduler
+        scheduler.pass_time(seconds)
+        for one in [one for one in scheduler.held if one.late]:
+            if one.since + self.scenario.longest <= scheduler.loop.now:
+                scheduler.drop(one)
 
     def _raise_faults(self) -> None:
         """An actor that fell over is a fault of the scenario, or a find: say so at once."""
@@ -241,9 +373,11 @@ class _Run:
                 actor.task.result()
 
 
-def search(make: Callable[[Scheduler], Scenario], budget: Budget | None = None) -> Searched:
+def search(
+    make: Callable[[Scheduler], Scenario], budget: Budget | None = None, most_states: int = MAX_STATES
+) -> Searched:
     """Visit every run of a scenario; stop at the first loss."""
-    return Search(make, budget or Budget()).run()
+    return Search(make, budget or Budget()).run(most_states)
 
 
 def service_of(scheduler: Scheduler) -> HeldService:

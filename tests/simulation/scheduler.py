@@ -4,89 +4,113 @@ Rules kept here:
 
 * Between two choices every task runs until all of them wait at the gate: so a run is a list of choices, and
   the same list gives the same run.
-* A write that was sent goes its own way: when its sender dies it stays at the gate, and lands later or never.
-* What an actor is doing is a function of what it was answered: the chain of its answers, with the content of
-  the tables, names a state. Two runs in the same state have the same future, and one of them is enough.
+* An actor is a process: all tasks that its first task made, and theirs. It may have several calls at the gate
+  at once, which take effect, and are answered, in any order.
+* A write that was sent goes its own way: when its sender dies, gives up waiting or loses the connection, the
+  request is late: it lands at some later moment, or never.
+* What an actor is doing is a function of what it was answered and when: the chain of its answers, in the
+  order in which they came, with the content of the tables and the time, names a state. Two runs in the same
+  state have the same future, and one of them is enough. (The order in which one process got the answers to
+  calls that it made at once is kept apart: it may remember it.)
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Sequence
-from contextvars import ContextVar
+from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any
 
+from rekey.errors import Ambiguous, Unavailable
 from rekey.model import EVERYTHING, EntityKey, KeyRange, Row
 from rekey.tables.base import MAX_PAGE_ROWS, Operation, Page
 from rekey.tables.clock import FakeClock
-from rekey.tables.faults import Call, Fault, FaultKind
-from rekey.tables.memory import MemoryTable, MemoryTableService
-
-_ACTING: ContextVar[Actor | None] = ContextVar("acting", default=None)
-
-
-class CountingLoop(asyncio.SelectorEventLoop):
-    """An event loop that can say whether anybody is able to run now."""
-
-    def is_idle(self) -> bool:
-        """Tell whether no callback is due (asked from the only task that runs)."""
-        return not self._ready  # type: ignore[attr-defined]
+from rekey.tables.faults import Call
+from rekey.tables.memory import MemoryTable, MemoryTableService, _prepare
+from rekey.tables.rules import check_key_part
+from tests.simulation.loop import OWNER, SimulatedLoop
 
 
 @dataclass(eq=False)
 class Actor:
-    """A task that works on the tables, and the chain of what it was answered."""
+    """A process that works on the tables, and the chain of what it was answered."""
 
     name: str
     task: asyncio.Task[Any] | None = None
     answers: int = 0
     dead: bool = False
 
-    def learn(self, call: Call, answer: object) -> None:
+    def learn(self, what: str, answer: object, now: float) -> None:
         """Add an answer to the chain."""
-        self.answers = hash((self.answers, describe(call), repr(answer)))
+        self.answers = hash((self.answers, what, repr(answer), now))
+
+    @property
+    def ended(self) -> bool:
+        """Tell whether its work is done (tasks that it left behind may go on)."""
+        return self.task is not None and self.task.done()
 
 
 @dataclass(eq=False)
 class Held:
-    """A call at the gate."""
+    """A call at the gate.
+
+    Attributes:
+        answer: what its caller waits for.
+        effect: does it; None for calls that the caller does itself as soon as it may go on.
+        late: nobody waits for the answer any more.
+        since: when it came to the gate.
+    """
 
     actor: Actor
     call: Call
-    released: asyncio.Future[None]
-    effect: asyncio.Task[Any] | None
-    """The task that carries the write out; None for reads, which end with their caller."""
+    answer: asyncio.Future[Any]
+    effect: Callable[[], Any] | None
+    since: float
+    late: bool = False
+    _text: str = ""
 
-
-def describe(call: Call) -> str:
-    """Return what a call does, the same for the same call in every run."""
-    return repr((call.action, call.table, [(one.verb, one.row, one.etag) for one in call.operations]))
+    @property
+    def text(self) -> str:
+        """What the call does, the same for the same call in every run."""
+        if not self._text:
+            call = self.call
+            writes = [(one.verb, one.row, one.etag) for one in call.operations]
+            self._text = f"{call.action} {call.table} {writes}" if writes else f"{call.action} {call.table}"
+        return self._text
 
 
 class HeldService(MemoryTableService):
     """Tables in memory whose every call waits for the scheduler."""
 
     def __init__(self, scheduler: Scheduler, clock: FakeClock) -> None:
-        super().__init__(clock=clock, gate=scheduler.hold, faults=scheduler)
+        super().__init__(clock=clock, gate=scheduler.hold)
         self.scheduler = scheduler
+        self._texts: dict[str, str] = {}
 
     def table(self, name: str) -> MemoryTable:
         return HeldTable(self, name)
 
     async def server_time(self) -> str:
         answer = await super().server_time()
-        self.scheduler.answered(Call("server_time", "", (), 0), answer)
+        self.scheduler.answered("server_time", answer)
         return answer
 
     def content(self) -> Hashable:
         """Return all that is in the tables, versions of deleted rows included."""
-        return repr(
-            [
-                (name, sorted((p, r.content, r.ticks) for p, r in rows.rows.items()), rows.last_ticks)
-                for name, rows in sorted(self._tables.items())
-            ]
-        )
+        return tuple(self._text(name) for name in sorted(self._tables))
+
+    def changed(self, name: str) -> None:
+        """Note that a table is not what it was."""
+        self._texts.pop(name.lower(), None)
+
+    def _text(self, name: str) -> str:
+        text = self._texts.get(name)
+        if text is None:
+            rows = self._tables[name]
+            found = sorted((place, row.content, row.ticks) for place, row in rows.rows.items())
+            self._texts[name] = text = repr((name, found, sorted(rows.last_ticks.items())))
+        return text
 
 
 class HeldTable(MemoryTable):
@@ -95,9 +119,19 @@ class HeldTable(MemoryTable):
     _service: HeldService
 
     async def get(self, key: EntityKey, *, select: Sequence[str] | None = None) -> Row | None:
-        row = await super().get(key, select=select)
-        self._service.scheduler.answered(Call(f"get {key}", self.name, (), 0), row)
-        return row
+        scheduler = self._service.scheduler
+        actor = scheduler.acting()
+        if actor is None:
+            return await super().get(key, select=select)
+        check_key_part(key.partition)
+        check_key_part(key.row)
+
+        def effect() -> Row | None:
+            stored = self._service.rows(self.name).rows.get(key.order)
+            return None if stored is None else stored.as_read(select)
+
+        found: Row | None = await scheduler.call(actor, Call(f"get {key}", self.name, (), 0), effect)
+        return found
 
     async def scan(
         self,
@@ -107,122 +141,167 @@ class HeldTable(MemoryTable):
         modified_from: str | None = None,
         page_rows: int = MAX_PAGE_ROWS,
     ) -> AsyncIterator[Page]:
-        call = Call(f"page {within}", self.name, (), 0)
+        scheduler = self._service.scheduler
         pages = super().scan(within, select=select, modified_from=modified_from, page_rows=page_rows)
         async for page in pages:
-            self._service.scheduler.answered(call, page.rows)
+            scheduler.answered(f"page {self.name}", page.rows)
             yield page
-        self._service.scheduler.answered(call, "end")
+        scheduler.answered(f"page {self.name}", "end")
 
     async def _run(self, action: str, operations: tuple[Operation, ...]) -> list[str | None]:
-        call = Call(action, self.name, operations, 0)
         scheduler = self._service.scheduler
-        if _ACTING.get() is None:
-            return await super()._run(action, operations)
-        effect = asyncio.ensure_future(super()._run(action, operations))
-        effect.add_done_callback(_taken_note_of)
-        try:
-            etags = await asyncio.shield(effect)
-        except Exception as error:
-            scheduler.answered(call, type(error).__name__)
-            raise
-        scheduler.answered(call, etags)
-        return etags
+        actor = scheduler.acting()
+        if actor is None:
+            etags = await super()._run(action, operations)
+            self._service.changed(self.name)
+            return etags
+        places = range(len(operations)) if action == "transact" else [None] * len(operations)
+        prepared = [_prepare(one, place) for one, place in zip(operations, places, strict=True)]
 
+        def effect() -> list[str | None]:
+            self._service.changed(self.name)
+            return self._apply(action, operations, prepared)
 
-def _taken_note_of(effect: asyncio.Task[Any]) -> None:
-    """What became of a write is nobody's business any more when its sender is dead."""
-    if not effect.cancelled():
-        effect.exception()
+        done: list[str | None] = await scheduler.call(actor, Call(action, self.name, operations, 0), effect)
+        return done
 
 
 @dataclass
 class Scheduler:
-    """Holds calls at the gate and lets them go one by one. It is the tables' source of faults as well."""
+    """Holds calls at the gate and lets them go one by one."""
 
-    loop: CountingLoop
+    loop: SimulatedLoop
     held: list[Held] = field(default_factory=list)
     actors: list[Actor] = field(default_factory=list)
-    loses: Call | None = None
-    """The call whose answer gets lost."""
     ticking: Callable[[Call], bool] = lambda _call: False
     clock: FakeClock = field(default_factory=FakeClock)
 
+    def __post_init__(self) -> None:
+        self.loop.fired = self._timer_fired
+
     # --- what the tables ask ---------------------------------------------------------------------------
 
-    async def hold(self, call: Call) -> None:
-        """Wait for the scheduler; set-up and checks, which are no actors, pass."""
-        actor = _ACTING.get()
-        if actor is None:
-            return
+    @staticmethod
+    def acting() -> Actor | None:
+        """Return the actor that runs now; None for set-up and checks, which pass."""
+        actor: Actor | None = OWNER.get()
+        return actor
+
+    async def call(self, actor: Actor, call: Call, effect: Callable[[], Any] | None) -> Any:
+        """Wait at the gate; return what the call gave when it took effect."""
         if actor.dead:
             raise asyncio.CancelledError
-        effect = asyncio.current_task() if call.writes else None
-        one = Held(actor, call, self.loop.create_future(), effect)
+        one = Held(actor, call, self.loop.create_future(), effect, self.loop.now)
         self.held.append(one)
         try:
-            await one.released
-        finally:
-            self.held.remove(one)
+            return await one.answer
+        except asyncio.CancelledError:
+            if one in self.held:
+                self._abandon(one)
+            raise
 
-    def decide(self, call: Call) -> Fault | None:
-        """Lose the answer of a call that is to lose it."""
-        return Fault(FaultKind.LOST_ANSWER) if call is self.loses else None
-
-    def answered(self, call: Call, answer: object) -> None:
-        """Note an answer that reached its caller."""
-        actor = _ACTING.get()
+    async def hold(self, call: Call) -> None:
+        """Wait for the scheduler with a call that its caller does itself (pages, tables, the time)."""
+        actor = self.acting()
         if actor is not None:
-            actor.learn(call, answer)
+            await self.call(actor, call, None)
+
+    def answered(self, what: str, answer: object) -> None:
+        """Note an answer that reached its caller."""
+        actor = self.acting()
+        if actor is not None:
+            actor.learn(what, answer, self.loop.now)
 
     # --- what whoever explores asks ----------------------------------------------------------------------
 
-    async def settle(self) -> None:
-        """Let everybody run until all wait at the gate or have ended."""
-        while not self.loop.is_idle():
-            await asyncio.sleep(0)
-
-    async def start(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> Actor:
+    def start(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> Actor:
         """Start an actor and let it run to its first call."""
         actor = Actor(name)
-
-        async def act() -> None:
-            _ACTING.set(actor)
-            await work()
-
-        actor.task = self.loop.create_task(act())
+        context = Context()
+        context.run(OWNER.set, actor)
+        actor.task = self.loop.create_task(work(), context=context)
         self.actors.append(actor)
-        await asyncio.sleep(0)
-        await self.settle()
+        self.loop.drain()
         return actor
 
-    async def release(self, one: Held, *, lose_answer: bool = False) -> None:
-        """Let a call take effect."""
+    def release(self, one: Held, *, lose_answer: bool = False) -> None:
+        """Let a call take effect; its caller gets the answer, or with `lose_answer` learns that it is lost."""
+        self.held.remove(one)
+        error: Exception | None = None
+        given: Any = None
+        if one.effect is not None:
+            try:
+                given = one.effect()
+            except Exception as refused:  # what the service answers, for whoever called
+                error = refused
         if lose_answer:
-            self.loses = one.call
-        one.released.set_result(None)
-        await asyncio.sleep(0)
-        await self.settle()
+            error = _lost()
+        self._answer(one, given, error)
         if self.ticking(one.call):
             self.clock.advance(1.0)
 
-    async def kill(self, actor: Actor, *, late: bool) -> None:
+    def refuse(self, one: Held, error: Exception) -> None:
+        """Fail a call that does not take effect."""
+        self.held.remove(one)
+        self._answer(one, None, error)
+
+    def disconnect(self, one: Held) -> None:
+        """Break a caller's connection; its request is on its way still."""
+        one.late = True
+        self._answer(one, None, _lost(), left=True)
+
+    def drop(self, one: Held) -> None:
+        """A late request never lands."""
+        self.held.remove(one)
+
+    def kill(self, actor: Actor, *, late: bool) -> None:
         """End an actor at once. Its requests under way land later, or (`late` False) never."""
         actor.dead = True
-        if not late:
-            for one in [one for one in self.held if one.actor is actor and one.effect is not None]:
-                one.effect.cancel()
-        if actor.task is not None:
-            actor.task.cancel()
-        await asyncio.sleep(0)
-        await self.settle()
+        for one in [one for one in self.held if one.actor is actor and not one.late]:
+            if late and one.call.writes:
+                one.late = True
+            else:
+                self.held.remove(one)
+        self.loop.cancel_all(actor)
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass, on the loop and on the tables' clock."""
+        self.clock.advance(seconds)
+        self.loop.pass_time(seconds)
 
     def state(self) -> Hashable:
         """Return what everybody knows and what is under way."""
-        alive = [(actor.name, actor.answers, _ended(actor)) for actor in self.actors if not actor.dead]
-        waiting = sorted((one.actor.name, one.actor.dead, describe(one.call)) for one in self.held)
-        return (tuple(alive), tuple(waiting), self.clock.ticks())
+        alive = [(actor.name, actor.answers, actor.ended) for actor in self.actors if not actor.dead]
+        waiting = sorted(("" if one.late else one.actor.name, one.since, one.text) for one in self.held)
+        return (tuple(alive), tuple(waiting), self.clock.ticks(), self.loop.now)
+
+    def _answer(self, one: Held, given: Any, error: Exception | None, *, left: bool = False) -> None:
+        if one.late and not left:
+            return
+        if one.effect is not None or error is not None:
+            # A call that its caller does itself is noted when that is done.
+            one.actor.learn(one.text, given if error is None else type(error).__name__, self.loop.now)
+        if error is None:
+            one.answer.set_result(given)
+        else:
+            one.answer.set_exception(error)
+        self.loop.drain()
+
+    def _abandon(self, one: Held) -> None:
+        if one.call.writes:
+            one.late = True
+        else:
+            self.held.remove(one)
+
+    def _timer_fired(self, owner: Actor | None) -> None:
+        if owner is not None:
+            owner.learn("timer", "", self.loop.now)
 
 
-def _ended(actor: Actor) -> bool:
-    return actor.task is not None and actor.task.done()
+def _lost() -> Ambiguous:
+    return Ambiguous("the connection broke before the answer", code="ConnectionLost")
+
+
+def busy() -> Unavailable:
+    """Return the error of a service that was too busy and did nothing."""
+    return Unavailable("the service is busy (ServerBusy)", code="ServerBusy", status=503)

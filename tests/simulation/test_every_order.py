@@ -71,7 +71,7 @@ def following(name: str, parts: Parts | None = None) -> Searched:
 
 def visited(name: str, found: Searched, *, at_least: int) -> None:
     """Say how much was visited; nothing may be lost, and a search that shrank is no search."""
-    print(f"{name}: {found.schedules:,} schedules, {found.states:,} states, {found.steps:,} effects")
+    print(f"{name}: {found}")
     assert not found.loss, (found.loss, found.schedule)
     assert found.states >= at_least
 
