@@ -22,7 +22,7 @@ from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any
 
-from rekey.errors import Ambiguous, Unavailable
+from rekey.errors import Ambiguous, ServiceError, Unavailable
 from rekey.model import EVERYTHING, EntityKey, KeyRange, Row
 from rekey.tables.base import MAX_PAGE_ROWS, Operation, Page
 from rekey.tables.clock import FakeClock
@@ -225,14 +225,14 @@ class Scheduler:
         return actor
 
     def release(self, one: Held, *, lose_answer: bool = False) -> None:
-        """Let a call take effect; its caller gets the answer, or with `lose_answer` learns that it is lost."""
+        """Let a call take effect; its caller gets the answer, or hears that the connection broke."""
         self.held.remove(one)
         error: Exception | None = None
         given: Any = None
         if one.effect is not None:
             try:
                 given = one.effect()
-            except Exception as refused:  # what the service answers, for whoever called
+            except ServiceError as refused:
                 error = refused
         if lose_answer:
             error = _lost()
