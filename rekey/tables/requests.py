@@ -99,6 +99,8 @@ class Requester:
                 ambiguous = True
                 error = _open(request, str(failed) if isinstance(failed, NoAnswer) else "MalformedAnswer")
             wait = backoff.next_wait(retry_after=retry_after, only_connect=only_connect)
+            if ambiguous and request.method != "GET" and not self._policy.repeats_open_writes:
+                wait = None
             if wait is None:
                 if ambiguous and isinstance(error, EndpointDown):
                     error = _open(request, error.code)

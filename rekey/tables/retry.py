@@ -31,6 +31,9 @@ class RetryPolicy:
         min_wait: before the second attempt.
         max_wait: the longest wait of our own; Retry-After may ask for more, up to `max_retry_after`.
         max_retry_after: the longest Retry-After that is honoured.
+        repeats_open_writes: whether a write that may have been applied is sent again. Where others write the
+            same rows it must not be: the first sending may take effect long after the second was answered,
+            and overwrite what came in between.
     """
 
     attempts: int = 10
@@ -38,6 +41,7 @@ class RetryPolicy:
     min_wait: float = 0.2
     max_wait: float = 20.0
     max_retry_after: float = 120.0
+    repeats_open_writes: bool = True
 
     def wait(self, failures: int, retry_after: float | None, draw: float) -> float:
         """Return how long to wait after a number of failures.

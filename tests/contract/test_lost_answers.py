@@ -461,3 +461,47 @@ async def test_nothing_logged_holds_a_key_a_value_or_a_credential(
     assert "rekey.tables" in caplog.text
     for word in ("lovelace", "example", "555", "SharedKey", azurite.tables.key, "PartitionKey"):
         assert word not in caplog.text
+
+
+# --- clients that share rows with other writers ------------------------------------------------------
+
+
+@pytest.fixture
+async def cautious(world: World, azurite: Azurite) -> AsyncIterator[AzureTable]:
+    """The same table for whoever must not send an open write twice."""
+    account = azurite.tables
+    async with AzureTableService.open(
+        f"{world.proxy.address}/{account.name}",
+        SharedKey.of(account.name, account.key),
+        retry=RetryPolicy(attempts=ATTEMPTS, repeats_open_writes=False),
+        timeouts=Timeouts(connect=2.0, read=0.5),
+        clock=world.waits,
+    ) as service:
+        yield service.table(world.table.name)
+
+
+@pytest.mark.parametrize("lost", ["answer lost", "timed out but applied", "gateway failed", "request lost"])
+async def test_a_write_that_may_have_been_applied_is_sent_once_and_settled_by_reading(
+    world: World, cautious: AzureTable, lost: str
+) -> None:
+    """Sent twice, the first sending could take effect after the second and after other writers' writes."""
+    world.proxy.faults.append(LOSSES[lost](method="POST"))
+    if lost == "request lost":
+        with pytest.raises(Ambiguous):
+            await cautious.insert(row(Name="Ann"))
+    else:
+        await cautious.insert(row(Name="Ann"))
+        assert (await stored(world.direct))["Name"] == "Ann"
+    assert world.proxy.count("POST") == 1
+
+
+async def test_a_write_that_was_turned_away_is_sent_again(world: World, cautious: AzureTable) -> None:
+    world.proxy.faults.append(LOSSES["busy"](method="POST"))
+    await cautious.insert(row(Name="Ann"))
+    assert world.proxy.count("POST") == 2
+
+
+async def test_a_read_is_sent_again_whoever_asks(world: World, cautious: AzureTable) -> None:
+    await world.direct.insert(row())
+    world.proxy.faults.append(LOSSES["answer lost"](method="GET"))
+    assert await cautious.get(EntityKey("p", "r")) is not None
