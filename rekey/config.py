@@ -83,7 +83,13 @@ window_bytes = "16MiB"       # and their bytes, whichever is reached first
 verification_max_age = "24h" # cutover needs a full verification that is not older
 retention = "30d"            # retire deletes the source this long after complete, not earlier
 margin = "60s"               # capture "delta" reads this much again before its watermark
-freeze_timeout = "60s"       # cutover gives up and goes back when the journal is not empty by then
+clients_timeout = "120s"     # capture "dual-write": a move waits this long for the application's clients
+freeze_timeout = "60s"       # capture "dual-write": a freeze that is not drained by then is given up
+
+# The key that signs evidence for auditors; one of key_file, key_vault. `rekey evidence keygen` makes a file.
+# [evidence]
+# key_file = "evidence.pem"
+# key_vault = "https://VAULT.vault.azure.net/keys/NAME"
 """
 
 
@@ -128,7 +134,21 @@ class Gates:
     verification_max_age_s: float = 24 * 3600
     retention_s: float = 30 * 86400
     margin_s: float = 60
+    clients_timeout_s: float = 120
     freeze_timeout_s: float = 60
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceKey:
+    """Where the key is that signs evidence; both None when there is none.
+
+    Attributes:
+        key_file: an Ed25519 private key in PEM form, an absolute path.
+        key_vault: the https URL of a P-256 key in Key Vault.
+    """
+
+    key_file: Path | None = None
+    key_vault: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +163,7 @@ class Config:
     secrets: Mapping[str, SecretSource] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     gates: Gates = field(default_factory=Gates)
+    evidence: EvidenceKey = field(default_factory=EvidenceKey)
 
     def warnings(self) -> list[str]:
         """Return what is doubtful though allowed, for people to read."""
@@ -151,6 +172,9 @@ class Config:
             for name, source in sorted(self.secrets.items())
             for text in secrets_source.warnings_for(name, source)
         ]
+        if self.evidence.key_file is not None:
+            key = SecretSource(SecretKind.FILE, str(self.evidence.key_file))
+            found += secrets_source.warnings_for("evidence", key)
         if self.restricted.is_https and self.restricted.endpoint.lower() == self.tables.endpoint.lower():
             found.append(
                 "[restricted] is the same account as [tables]: whoever may read the migrated tables"
@@ -168,10 +192,10 @@ def load_config(path: Path) -> Config:
     """
     path = Path(path).absolute()
     document = Section(path, "", _read(path))
-    document.allow("tables", "restricted", "state", "migrations", "secrets", "limits", "gates")
+    document.allow("tables", "restricted", "state", "migrations", "secrets", "limits", "gates", "evidence")
     limits, gates = document.section("limits"), document.section("gates")
     limits.allow("concurrency", "window_rows", "window_bytes", "entities_per_second")
-    gates.allow("verification_max_age", "retention", "margin", "freeze_timeout")
+    gates.allow("verification_max_age", "retention", "margin", "clients_timeout", "freeze_timeout")
     bounds, usual = Limits(), Gates()
     return Config(
         path=path,
@@ -190,8 +214,10 @@ def load_config(path: Path) -> Config:
             verification_max_age_s=gates.duration("verification_max_age", usual.verification_max_age_s),
             retention_s=gates.duration("retention", usual.retention_s),
             margin_s=gates.duration("margin", usual.margin_s),
+            clients_timeout_s=gates.duration("clients_timeout", usual.clients_timeout_s),
             freeze_timeout_s=gates.duration("freeze_timeout", usual.freeze_timeout_s),
         ),
+        evidence=_evidence(document.section("evidence")),
     )
 
 
@@ -322,6 +348,15 @@ def _path(section: Section, usual: str) -> Path:
     section.allow("path")
     # absolute, not resolved: a link that the operator set up stays one
     return Path(os.path.normpath(section.path.parent / Path(section.text("path") or usual).expanduser()))
+
+
+def _evidence(section: Section) -> EvidenceKey:
+    section.allow("key_file", "key_vault")
+    file, vault = section.text("key_file"), section.text("key_vault")
+    if file is not None and vault is not None:
+        section.fail("", "has both key_file and key_vault", "keep one of them")
+    path = None if file is None else section.path.parent / Path(file).expanduser()
+    return EvidenceKey(None if path is None else Path(os.path.normpath(path)), vault)
 
 
 def _secrets(section: Section) -> dict[str, SecretSource]:
