@@ -178,6 +178,24 @@ class Moved(Refused):
     """The declaration, a secret, the plan or the source is no longer what the migration started with."""
 
 
+class WritesRefused(Refused):
+    """A dual-write client must not do this operation now; nothing was written for it.
+
+    Attributes:
+        code: stable, for programs: `frozen`, `new-view-closed`, `old-view-over`, `digest-moved`,
+            `secret-moved`, `lease-lost`, `control-gone`, `control-moved-back`, `index-table`,
+            `journal-missing`.
+        retryable: whether the same operation, unchanged and in the same client, can succeed later.
+    """
+
+    def __init__(
+        self, code: str, what: str, *, hint: str, retryable: bool = False, kept: str = "nothing was written"
+    ) -> None:
+        super().__init__(what, kept=kept, hint=hint)
+        self.code = code
+        self.retryable = retryable
+
+
 # --- service, credential, machine (4) ---------------------------------------------------------------
 
 

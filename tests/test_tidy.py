@@ -31,6 +31,7 @@ PURE = {
     "casts",
     "crockford",
     "declaration",
+    "dualwrite.rules",
     "edm",
     "errors",
     "keys",

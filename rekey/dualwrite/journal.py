@@ -1,0 +1,203 @@
+"""The journal: one durable intent for every key that a write is about to change.
+
+Rules kept here:
+
+* An intent is durable before anything else is written for its key, and is removed only when the replicas are
+  known to be what the authority says. Whatever dies in between leaves the intent, and the sweeper finishes.
+* In the restricted table `rekeyjournal`: PartitionKey `<script>.j.<client>`, so that the intents of one
+  transaction go in one transaction; RowKey by time of making, unique within the client.
+* The age of an intent is told by the service's Timestamp, never by this machine's clock. Whoever works on a
+  key again `touch`es its intent first: so work that is under way never hangs on an intent older than the
+  longest operation, and a sweeper that takes only older ones meets no work under way.
+* Removing is idempotent. A sweeper removes on the condition of the ETag it read: an intent touched meanwhile
+  stays.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from rekey.dualwrite.rules import Side
+from rekey.errors import ConditionFailed, RowMissing
+from rekey.model import (
+    PARTITION_KEY,
+    ROW_KEY,
+    TIMESTAMP,
+    TYPE_SUFFIX,
+    EntityKey,
+    KeyRange,
+    Row,
+    etag_of,
+    key_of,
+)
+from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, Table, Verb
+from rekey.tables.clock import SystemClock, ticks_of
+
+_LAST = "\uffff"
+_system = SystemClock()
+
+
+def new_token() -> str:
+    """Return a random word that tells two journals of one client apart."""
+    return secrets.token_hex(4)
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """One intent as it stands in the journal.
+
+    Attributes:
+        id: its key in the journal table.
+        side: which table `key` is a key of.
+        key: the source key or main target key that a write is about.
+        client_id: the client that made it.
+        epoch: the epoch of the permit it was made under.
+        at: when it was made or last touched, in ticks by the service's clock.
+        etag: its version.
+    """
+
+    id: EntityKey
+    side: Side
+    key: EntityKey
+    client_id: str
+    epoch: int
+    at: int
+    etag: str
+
+
+class Journal:
+    """The intents of one migration."""
+
+    def __init__(
+        self,
+        table: Table,
+        script_id: str,
+        *,
+        now: Callable[[], int] = _system.ticks,
+        token: Callable[[], str] = new_token,
+    ) -> None:
+        """Take the journal table and the migration's id.
+
+        Args:
+            table: `rekeyjournal` of the restricted account.
+            script_id: the migration.
+            now: this machine's time in ticks: it orders the row keys of one client and tells nothing else.
+            token: makes the word that tells this journal's row keys from those of another one of the same
+                client.
+        """
+        self.table = table
+        self.script_id = script_id
+        self._now = now
+        self._token = token()
+        self._numbers = count(1)
+
+    async def begin(
+        self, client_id: str, epoch: int, side: Side, keys: Sequence[EntityKey]
+    ) -> list[EntityKey]:
+        """Write one intent for each key; durable when it returns. Returns their ids, in the keys' order.
+
+        Args:
+            client_id: the client.
+            epoch: the epoch of its permit.
+            side: which table the keys are keys of.
+            keys: 1 to 100 keys; more than one are written in one transaction.
+        """
+        rows = [self._row(client_id, epoch, side, key) for key in keys]
+        if len(rows) == 1:
+            await self.table.insert(rows[0])
+        else:
+            await self.table.transact([Operation(Verb.INSERT, row) for row in rows])
+        return [key_of(row) for row in rows]
+
+    async def touch(self, intent_id: EntityKey, epoch: int, side: Side, key: EntityKey) -> None:
+        """Make an intent young again before its key is worked on again; written anew if it is gone."""
+        row = _intent_row(intent_id, _client_of(self.script_id, intent_id), epoch, side, key)
+        await self.table.upsert(row)
+
+    async def end(self, ids: Sequence[EntityKey]) -> None:
+        """Remove intents. Those that are gone already are as good."""
+        for start in range(0, len(ids), MAX_BATCH_OPERATIONS):
+            await self._remove(ids[start : start + MAX_BATCH_OPERATIONS])
+
+    async def end_if(self, intent: Intent) -> bool:
+        """Remove an intent unless it was touched since it was read; False when it was."""
+        try:
+            await self.table.delete(intent.id, etag=intent.etag)
+        except RowMissing:
+            return True
+        except ConditionFailed:
+            return False
+        return True
+
+    async def scan(self, client_id: str | None = None) -> AsyncIterator[list[Intent]]:
+        """Iterate over the intents of the migration (or of one client), oldest first within a client."""
+        prefix = f"{self.script_id}.j."
+        bounds = KeyRange(EntityKey(prefix, ""), EntityKey(prefix + _LAST, ""))
+        if client_id is not None:
+            partition = prefix + client_id
+            bounds = KeyRange(EntityKey(partition, ""), EntityKey(partition, _LAST))
+        async for page in self.table.scan(bounds):
+            yield [_read(row) for row in page.rows]
+
+    async def clear(self) -> None:
+        """Remove all intents of the migration, settled or not: when the targets are dropped."""
+        async for intents in self.scan():
+            by_client: dict[str, list[EntityKey]] = {}
+            for intent in intents:
+                by_client.setdefault(intent.id.partition, []).append(intent.id)
+            for ids in by_client.values():
+                await self.end(ids)
+
+    def _row(self, client_id: str, epoch: int, side: Side, key: EntityKey) -> Row:
+        row_key = f"{self._now():020d}-{next(self._numbers):08d}-{self._token}"
+        intent_id = EntityKey(f"{self.script_id}.j.{client_id}", row_key)
+        return _intent_row(intent_id, client_id, epoch, side, key)
+
+    async def _remove(self, ids: Sequence[EntityKey]) -> None:
+        if len(ids) > 1:
+            operations = [
+                Operation(Verb.DELETE, {PARTITION_KEY: one.partition, ROW_KEY: one.row}, "*") for one in ids
+            ]
+            try:
+                await self.table.transact(operations)
+            except RowMissing:
+                pass  # somebody removed some of them: one by one
+            else:
+                return
+        for one in ids:
+            try:
+                await self.table.delete(one)
+            except RowMissing:
+                continue
+
+
+def _intent_row(intent_id: EntityKey, client_id: str, epoch: int, side: Side, key: EntityKey) -> Row:
+    return {
+        PARTITION_KEY: intent_id.partition,
+        ROW_KEY: intent_id.row,
+        "Client": client_id,
+        "Epoch": str(epoch),
+        "Epoch" + TYPE_SUFFIX: "Edm.Int64",
+        "Side": side,
+        "KeyPartition": key.partition,
+        "KeyRow": key.row,
+    }
+
+
+def _client_of(script_id: str, intent_id: EntityKey) -> str:
+    return intent_id.partition.removeprefix(f"{script_id}.j.")
+
+
+def _read(row: Row) -> Intent:
+    return Intent(
+        id=key_of(row),
+        side="target" if row["Side"] == "target" else "source",
+        key=EntityKey(row["KeyPartition"], row["KeyRow"]),
+        client_id=row["Client"],
+        epoch=int(row["Epoch"]),
+        at=ticks_of(row[TIMESTAMP]),
+        etag=etag_of(row),
+    )

@@ -1,0 +1,153 @@
+"""Which way an operation of a dual-write client takes: decided from phase and view alone. Pure.
+
+Rules kept here (DESIGN section 4, ADR 0017):
+
+* The old view addresses rows by old keys and reads the source until `complete`; the new view addresses rows
+  by new keys and reads the main target. The authority is the source in `dual_write`, the main target in
+  `cutover`.
+* The new view opens when the backfill is done (`copied`): before that it would miss rows.
+* Where there is no way back (`reverse=False`) nothing follows the target after cutover: writes in the new
+  view are plain then, and the old view, which nobody keeps current, is over.
+* In a freeze writes wait and reads go on.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal, TypeAlias
+
+from rekey.errors import WritesRefused
+from rekey.phases import ControlPhase
+
+Side: TypeAlias = Literal["source", "target"]
+"""One of the two tables that a view can address, and that can be the authority."""
+
+SOURCE: Side = "source"
+TARGET: Side = "target"
+
+
+class View(StrEnum):
+    """How an application addresses its rows."""
+
+    OLD = "old"
+    """By old keys, in the source."""
+    NEW = "new"
+    """By new keys, in the main target."""
+
+    @property
+    def side(self) -> Side:
+        """The table this view addresses."""
+        return SOURCE if self is View.OLD else TARGET
+
+
+class Route(StrEnum):
+    """The way one write takes."""
+
+    PLAIN = "plain"
+    """To the view's table only; nothing follows it."""
+    SAME_VIEW = "same-view"
+    """The view's table is the authority; the replicas follow."""
+    CROSS_VIEW = "cross-view"
+    """The view's table is a replica: the authority is written first."""
+    WAIT = "wait"
+    """A freeze: not now."""
+    REFUSED = "refused"
+    """Not in this phase; `refusal_code` says why."""
+
+
+NEW_VIEW_CLOSED = "new-view-closed"
+OLD_VIEW_OVER = "old-view-over"
+FROZEN = "frozen"
+INDEX_TABLE = "index-table"
+
+
+def authority(phase: ControlPhase | None) -> Side | None:
+    """Return the side whose write decides in a phase; None in a freeze, which does not say (it stays what it
+    was before)."""
+    match phase:
+        case ControlPhase.FREEZE:
+            return None
+        case ControlPhase.CUTOVER | ControlPhase.COMPLETE | ControlPhase.RETIRED:
+            return TARGET
+    return SOURCE
+
+
+def route(phase: ControlPhase | None, view: View, *, copied: bool, reverse: bool) -> Route:
+    """Return the way a write takes.
+
+    Args:
+        phase: what the control row says; None when there is no control row yet.
+        view: the view of the client.
+        copied: whether the control row says that the backfill is done.
+        reverse: whether the declaration has a way back.
+    """
+    match phase:
+        case None | ControlPhase.SOURCE:
+            return Route.PLAIN if view is View.OLD else Route.REFUSED
+        case ControlPhase.DUAL_WRITE:
+            if view is View.OLD:
+                return Route.SAME_VIEW
+            return Route.CROSS_VIEW if copied else Route.REFUSED
+        case ControlPhase.FREEZE:
+            return Route.WAIT
+        case ControlPhase.CUTOVER:
+            if view is View.OLD:
+                return Route.CROSS_VIEW if reverse else Route.REFUSED
+            return Route.SAME_VIEW if reverse else Route.PLAIN
+        case ControlPhase.COMPLETE | ControlPhase.RETIRED:
+            return Route.REFUSED if view is View.OLD else Route.PLAIN
+
+
+def reads_refused(phase: ControlPhase | None, view: View, *, copied: bool, reverse: bool) -> str:
+    """Return "" when the view's table may be read in a phase, otherwise the code for `refusal`."""
+    if view is View.NEW:
+        open_already = authority(phase) is TARGET or (
+            copied and phase in (ControlPhase.DUAL_WRITE, ControlPhase.FREEZE)
+        )
+        return "" if open_already else NEW_VIEW_CLOSED
+    over = phase in (ControlPhase.COMPLETE, ControlPhase.RETIRED)
+    return OLD_VIEW_OVER if over or (phase is ControlPhase.CUTOVER and not reverse) else ""
+
+
+def index_write_refused(phase: ControlPhase | None) -> str:
+    """Return "" when an index table may be written by the application, otherwise the code for `refusal`."""
+    return "" if phase in (ControlPhase.COMPLETE, ControlPhase.RETIRED) else INDEX_TABLE
+
+
+def refusal(code: str, table: str) -> WritesRefused:
+    """Return the error of a refused operation on the table named, saying what to do."""
+    match code:
+        case "new-view-closed":
+            return WritesRefused(
+                code,
+                f"{table} cannot be used by its new keys yet: not all rows are copied",
+                hint="use the old view until `rekey status` says that the backfill is done, then this one",
+            )
+        case "old-view-over":
+            return WritesRefused(
+                code,
+                f"{table} cannot be used by its old keys any more: the migration has gone beyond that",
+                hint="deploy the version of the application that uses the new view",
+            )
+        case "index-table":
+            return WritesRefused(
+                code,
+                f"{table} is an index table that follows its main table; it is not written by itself before"
+                " the migration is complete",
+                hint="write the main row: its index rows follow",
+            )
+        case "frozen":
+            return WritesRefused(
+                code,
+                f"writes to {table} wait while the migration moves the authority",
+                hint="repeat the operation: a freeze lasts seconds",
+                retryable=True,
+            )
+    raise ValueError(code)
+
+
+def refusal_code(view: View, route_taken: Route) -> str:
+    """Return the code of a refused or waiting route."""
+    if route_taken is Route.WAIT:
+        return FROZEN
+    return NEW_VIEW_CLOSED if view is View.NEW else OLD_VIEW_OVER
