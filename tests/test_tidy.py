@@ -34,6 +34,8 @@ PURE = {
     "dualwrite.rules",
     "edm",
     "errors",
+    "inspection.checksums",
+    "inspection.shapes",
     "keys",
     "limits",
     "mapper",
