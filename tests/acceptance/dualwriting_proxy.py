@@ -157,7 +157,8 @@ class SeededProxy:
         """Serve one request; False when the connection is to be cut."""
         meets = self._weather.draw(self._lot, conditional=asked.conditional)
         self.dealt["requests"] += 1
-        self.dealt[meets] += bool(meets)
+        if meets:
+            self.dealt[meets] += 1
         if meets in ("delayed", "late"):
             wait = self._lot.uniform(0, self._weather.delay)
             if meets == "late":
