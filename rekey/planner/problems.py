@@ -13,10 +13,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from rekey.declaration import Declared
+from rekey.model import TIMESTAMP
 from rekey.planner.inventory import Inventory
 from rekey.planner.result import Collisions, Problem, RefusedRows, Severity, TableFill, TableState
 
-RUNNABLE_CAPTURES = frozenset({"delta"})
+RUNNABLE_CAPTURES = frozenset({"delta", "dual-write"})
 """The ways to follow the source that this version's runner can run."""
 FEW_ROWS_PER_BATCH = 10.0
 WORTH_BATCHING_ROWS = 1_000
@@ -63,6 +64,8 @@ def declaration_problems(
                 'say capture="delta": no change to the application, a short stop of its writers at cutover',
             )
         )
+    if migration.capture == "dual-write":
+        problems += _dual_write(declared)
     if not migration.reverse:
         problems.append(
             Problem(
@@ -176,6 +179,47 @@ def ordered(problems: Collection[Problem]) -> tuple[Problem, ...]:
     """Return the problems, errors first, otherwise in the order they were found."""
     weights = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.NOTE: 2}
     return tuple(sorted(problems, key=lambda one: weights[one.severity]))
+
+
+def _dual_write(declared: Declared) -> list[Problem]:
+    """Return what capture "dual-write" asks for and costs where that is not obvious."""
+    migration = declared.migration
+    source = migration.source
+    problems = []
+    if migration.indexes and not migration.reverse:
+        tables = ", ".join(index.table for index in migration.indexes)
+        problems.append(
+            _error(
+                "indexes-cannot-follow",
+                f"reverse=False with {tables}: after cutover nobody could keep index tables current",
+                "copy the old key into a property (props.copy) and leave reverse=False out; or leave the index"
+                ' tables to a migration of their own; or say capture="delta"',
+            )
+        )
+    problems.append(
+        Problem(
+            "clients-first",
+            Severity.NOTE,
+            f"every process that writes to {source} must write through rekey's client before `apply` copies"
+            " anything. cutover asks for a live client and that all of them have acknowledged; nobody stops"
+            " writing but for the seconds of the freeze. A writer that goes round the client is seen by full"
+            " verification only",
+            f"deploy the clients, see them in `rekey status {declared.script_id}`, then take away from others"
+            f" the right to write to {source}",
+        )
+    )
+    carries = (migration.target.carry, *(index.carry for index in migration.indexes))
+    if TIMESTAMP in migration.key_inputs or any(carry.from_timestamp for carry in carries):
+        problems.append(
+            Problem(
+                "timestamp-copies",
+                Severity.NOTE,
+                "Timestamp is part of the new rows: it is known only after the source was written, so each"
+                " write takes more round trips",
+                "accept them, or copy a time that the application writes itself",
+            )
+        )
+    return problems
 
 
 def _error(code: str, message: str, cure: str, *, rows: int = 0, row_ids: Sequence[str] = ()) -> Problem:

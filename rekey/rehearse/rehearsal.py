@@ -25,7 +25,6 @@ from azure.core.exceptions import AzureError
 from rekey.declaration import Declared
 from rekey.errors import ConfigurationError
 from rekey.mapper import Mapper
-from rekey.planner.problems import RUNNABLE_CAPTURES
 from rekey.rehearse.application import Application
 from rekey.rehearse.azurite import Azurite, AzuriteAccount
 from rekey.rehearse.project import Project
@@ -145,10 +144,11 @@ def _live(life: Life, stock: Stock, account: AzuriteAccount, tell: Narrator) -> 
 
 def _require_runnable(declared: Declared) -> None:
     capture = declared.migration.capture
-    if capture not in RUNNABLE_CAPTURES:
+    if capture != "delta":
         raise ConfigurationError(
-            f'{declared.script_id}: capture="{capture}" cannot be run by this version, nor rehearsed',
-            hint='say capture="delta": no change to the application, a short stop of its writers at cutover',
+            f'{declared.script_id}: capture="{capture}" cannot be rehearsed: the application of a rehearsal'
+            " writes without a client",
+            hint='rehearse a copy of the script that says capture="delta"; keys and rows come out the same',
         )
 
 

@@ -10,15 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from rekey.backfill.copier import Copier
 from rekey.backfill.engine import WindowSize
 from rekey.config import Config
 from rekey.declaration import Declared
+from rekey.dualwrite.journal import Journal
 from rekey.dualwrite.propagate import Propagator
+from rekey.dualwrite.registry import Registry
 from rekey.errors import Interrupted
 from rekey.mapper import Mapper
 from rekey.mapping.ids import SafeIds
+from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.mapping.store import MappingStore
 from rekey.progress import Progress, Silent
 from rekey.runner.control import ControlStore
@@ -26,13 +30,17 @@ from rekey.state.store import State
 from rekey.tables.base import Table, TableService
 from rekey.tables.clock import Clock, SystemClock
 
+if TYPE_CHECKING:
+    from rekey.dualwrite.reverse import ReversePropagator
+    from rekey.dualwrite.sweeper import Sweeper
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """What the operator said on the command line that phases act on.
 
     Attributes:
-        writers_stopped: the operator confirms that no application writes to the authority.
+        writers_stopped: the operator confirms that no application writes.
         drop_targets: on rollback to `source`: drop the target tables (True) or keep them (False).
         typed_table: the source's name as typed for `retire`.
     """
@@ -100,6 +108,30 @@ class Run:
     def propagator(self) -> Propagator:
         """propagate(k) with the source as authority."""
         return self.copier.propagator
+
+    @property
+    def reverse(self) -> ReversePropagator:
+        """propagate(k) with the main target as authority."""
+        from rekey.dualwrite.reverse import ReversePropagator
+
+        return ReversePropagator(self.propagator)
+
+    @property
+    def registry(self) -> Registry:
+        """The application's clients."""
+        return Registry(self.restricted, self.script_id)
+
+    @property
+    def journal(self) -> Journal:
+        """The application's intents."""
+        return Journal(self.restricted.table(JOURNAL_TABLE), self.script_id)
+
+    @property
+    def sweeper(self) -> Sweeper:
+        """Settles intents."""
+        from rekey.dualwrite.sweeper import Sweeper
+
+        return Sweeper(self.journal, self.propagator, self.reverse)
 
     @property
     def source(self) -> Table:

@@ -6,6 +6,9 @@ Rules kept here:
   gate until a newer one succeeds.
 * In capture "delta" a source row that changed (or went) after the last pass began is pending, not divergent,
   as long as writers may run; under freeze nothing is pending.
+* In capture "dual-write" a row that the journal announces a write for is in flight, and is looked at again; the
+  journal is swept meanwhile, so that a client that died does not keep a row in flight for ever.
+* From cutover on the target is the authority: it is looked at last, and repair brings the source up to date.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from rekey.dualwrite.rules import SOURCE, TARGET, authority
 from rekey.model import EntityKey
 from rekey.phases import ControlPhase
 from rekey.progress import Advance
@@ -21,9 +25,14 @@ from rekey.reconcile.context import ReconcileContext
 from rekey.reconcile.full import full
 from rekey.reconcile.report import FullReport
 from rekey.runner.capture import WATERMARK
+from rekey.runner.intents import InFlight, while_sweeping
 from rekey.runner.run import Run
 from rekey.state.models import Verification
 from rekey.tables.clock import TICKS_PER_SECOND, ticks_of
+
+
+RETURNED_AT = "returned_at"
+"""Fact: when a way back from cutover was last begun, by this machine's clock, as verifications are timed."""
 
 
 class _Rows:
@@ -43,6 +52,7 @@ def context(run: Run, control: ControlPhase, advance: Advance) -> ReconcileConte
         found = await run.mapping.owner(target_key)
         return None if found is None else found.source
 
+    from_target = not run.is_delta and authority(control) == TARGET
     return ReconcileContext(
         source=run.source,
         targets=run.targets,
@@ -50,14 +60,20 @@ def context(run: Run, control: ControlPhase, advance: Advance) -> ReconcileConte
         ids=run.ids,
         source_name=run.source.name,
         owner=owner,
-        propagate=run.propagator.propagate,
+        propagate=_propagate(run, from_target=from_target),
         folder=Path(tempfile.gettempdir()),
         progress=_Rows(advance),
         stop=run.check,
+        in_flight=_never if run.is_delta else InFlight(run),
         pending=_pending(run) if run.is_delta and control is ControlPhase.DUAL_WRITE else _never,
+        authority_is_target=from_target,
         concurrency=run.config.limits.concurrency,
         clock=run.clock,
     )
+
+
+def _propagate(run: Run, *, from_target: bool) -> Callable[[EntityKey], Awaitable[object]]:
+    return run.reverse.propagate if from_target else run.propagator.propagate
 
 
 async def _never(_source_key: EntityKey) -> bool:
@@ -82,7 +98,9 @@ async def verify_full(run: Run, *, repair: bool = False) -> FullReport:
     now = await run.control.read()
     control = now.phase if now is not None else ControlPhase.SOURCE
     with run.progress.task("verify") as advance:
-        report = await full(context(run, control, advance), repair=repair)
+        report = await while_sweeping(
+            run, authority(control) or SOURCE, full(context(run, control, advance), repair=repair)
+        )
     record(run, report)
     return report
 
@@ -120,6 +138,9 @@ def closed_by_verification(run: Run) -> list[str]:
         return [f"nothing has been verified in full; {again}"]
     if last.divergences:
         return [f"the last full verification found {last.divergences} rows that differ; {again} --repair"]
+    returned_at = run.state.get_fact(run.script_id, RETURNED_AT)
+    if returned_at is not None and ticks_of(last.started_at) < ticks_of(returned_at):
+        return [f"nothing has been verified in full since the way back from cutover; {again}"]
     age = run.clock.ticks() - ticks_of(last.finished_at)
     if age > run.config.gates.verification_max_age_s * TICKS_PER_SECOND:
         return [f"the last full verification is of {last.finished_at}, which is too old; {again}"]

@@ -147,7 +147,7 @@ def test_what_cannot_be_rehearsed_is_refused_before_anything_is_started(tmp_path
     script = _script(tmp_path / "scripts")
     assert "too few" in refused(script, rows=3).what
     assert "holds no rows" in refused(script, data=_json_lines(tmp_path / "empty.jsonl", 0)).what
-    assert "cannot be run" in refused(_script(tmp_path / "other", capture="dual-write")).what
+    assert "cannot be rehearsed" in refused(_script(tmp_path / "other", capture="dual-write")).what
     broken = tmp_path / "0001_broken.py"
     broken.write_text("from rekey import")
     with pytest.raises(DeclarationError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from rekey import props
 from rekey.planner.inventory import Inventory
 from rekey.planner.problems import (
     Started,
@@ -23,7 +24,7 @@ from rekey.planner.result import (
 )
 from rekey.planner.sampling import RowEstimate
 from tests.planning import FINGERPRINTS, declared
-from tests.worlds import USERS
+from tests.worlds import POSTS, USERS
 
 NO_COLLISIONS = Collisions(0, 0, (), exact=True)
 
@@ -43,13 +44,41 @@ def test_a_sound_declaration_has_no_problems() -> None:
     assert declaration_problems(declared(USERS), started, (), FINGERPRINTS) == []
 
 
-def test_a_missing_secret_an_unrunnable_capture_and_no_way_back_are_told() -> None:
-    other = replace(USERS, capture="dual-write", reverse=False)
+def test_a_missing_secret_and_no_way_back_are_told() -> None:
+    other = replace(USERS, reverse=False)
     assert found(declaration_problems(declared(other), None, ("users",), {})) == {
         "secret-missing": Severity.ERROR,
-        "capture-not-runnable": Severity.ERROR,
         "no-way-back": Severity.WARNING,
     }
+
+
+def test_capture_dual_write_says_that_clients_come_first() -> None:
+    problems = declaration_problems(declared(replace(USERS, capture="dual-write")), None, (), FINGERPRINTS)
+    assert found(problems) == {"clients-first": Severity.NOTE}
+    assert "Users" in problems[0].message
+    assert "rekey status" in problems[0].cure
+
+
+def test_index_tables_that_nobody_could_follow_are_an_error() -> None:
+    one_way = replace(POSTS, capture="dual-write", reverse=False)
+    problems = declaration_problems(declared(one_way), None, (), FINGERPRINTS)
+    assert found(problems)["indexes-cannot-follow"] is Severity.ERROR
+    assert "PostsByTag" in problems[0].message
+    assert "indexes-cannot-follow" not in found(
+        declaration_problems(declared(replace(POSTS, capture="dual-write")), None, (), FINGERPRINTS)
+    )
+    assert "indexes-cannot-follow" not in found(
+        declaration_problems(declared(replace(POSTS, reverse=False)), None, (), FINGERPRINTS)
+    )
+
+
+def test_a_copied_timestamp_costs_round_trips_in_dual_writes() -> None:
+    timed = replace(
+        USERS,
+        capture="dual-write",
+        target=replace(USERS.target, properties=[*USERS.target.properties, props.copy("Timestamp", to="At")]),
+    )
+    assert "timestamp-copies" in found(declaration_problems(declared(timed), None, (), FINGERPRINTS))
 
 
 def test_an_edited_script_and_a_changed_secret_are_errors_once_begun() -> None:

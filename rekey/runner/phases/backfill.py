@@ -5,14 +5,18 @@ Rules kept here:
 * Segments and cursors are in the state file; a run that was cut off goes on behind its last checkpoint.
 * Without a state file the whole table is copied again: inserts-if-absent make that safe.
 * The sweep follows the last segment; it closes the race "deleted while being copied".
+* Capture "dual-write": beside it the journal is swept; at its end the control row says that all is copied, which
+  opens the new view.
 """
 
 from __future__ import annotations
 
 from rekey.backfill.engine import copy_segments
 from rekey.delta.passes import sweep
+from rekey.dualwrite.rules import SOURCE
 from rekey.model import EVERYTHING
 from rekey.phases import Phase
+from rekey.runner.intents import while_sweeping
 from rekey.runner.phases.operation import Counters, Operation, open_gate
 from rekey.runner.run import Run
 from rekey.state.models import Segment
@@ -21,7 +25,14 @@ PURPOSE = "backfill"
 
 
 async def run(run: Run) -> Counters:
-    """Copy every segment that is not done, then sweep."""
+    """Copy every segment that is not done, sweep, and say so."""
+    counters = await while_sweeping(run, SOURCE, _copy_and_sweep(run))
+    if not run.is_delta:
+        await run.control.mark_copied()
+    return counters
+
+
+async def _copy_and_sweep(run: Run) -> Counters:
     counters = await copy_rows(run)
     return {**counters, "rows_swept": await swept_rows(run)}
 

@@ -3,14 +3,24 @@
 Rules kept here:
 
 * Only from `cutover`, and only when the operator names the phase.
+* Capture "dual-write": not before the last client of the old view has ended. The source is written until every
+  client has acknowledged and the journal is drained; that moment is kept, `retire` compares with it.
 """
 
 from __future__ import annotations
 
+from rekey.delta.passes import later
+from rekey.dualwrite.rules import TARGET
 from rekey.errors import GateClosed
 from rekey.phases import ControlPhase, Phase
+from rekey.runner.following import Deadline, closed_by_old_view, forget_ended, move
+from rekey.runner.intents import drain
 from rekey.runner.phases.operation import Counters, Operation
 from rekey.runner.run import Run
+from rekey.tables.clock import ticks_of
+
+QUIET_AT = "quiet_at"
+"""Fact: the service's time from which on no client and no runner writes to the source."""
 
 
 async def gate(run: Run) -> list[str]:
@@ -18,15 +28,35 @@ async def gate(run: Run) -> list[str]:
     now = await run.control.read()
     if now is None or now.phase not in (ControlPhase.CUTOVER, ControlPhase.COMPLETE):
         return [f"the control row says `{now.phase if now else 'nothing'}`, not `cutover`"]
-    return []
+    return [] if run.is_delta else await closed_by_old_view(run)
 
 
 async def run(run: Run) -> Counters:
     """Move the control row; the retention period begins."""
     now = await run.control.read()
     if now is not None and now.phase is ControlPhase.CUTOVER:
-        await run.control.move(ControlPhase.CUTOVER, ControlPhase.COMPLETE)
-    return {}
+        await move(run, ControlPhase.CUTOVER, ControlPhase.COMPLETE)
+    return {} if run.is_delta else await _quiet(run)
+
+
+async def _quiet(run: Run) -> Counters:
+    """Finish what was announced before the end; keep the moment from which on nobody writes the source."""
+    if run.declared.migration.reverse:
+        settled = await drain(run, TARGET, Deadline(run.clock, run.config.gates.clients_timeout_s))
+    else:
+        await run.journal.clear()  # nothing followed since cutover; what is left is from before it
+        settled = 0
+    await forget_ended(run)
+    run.state.set_fact(run.script_id, QUIET_AT, await next_second(run))
+    return {"intents_settled": settled}
+
+
+async def next_second(run: Run) -> str:
+    """Wait for a whole second of the service's clock that lies behind every write made until now."""
+    moment = later(await run.tables.server_time(), 1.0)
+    while ticks_of(await run.tables.server_time()) < ticks_of(moment):
+        await run.clock.sleep(0.2)
+    return moment
 
 
 async def undo(_run: Run) -> None:

@@ -1,6 +1,12 @@
-"""cutover (capture "delta"): writers stop, a last pass, a last proof, authority moves to the target.
+"""cutover: authority moves to the target.
 
-Rules kept here:
+Rules kept here, in capture "dual-write":
+
+* The gate asks for a clean full verification that is younger than the last way back, and for clients: all live
+  ones current, and at least one unless the operator says that nobody writes.
+* Both ways go through a freeze of seconds (`rekey.runner.freeze`); no table is scanned in it.
+
+In capture "delta" (writers stop, a last pass, a last proof):
 
 * The freeze time is a whole second of the service's clock that lies behind every write made before the
   operator said that writers have stopped; the final pass begins after it. A source row newer than it is a
@@ -21,19 +27,22 @@ from contextlib import aclosing
 from rekey.backfill.sweep import gone
 from rekey.concurrency import for_each
 from rekey.delta.back import BackPropagator
-from rekey.delta.passes import earlier, later
-from rekey.errors import Findings, GateClosed, RowRefused, ServiceError
+from rekey.delta.passes import earlier
+from rekey.errors import Findings, GateClosed, RowRefused
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.reconcile.report import FullReport
 from rekey.runner.capture import WATERMARK, catch_up
 from rekey.runner.control import ControlRow
+from rekey.runner.following import closed_by_clients
+from rekey.runner.freeze import cross, leave_freeze
 from rekey.runner.phases.backfill import swept_rows
+from rekey.runner.phases.complete import next_second
 from rekey.runner.phases.operation import Counters, Operation
 from rekey.runner.run import Run
-from rekey.runner.verification import closed_by_verification, verify_full, wrong
+from rekey.runner.verification import RETURNED_AT, closed_by_verification, verify_full, wrong
 from rekey.tables.base import Table
-from rekey.tables.clock import ticks_of
+from rekey.tables.clock import format_ticks, ticks_of
 
 FROZEN_AT = "frozen_at"
 _NAMED = 20
@@ -50,14 +59,18 @@ async def gate(run: Run) -> list[str]:
     reasons = closed_by_verification(run)
     if run.is_delta and not run.options.writers_stopped:
         reasons.append("nobody has confirmed that the application's writers are stopped (--writers-stopped)")
+    if not run.is_delta:
+        reasons += await closed_by_clients(run, now)
     return reasons
 
 
 async def run(run: Run) -> Counters:
-    """Freeze, prove, move; on any failure go back to `dual_write`."""
+    """Freeze, prove or drain, move; on any failure go back to `dual_write`."""
     now = await run.control.read()
     if now is not None and now.phase is ControlPhase.CUTOVER:
         return {}
+    if not run.is_delta:
+        return await cross(run, ControlPhase.DUAL_WRITE, ControlPhase.CUTOVER)
     if now is not None and now.phase is ControlPhase.DUAL_WRITE:
         await run.control.move(ControlPhase.DUAL_WRITE, ControlPhase.FREEZE)
     try:
@@ -67,16 +80,6 @@ async def run(run: Run) -> Counters:
         raise
     await run.control.move(ControlPhase.FREEZE, ControlPhase.CUTOVER)
     return counters
-
-
-async def leave_freeze(run: Run, back_to: ControlPhase) -> None:
-    """Leave a freeze the way it was entered. If the service fails now, the next run does it."""
-    try:
-        now = await run.control.read()
-        if now is not None and now.phase is ControlPhase.FREEZE:
-            await run.control.move(ControlPhase.FREEZE, back_to)
-    except ServiceError:
-        run.progress.note("the control row still says `freeze`; the next `rekey` command on it puts it back")
 
 
 async def _prove_under_freeze(run: Run) -> Counters:
@@ -106,9 +109,7 @@ async def _prove_under_freeze(run: Run) -> Counters:
 
 async def _freeze_time(run: Run) -> str:
     """Choose the freeze time and wait until it is over; keep it, `retire` compares with it."""
-    frozen_at = later(await run.tables.server_time(), 1.0)
-    while ticks_of(await run.tables.server_time()) < ticks_of(frozen_at):
-        await run.clock.sleep(0.2)
+    frozen_at = await next_second(run)
     run.state.set_fact(run.script_id, FROZEN_AT, frozen_at)
     return frozen_at
 
@@ -144,7 +145,17 @@ async def undo(run: Run) -> None:
             ["the declaration says reverse=False: there is no way back after cutover"],
             hint="stay with the target and go on to `complete`",
         )
-    if run.is_delta and not run.options.writers_stopped:
+    if not run.is_delta:
+        # Before anything moves: what was verified until now says nothing about what comes back.
+        run.state.set_fact(run.script_id, RETURNED_AT, format_ticks(run.clock.ticks()))
+        await cross(run, ControlPhase.CUTOVER, ControlPhase.DUAL_WRITE)
+        return
+    await _undo_delta(run, now)
+
+
+async def _undo_delta(run: Run, now: ControlRow) -> None:
+    """Copy back what was written to the target since cutover."""
+    if not run.options.writers_stopped:
         raise GateClosed(
             "dual_write",
             ["nobody has confirmed that the application's writers are stopped (--writers-stopped)"],

@@ -5,31 +5,49 @@ Rules kept here:
 * Capture "delta": the watermark is read from the service's clock and stored before the first row is copied,
   so that whatever changes after it is seen again by a pass.
 * Only then does the control row move: a later phase never begins without a watermark.
+* Capture "dual-write": the row moves together with the clients; when the phase is done, all of them announce
+  and propagate what they write.
 """
 
 from __future__ import annotations
 
 from rekey.phases import ControlPhase, Phase
 from rekey.runner.capture import WATERMARK, begin_watermark
-from rekey.runner.phases.operation import Counters, Operation, open_gate
+from rekey.runner.following import closed_by_refusing, forget_ended, look, move
+from rekey.runner.phases.operation import Counters, Operation
 from rekey.runner.run import Run
+
+
+async def gate(run: Run) -> list[str]:
+    """Collect the clients that would refuse to write from here on."""
+    return [] if run.is_delta else await closed_by_refusing(run)
 
 
 async def run(run: Run) -> Counters:
     """Store the first watermark, then move the control row."""
-    await begin_watermark(run)
+    if run.is_delta:
+        await begin_watermark(run)
     now = await run.control.read()
     if now is not None and now.phase is ControlPhase.SOURCE:
-        await run.control.move(ControlPhase.SOURCE, ControlPhase.DUAL_WRITE)
-    return {}
+        await forget_ended(run)
+        await move(run, ControlPhase.SOURCE, ControlPhase.DUAL_WRITE)
+    if run.is_delta:
+        return {}
+    clients = len((await look(run)).live)
+    if not clients:
+        run.progress.note(
+            f"{run.script_id}: no client of the application is registered; what is written to {run.source.name}"
+            " now is followed by nobody, and verification will find it"
+        )
+    return {"clients": clients}
 
 
 async def undo(run: Run) -> None:
     """Stop following: the control row goes back to `source`, the watermark is forgotten."""
     now = await run.control.read()
     if now is not None and now.phase is ControlPhase.DUAL_WRITE:
-        await run.control.move(ControlPhase.DUAL_WRITE, ControlPhase.SOURCE)
+        await move(run, ControlPhase.DUAL_WRITE, ControlPhase.SOURCE)
     run.state.set_fact(run.script_id, WATERMARK, None)
 
 
-DUAL_WRITE = Operation(Phase.DUAL_WRITE, gate=open_gate, run=run, undo=undo)
+DUAL_WRITE = Operation(Phase.DUAL_WRITE, gate=gate, run=run, undo=undo)

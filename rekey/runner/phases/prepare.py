@@ -69,12 +69,14 @@ async def run(run: Run) -> Counters:
 
 
 async def undo(run: Run) -> None:
-    """Drop the targets and the mapping, or keep both."""
+    """Drop the targets, the mapping and the journal, or keep all."""
     if not run.options.drop_targets:
         return
     for target in run.targets:
         await run.tables.delete_table(target.name)
     await forget_mapping(run)
+    if not run.is_delta:
+        await run.journal.clear()
 
 
 async def forget_mapping(run: Run) -> None:

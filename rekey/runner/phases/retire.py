@@ -5,15 +5,23 @@ Rules kept here:
 * Only after `complete`, after the retention period, with the table's name typed.
 * A row that changed after the freeze is never deleted: if there is one, the others are deleted one by one
   with their ETags and the changed ones are reported; only an unchanged table is dropped whole.
+* Capture "dual-write" writes the source until `complete`: there it is compared with the moment from which on
+  the source was quiet, or with the latest that this can have been when nobody kept it.
 """
 
 from __future__ import annotations
 
 from rekey.concurrency import for_each
 from rekey.delta.passes import later
+from rekey.dualwrite.lease import LeaseSettings
+from rekey.dualwrite.registry import SAFETY_S
 from rekey.errors import ConditionFailed, Findings, RowMissing
 from rekey.model import Row, etag_of, key_of
 from rekey.phases import ControlPhase, Phase
+from rekey.runner.control import ControlRow
+from rekey.runner.following import move
+from rekey.runner.intents import any_intent
+from rekey.runner.phases.complete import QUIET_AT
 from rekey.runner.phases.complete import undo as refuse
 from rekey.runner.phases.cutover import FROZEN_AT, written_since
 from rekey.runner.phases.operation import Counters, Operation
@@ -35,6 +43,8 @@ async def gate(run: Run) -> list[str]:
             reasons.append(f"the retention period ends at {over_at}")
     if run.options.typed_table != run.source.name:
         reasons.append("the source table's name was not typed, or typed differently")
+    if not run.is_delta and await any_intent(run):
+        reasons.append(f"the journal holds intents; `rekey apply {run.script_id}` settles them")
     if await run.tables.table_exists(run.targets[0].name) is False:
         reasons.append(f"the target table {run.targets[0].name} does not exist")
     return reasons
@@ -47,23 +57,35 @@ async def run(run: Run) -> Counters:
         return {}
     counters: Counters = {"rows_deleted": 0}
     if await run.tables.table_exists(run.source.name):
-        # Without the state file the freeze's beginning stands in: it is earlier, so fewer rows are deleted.
-        frozen_at = run.state.get_fact(run.script_id, FROZEN_AT) or now.frozen_at or now.updated_at
+        quiet_at = _quiet_at(run, now)
         changed: list[str] = []
-        async for _ in written_since(run.source, frozen_at):
-            changed = await _delete_unchanged(run, frozen_at, counters)
+        async for _ in written_since(run.source, quiet_at):
+            changed = await _delete_unchanged(run, quiet_at, counters)
             break
         if changed:
+            since = "the freeze" if run.is_delta else "`complete`"
             raise Findings(
-                f"{len(changed)} source rows changed after the freeze and were not deleted:"
+                f"{len(changed)} source rows changed after {since} and were not deleted:"
                 f" {', '.join(changed[:_NAMED])}",
                 kept=f"those rows, in table {run.source.name}; {counters['rows_deleted']} others are deleted",
                 hint="find out who wrote them, copy what is worth keeping to the target, then delete them"
                 " by hand and run `rekey retire` again",
             )
         await run.tables.delete_table(run.source.name)
-    await run.control.move(ControlPhase.COMPLETE, ControlPhase.RETIRED)
+    await move(run, ControlPhase.COMPLETE, ControlPhase.RETIRED)
     return counters
+
+
+def _quiet_at(run: Run, now: ControlRow) -> str:
+    """Return the moment after which nobody was to write to the source."""
+    if run.is_delta:
+        # Without the state file the freeze's beginning stands in: it is earlier, so fewer rows are deleted.
+        return run.state.get_fact(run.script_id, FROZEN_AT) or now.frozen_at or now.updated_at
+    kept = run.state.get_fact(run.script_id, QUIET_AT)
+    # A run that was cut off kept none. Every client has acknowledged by now, and none had longer than this.
+    settings = LeaseSettings()
+    longest = settings.lease_s + settings.longest_operation_s + SAFETY_S
+    return kept or later(now.completed_at or now.updated_at, longest)
 
 
 async def _delete_unchanged(run: Run, moment: str, counters: Counters) -> list[str]:
