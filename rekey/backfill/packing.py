@@ -27,8 +27,15 @@ def pack(operations: Iterable[Operation], size_of: SizeOf) -> Iterator[list[Oper
         partitions[operation.row[PARTITION_KEY]].append(operation)
     for members in partitions.values():
         if len(members) > 1:
-            members.sort(key=_row_order)
+            # ASCII sorts as UTF-16 does, and most keys are ASCII.
+            is_ascii = all(member.row[ROW_KEY].isascii() for member in members)
+            members.sort(key=_row_key if is_ascii else _row_order)
         yield from _cut(members, size_of)
+
+
+def _row_key(operation: Operation) -> str:
+    key: str = operation.row[ROW_KEY]
+    return key
 
 
 def _row_order(operation: Operation) -> bytes:

@@ -17,6 +17,8 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import orjson
+
 from rekey.crockford import ALPHABET
 from rekey.errors import RowRefused
 from rekey.mapping.ids import SafeIds
@@ -82,7 +84,7 @@ class MappingRows:
 
     def forward_row(self, source_key: EntityKey, targets: Iterable[TargetKey]) -> Row:
         """Return the forward row. Raises RowRefused when one row fans out to more keys than fit."""
-        text = json.dumps(sorted(targets), separators=(",", ":"))
+        text = _listed(targets)
         chunks = [text[start : start + _CHUNK] for start in range(0, len(text), _CHUNK)]
         if len(chunks) > _MAX_CHUNKS:
             raise RowRefused(
@@ -117,6 +119,14 @@ class MappingRows:
     def partitions(self, direction: str) -> list[str]:
         """Return all partitions of a direction, `f` or `r`, in key order."""
         return [f"{self.script_id}.{direction}.{first}" for first in ALPHABET]
+
+
+def _listed(targets: Iterable[TargetKey]) -> str:
+    """Return target keys as JSON in ASCII, so that a character is a UTF-16 unit wherever the text is cut."""
+    listed = [tuple(target) for target in sorted(targets)]
+    if all(target[1].isascii() and target[2].isascii() for target in listed):
+        return orjson.dumps(listed).decode("ascii")
+    return json.dumps(listed, separators=(",", ":"))
 
 
 def read_forward(row: Row) -> Forward:

@@ -48,6 +48,7 @@ from rekey.tables.transport import Request, Timeouts, Transport
 from rekey.tables.wire import (
     ACCEPT,
     API_VERSION,
+    BOUNDARY_BYTES,
     Encoder,
     batch_body,
     encode_row,
@@ -236,7 +237,7 @@ class AzureTable:
         """Apply all operations or none; return the new ETags (None for deletes)."""
         check_batch(operations)
         parts = [self._encoder.encode(operation) for operation in operations]
-        if sum(map(self._encoder.size, operations)) > MAX_BATCH_BYTES:
+        if sum(map(len, parts)) + len(parts) * BOUNDARY_BYTES > MAX_BATCH_BYTES:
             raise RequestRejected(
                 "a transaction has more than 4 MiB (RequestBodyTooLarge)",
                 code="RequestBodyTooLarge",
