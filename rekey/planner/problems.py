@@ -192,7 +192,7 @@ def _dual_write(declared: Declared) -> list[Problem]:
             _error(
                 "indexes-cannot-follow",
                 f"reverse=False with {tables}: after cutover nobody could keep index tables current",
-                "copy the old key into a property (props.copy) and leave reverse=False out; or leave the index"
+                "copy the old key into a property (props.copy) and leave reverse=False out; or leave index"
                 ' tables to a migration of their own; or say capture="delta"',
             )
         )

@@ -9,8 +9,8 @@ Rules kept here:
 * Every move has a random id: after a broken connection, reading back tells whether it was this one.
 * A freeze remembers which side it came from. Going back to `cutover` keeps the time of the first cutover:
   everything written to the target since then has yet to go back.
-* `copied` says that the backfill is done, so that the targets hold every row. It is set without a move: nothing
-  changes in how a write is done. It ends where following ends, on the way back to `source`.
+* `copied` says that the backfill is done, so that the targets hold every row. It is set without a move:
+  nothing changes in how a write is done. It ends where following ends, on the way back to `source`.
 """
 
 from __future__ import annotations

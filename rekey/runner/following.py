@@ -200,10 +200,8 @@ def _refusing(clients: Clients) -> list[str]:
     refusing = [row for row in clients.live if row.refuses]
     if not refusing:
         return []
-    return [
-        "clients of the application were made with another declaration or other secrets:"
-        f" {named(refusing, clients.now)}"
-    ]
+    who = named(refusing, clients.now)
+    return [f"clients of the application were made with another declaration or other secrets: {who}"]
 
 
 async def closed_by_clients(run: Run, control: ControlRow) -> list[str]:
@@ -223,11 +221,11 @@ async def closed_by_clients(run: Run, control: ControlRow) -> list[str]:
     if reasons:
         return reasons
     if not clients.live and not run.options.writers_stopped:
-        return [
+        reasons.append(
             "no client of the application is registered: whoever writes without one is not followed"
             " (--writers-stopped says that nobody writes)"
-        ]
-    return []
+        )
+    return reasons
 
 
 async def closed_by_old_view(run: Run) -> list[str]:

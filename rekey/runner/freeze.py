@@ -6,8 +6,8 @@ Rules kept here (DESIGN section 5):
   settled. Under freeze there is no scan of a table.
 * Under freeze: every live client acknowledges (from then on nobody begins a write), the journal is drained,
   and only then does the row move on. The last intent is gone, so every replica says what its authority says.
-* A freeze that is not drained within `[gates] freeze_timeout`, or that fails in any other way, is left to where
-  it came from; nothing is lost by it, and it is said what it waited for.
+* A freeze that is not drained within `[gates] freeze_timeout`, or that fails in any other way, is left to
+  where it came from; nothing is lost by it, and it is said what it waited for.
 * A freeze that a killed runner left behind is left the same way by the next command.
 """
 

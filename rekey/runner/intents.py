@@ -1,4 +1,4 @@
-"""The journal, as the runner works with it: swept in the background, drained in a freeze, asked by verification.
+"""The journal, as the runner works with it: swept beside its work, drained in a freeze, asked when verifying.
 
 Rules kept here:
 
@@ -6,8 +6,8 @@ Rules kept here:
   still be under way, or late. That holds in a freeze too: a client that has acknowledged it has settled all
   but what was left open, and nobody knows whether such a request still travels.
 * The background sweep ends with the work beside it, and its errors end that work.
-* Whoever asks whether a key is in flight is answered from a scan that began after the question: an answer from
-  an older one could miss the intent of a write that was seen half done.
+* Whoever asks whether a key is in flight is answered from a scan that began after the question: an older one
+  could miss the intent of a write that was seen half done.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ Rules kept here:
   gate until a newer one succeeds.
 * In capture "delta" a source row that changed (or went) after the last pass began is pending, not divergent,
   as long as writers may run; under freeze nothing is pending.
-* In capture "dual-write" a row that the journal announces a write for is in flight, and is looked at again; the
-  journal is swept meanwhile, so that a client that died does not keep a row in flight for ever.
+* In capture "dual-write" a row that the journal announces a write for is in flight, and is looked at again;
+  the journal is swept meanwhile, so that a client that died does not keep a row in flight for ever.
 * From cutover on the target is the authority: it is looked at last, and repair brings the source up to date.
 """
 
@@ -29,7 +29,6 @@ from rekey.runner.intents import InFlight, while_sweeping
 from rekey.runner.run import Run
 from rekey.state.models import Verification
 from rekey.tables.clock import TICKS_PER_SECOND, ticks_of
-
 
 RETURNED_AT = "returned_at"
 """Fact: when a way back from cutover was last begun, by this machine's clock, as verifications are timed."""

@@ -5,8 +5,8 @@ Rules kept here:
 * Segments and cursors are in the state file; a run that was cut off goes on behind its last checkpoint.
 * Without a state file the whole table is copied again: inserts-if-absent make that safe.
 * The sweep follows the last segment; it closes the race "deleted while being copied".
-* Capture "dual-write": beside it the journal is swept; at its end the control row says that all is copied, which
-  opens the new view.
+* Capture "dual-write": beside it the journal is swept; at its end the control row says that all is copied,
+  which opens the new view.
 """
 
 from __future__ import annotations

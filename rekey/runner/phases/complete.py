@@ -3,8 +3,8 @@
 Rules kept here:
 
 * Only from `cutover`, and only when the operator names the phase.
-* Capture "dual-write": not before the last client of the old view has ended. The source is written until every
-  client has acknowledged and the journal is drained; that moment is kept, `retire` compares with it.
+* Capture "dual-write": not before the last client of the old view has ended. The source is written until
+  every client has acknowledged and the journal is drained; that moment is kept, `retire` compares with it.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Rules kept here, in capture "dual-write":
 
-* The gate asks for a clean full verification that is younger than the last way back, and for clients: all live
-  ones current, and at least one unless the operator says that nobody writes.
+* The gate asks for a clean full verification that is younger than the last way back, and for clients: all
+  live ones current, and at least one unless the operator says that nobody writes.
 * Both ways go through a freeze of seconds (`rekey.runner.freeze`); no table is scanned in it.
 
 In capture "delta" (writers stop, a last pass, a last proof):

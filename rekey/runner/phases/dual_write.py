@@ -36,8 +36,8 @@ async def run(run: Run) -> Counters:
     clients = len((await look(run)).live)
     if not clients:
         run.progress.note(
-            f"{run.script_id}: no client of the application is registered; what is written to {run.source.name}"
-            " now is followed by nobody, and verification will find it"
+            f"{run.script_id}: no client of the application is registered; what is written to"
+            f" {run.source.name} now is followed by nobody, and verification will find it"
         )
     return {"clients": clients}
 

@@ -4,7 +4,8 @@ Rules kept here:
 
 * The phase is done only when a full verification found no stable divergence; otherwise it stays open and
   the command says which rows differ, by safe id.
-* Capture "dual-write": there is nothing to catch up with; the journal is swept before and beside the comparison.
+* Capture "dual-write": there is nothing to catch up with; the journal is swept before and beside the
+  comparison.
 """
 
 from __future__ import annotations
