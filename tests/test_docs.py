@@ -12,7 +12,7 @@ import pytest
 
 from rekey import keys, props
 from rekey.cli.main import rekey
-from rekey.config import DEFAULT_CONFIG, load_config
+from rekey.config import DEFAULT_CONFIG, EvidenceKey, load_config
 from rekey.declaration import CAPTURES
 from rekey.errors import ExitCode
 from rekey.phases import ORDER, ControlPhase
@@ -118,6 +118,8 @@ def test_every_key_of_the_configuration_is_documented_with_its_default(tmp_path:
             assert re.search(rf"{name}` \| `{re.escape(shown)}`", section), name
     for part in tomllib.loads(DEFAULT_CONFIG):
         assert f"[{part}]" in section
+    for name in vars(EvidenceKey)["__slots__"]:
+        assert re.search(rf"\[evidence\].*`{name}`|`\[evidence\] {name}`", section), name
 
 
 def vars_of(settings: object) -> Iterator[tuple[str, str]]:

@@ -34,6 +34,9 @@ PURE = {
     "dualwrite.rules",
     "edm",
     "errors",
+    "evidence.keys",
+    "evidence.merkle",
+    "evidence.note",
     "inspection.checksums",
     "inspection.shapes",
     "keys",
@@ -89,7 +92,7 @@ IO_MODULES = {
     "yoyo",
 }
 
-AZURE_SPEAKERS = ("rekey/tables/", "rekey/secrets_source.py")
+AZURE_SPEAKERS = ("rekey/tables/", "rekey/secrets_source.py", "rekey/evidence/keyvault.py")
 AZURE_WITNESSES = ("rekey/rehearse/",)
 """A rehearsal's application and witness use the SDK on purpose: the copying does not vouch for itself."""
 

@@ -217,6 +217,25 @@ _COMMON: Sequence[Callable[[Callable[..., Any]], Callable[..., Any]]] = (
 )
 
 
+def recorded(context: click.Context) -> str:
+    """Return the command as the audit log records it: which options were typed, and those of their values
+    that are one of a list, a number or a flag. Texts may hold keys and are left out."""
+    words = [context.command_path]
+    for parameter in context.command.params:
+        value = context.params.get(parameter.name or "")
+        if not isinstance(parameter, click.Option) or not parameter.name:
+            continue
+        if context.get_parameter_source(parameter.name) is not click.core.ParameterSource.COMMANDLINE:
+            continue
+        if parameter.is_flag:
+            words.append((parameter.opts if value else parameter.secondary_opts or parameter.opts)[0])
+        elif isinstance(parameter.type, click.Choice | click.types.IntParamType):
+            words.append(f"{parameter.opts[0]}={value}")
+        else:
+            words.append(f"{parameter.opts[0]}=…")
+    return " ".join(words)
+
+
 def command(name: str, *, example: str) -> Callable[[Callable[..., ExitCode]], click.Command]:
     """Make a function a command with the common options and an example in its help.
 
@@ -226,8 +245,14 @@ def command(name: str, *, example: str) -> Callable[[Callable[..., ExitCode]], c
     def decorate(function: Callable[..., ExitCode]) -> click.Command:
         @functools.wraps(function)
         def body(shell: Shell, /, **arguments: Any) -> ExitCode:
-            with redirect_stdout(shell.stderr):
-                return function(shell, **arguments)
+            from rekey.state.audit import COMMAND
+
+            token = COMMAND.set(recorded(click.get_current_context()))
+            try:
+                with redirect_stdout(shell.stderr):
+                    return function(shell, **arguments)
+            finally:
+                COMMAND.reset(token)
 
         wrapped: Callable[..., Any] = click.pass_obj(body)
         for option in reversed(_COMMON):

@@ -16,7 +16,6 @@ from enum import StrEnum
 from rekey.errors import (
     ConfigurationError,
     Findings,
-    GateClosed,
     Refused,
     RekeyError,
     SecretMissing,
@@ -25,7 +24,7 @@ from rekey.mapper import Mapper
 from rekey.mapping.ids import SafeIds, new_key
 from rekey.phases import GATED, ORDER, ControlPhase, Phase, following
 from rekey.planner.plan import PlanOptions, Subject, make_plan
-from rekey.planner.result import MigrationPlan
+from rekey.planner.result import MigrationPlan, Plan
 from rekey.progress import Interruptible
 from rekey.reconcile.count import count
 from rekey.reconcile.report import Report
@@ -34,6 +33,7 @@ from rekey.runner.capture import catch_up
 from rekey.runner.control import ControlStore
 from rekey.runner.phases import PHASES
 from rekey.runner.phases.backfill import swept_rows
+from rekey.runner.record import keep_plan, pass_gate
 from rekey.runner.run import Run
 from rekey.runner.session import Session, fingerprints_of, mapping_store, secrets_of
 from rekey.runner.verification import context, verify_full
@@ -91,14 +91,14 @@ def apply(session: Session, script_id: str, *, to: Phase | None = None, check_ro
     if not session.ledger.applied(script_id):
         planned = check_before_first_write(session, script_id, check_rows=check_rows)
     run = session.begin(script_id)
-    if planned is not None and planned.inventory is not None:
-        session.state.set_fact(script_id, ESTIMATED_ROWS, str(planned.inventory.rows.rows))
+    if planned is not None:
+        _keep(session, script_id, planned, check_rows=check_rows)
     before = session.ledger.applied(script_id)
     last = to or (Phase.RECONCILE if len(before) < ORDER.index(Phase.CUTOVER) else before[-1])
     for phase in ORDER[len(before) : ORDER.index(last) + 1]:
         reasons = session.do(PHASES[phase].gate(run))
-        if reasons:
-            raise GateClosed(phase, reasons, hint=_gate_hint(run, phase))
+        if reasons or phase in GATED:
+            session.do(pass_gate(run, phase, reasons, _gate_hint(run, phase)))
         session.ledger.apply(script_id, phase)
     after = session.ledger.applied(script_id)
     caught_up = 0
@@ -109,7 +109,15 @@ def apply(session: Session, script_id: str, *, to: Phase | None = None, check_ro
     return Applied(script_id, tuple(after[len(before) :]), caught_up, upcoming, tuple(asks))
 
 
-def check_before_first_write(session: Session, script_id: str, *, check_rows: bool) -> MigrationPlan:
+def _keep(session: Session, script_id: str, planned: Plan, *, check_rows: bool) -> None:
+    """Keep the plan that a migration begins with, and how many rows it is about."""
+    keep_plan(session.state, script_id, planned, checked_rows=check_rows)
+    inventory = planned.migrations[0].inventory
+    if inventory is not None:
+        session.state.set_fact(script_id, ESTIMATED_ROWS, str(inventory.rows.rows))
+
+
+def check_before_first_write(session: Session, script_id: str, *, check_rows: bool) -> Plan:
     """Plan the migration on every row (or, without `check_rows`, on a sample) and refuse what the plan calls
     an error."""
     declared = session.scripts[script_id]
@@ -127,9 +135,10 @@ def check_before_first_write(session: Session, script_id: str, *, check_rows: bo
     )
     options = PlanOptions(exact=check_rows, limits=session.config.limits)
     progress = Interruptible(session.progress, session.stop.check)
-    plan = session.do(make_plan([subject], session.accounts.tables, options, progress=progress)).migrations[0]
-    if plan.errors:
-        raise refusal(plan)
+    plan = session.do(make_plan([subject], session.accounts.tables, options, progress=progress))
+    [planned] = plan.migrations
+    if planned.errors:
+        raise refusal(planned)
     return plan
 
 
@@ -282,6 +291,6 @@ def retire(session: Session, script_id: str) -> None:
     reasons = session.do(PHASES[Phase.RETIRE].gate(run))
     if Phase.COMPLETE not in session.ledger.applied(script_id):
         reasons = [f"{script_id} is not complete"]
-    if reasons:
-        raise GateClosed(Phase.RETIRE, reasons, hint=f"`rekey status {script_id}` shows what is missing")
+    hint = f"`rekey status {script_id}` shows what is missing"
+    session.do(pass_gate(run, Phase.RETIRE, reasons, hint))
     session.ledger.apply(script_id, Phase.RETIRE)

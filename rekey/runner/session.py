@@ -24,6 +24,8 @@ from rekey.config import Config, resolve_secret
 from rekey.declaration import Declared, Migration, required_secrets
 from rekey.dualwrite.propagate import Propagator
 from rekey.errors import StateUnusable
+from rekey.evidence.keys import Signer
+from rekey.evidence.signing import open_signer
 from rekey.mapper import Mapper
 from rekey.mapping.ids import SafeIds, new_key
 from rekey.mapping.rows import MAPPING_TABLE, MappingRows
@@ -37,6 +39,7 @@ from rekey.runner.filelock import FileLock
 from rekey.runner.lease import RunnerLease
 from rekey.runner.ledger import Ledger, LedgerScript
 from rekey.runner.phases import PHASES
+from rekey.runner.record import make_checkpoint
 from rekey.runner.run import Options, Run, StopFlag
 from rekey.secrets_source import fingerprint
 from rekey.state.models import MigrationRecord
@@ -116,6 +119,7 @@ class Session:
     progress: Progress
     stop: StopFlag
     clock: Clock
+    signer: Signer | None = None
     ledger: Ledger = field(init=False)
     runs: dict[str, Run] = field(default_factory=dict)
     leases: AsyncExitStack = field(default_factory=AsyncExitStack)
@@ -157,6 +161,7 @@ class Session:
             Locked: another process works with this state file.
             StateUnusable, MachineFailed, ConfigurationError: see `State.open`, `connect`.
         """
+        signer = open_signer(config)
         with ExitStack() as stack:
             lock = FileLock(config.state)
             stack.enter_context(lock)
@@ -175,6 +180,7 @@ class Session:
                 progress or Silent(),
                 stop or StopFlag(),
                 clock or SystemClock(),
+                signer,
             )
             stack.callback(lambda: loop.run(session.leases.aclose()))
             yield session
@@ -318,9 +324,11 @@ class Session:
             raise
         self.state.finish_phase(number, "done", counters)
         self.state.audit("phase-done", script_id, {"phase": phase, "counters": counters})
+        make_checkpoint(self.state, self.signer, f"{script_id}: `{phase}` done", self.progress)
 
     def _undo_phase(self, script_id: str, phase: Phase) -> None:
         run = self.runs[script_id]
         self.state.audit("phase-undo", script_id, {"phase": phase})
         self.do(PHASES[phase].undo(run))
         self.state.audit("phase-undone", script_id, {"phase": phase})
+        make_checkpoint(self.state, self.signer, f"{script_id}: `{phase}` taken back", self.progress)

@@ -2,11 +2,16 @@
 
 Rules kept here:
 
-* hash = SHA-256 over the canonical JSON of seq, at, actor, event, script_id, details and prev. Canonical:
-  names sorted, no white space, UTF-8, no NaN.
+* An event is one line of RFC 8785 JSON: format, seq, at, actor, host, command, event, script_id, details and
+  prev. Its hash is SHA-256 over the line; `prev` is the hash of the line before. The same lines are the
+  leaves of the Merkle tree that a checkpoint signs (`rekey.evidence`).
+* Events of format 1 (before host and command were recorded) keep the line they were hashed with: sorted
+  names, no white space, UTF-8, seven members. A chain may begin with them and goes on in format 2.
+* Integers beyond 2^53 stand as strings, because RFC 8785 has no numbers for them; NaN is refused.
 * Events are only ever added; the database refuses updates and deletes, and the chain shows what was done
-  behind its back. What the chain alone cannot show is that its end was cut off: evidence anchors its head.
-* Details name rows by safe id; no legacy key, no secret.
+  behind its back. What the chain alone cannot show is that its end was cut off: checkpoints do.
+* Details name rows by safe id; no legacy key, no secret. The command is recorded without the texts that were
+  typed (`COMMAND`).
 """
 
 from __future__ import annotations
@@ -15,12 +20,22 @@ import getpass
 import hashlib
 import json
 import os
+import socket
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+import rfc8785
+
 FIRST_PREV = "0" * 64
+FORMAT = 2
+"""The format of events that are added now."""
+_LARGEST_INTEGER = 2**53 - 1
+
+COMMAND: ContextVar[str | None] = ContextVar("COMMAND", default=None)
+"""The command that runs in this context, as events record it; set by the command line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +46,14 @@ class AuditEvent:
         seq: 1, 2, 3, ... without a gap.
         at: UTC, ISO 8601 with microseconds.
         actor: the operating system's user.
-        event: what was done, e.g. `phase.finished`.
+        event: what was done, e.g. `phase-done`.
         script_id: the migration, None for events of the whole state.
         details: JSON-able.
         prev: hash of the event before, 64 zeros for the first.
         hash: of this event, hex SHA-256.
+        host: the machine's name; None in format 1.
+        command: the command, without the texts that were typed; None in format 1, and when no command runs.
+        format: 1 or 2, which says what the line holds.
     """
 
     seq: int
@@ -46,10 +64,13 @@ class AuditEvent:
     details: Mapping[str, Any]
     prev: str
     hash: str
+    host: str | None = None
+    command: str | None = None
+    format: int = 1
 
-    def computed_hash(self) -> str:
-        """Return the hash that this event's content must have."""
-        content = {
+    def line(self) -> bytes:
+        """Return the bytes that the hash is of, without a line end."""
+        content: dict[str, Any] = {
             "seq": self.seq,
             "at": self.at,
             "actor": self.actor,
@@ -58,7 +79,14 @@ class AuditEvent:
             "details": self.details,
             "prev": self.prev,
         }
-        return hashlib.sha256(canonical_json(content).encode()).hexdigest()
+        if self.format == 1 and self.host is None and self.command is None:
+            return canonical_json(content).encode()
+        content |= {"format": self.format, "host": self.host, "command": self.command}
+        return rfc8785.dumps(content)
+
+    def computed_hash(self) -> str:
+        """Return the hash that this event's content must have."""
+        return hashlib.sha256(self.line()).hexdigest()
 
 
 def chained(
@@ -69,14 +97,18 @@ def chained(
     event: str,
     script_id: str | None,
     details: Mapping[str, Any],
+    host: str | None = None,
+    command: str | None = None,
 ) -> AuditEvent:
-    """Return the event that follows `last` in the chain."""
+    """Return the event that follows `last` in the chain. Raises ValueError for NaN and infinities."""
     seq = 1 if last is None else last.seq + 1
     prev = FIRST_PREV if last is None else last.hash
     # what is hashed is what will be read back: tuples become lists here, not later
-    plain = json.loads(canonical_json(details))
-    bare = AuditEvent(seq, at, actor, event, script_id, plain, prev, "")
-    return AuditEvent(seq, at, actor, event, script_id, plain, prev, bare.computed_hash())
+    plain = json.loads(rfc8785.dumps(expressible(dict(details))))
+    bare = AuditEvent(
+        seq, at, shown(actor), event, script_id, plain, prev, "", shown(host), shown(command), FORMAT
+    )
+    return replace(bare, hash=bare.computed_hash())
 
 
 def first_broken(events: Iterable[AuditEvent]) -> int | None:
@@ -89,8 +121,26 @@ def first_broken(events: Iterable[AuditEvent]) -> int | None:
     return None
 
 
+def expressible(value: Any) -> Any:
+    """Return a value as RFC 8785 can express it: large integers as strings, lone surrogates escaped."""
+    if isinstance(value, Mapping):
+        return {shown(str(name)): expressible(member) for name, member in value.items()}
+    if isinstance(value, list | tuple):
+        return [expressible(member) for member in value]
+    if isinstance(value, str):
+        return shown(value)
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > _LARGEST_INTEGER:
+        return str(value)
+    return value
+
+
+def shown(text: Any) -> Any:
+    """Return a text with lone surrogates escaped, which UTF-8 has no bytes for; anything else as it is."""
+    return text.encode("utf-8", "backslashreplace").decode() if isinstance(text, str) else text
+
+
 def canonical_json(value: object) -> str:
-    """Return canonical JSON: sorted names, no white space. Raises ValueError for NaN and infinities."""
+    """Return sorted JSON without white space, as columns hold it. Raises ValueError for NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
@@ -100,6 +150,11 @@ def current_actor() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return f"uid-{os.getuid()}" if hasattr(os, "getuid") else "unknown"
+
+
+def current_host() -> str:
+    """Return this machine's name, as it calls itself; the network is not asked."""
+    return socket.gethostname()
 
 
 def utc_text(moment: datetime) -> str:

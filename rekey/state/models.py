@@ -91,6 +91,17 @@ AUDIT_EVENT = Table(
     Column("details", Text, nullable=False),
     Column("prev", Text, nullable=False),
     Column("hash", Text, nullable=False),
+    Column("format", Integer, nullable=False),
+    Column("host", Text),
+    Column("command", Text),
+)
+AUDIT_CHECKPOINT = Table(
+    "audit_checkpoint",
+    METADATA,
+    Column("size", Integer, primary_key=True),
+    Column("at", Text, nullable=False),
+    Column("note", Text, nullable=False),
+    Column("remark", Text, nullable=False),
 )
 
 
@@ -219,6 +230,23 @@ class Verification:
     divergences: int
     transient: int
     report: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCheckpoint:
+    """A checkpoint over the beginning of the audit log.
+
+    Attributes:
+        size: how many events it covers.
+        at: when it was made; UTC, ISO 8601.
+        note: the note (`rekey.evidence.note`), signed or not.
+        remark: why it was made, and why it is not signed if it should be.
+    """
+
+    size: int
+    at: str
+    note: str
+    remark: str
 
 
 def key_to_text(key: EntityKey | None) -> str | None:

@@ -14,7 +14,14 @@ from typing import Any
 from sqlalchemy import Row
 
 from rekey.state.audit import AuditEvent, canonical_json
-from rekey.state.models import MigrationRecord, PhaseRun, Segment, Verification, key_from_text
+from rekey.state.models import (
+    MigrationRecord,
+    PhaseRun,
+    Segment,
+    StoredCheckpoint,
+    Verification,
+    key_from_text,
+)
 
 
 def migration(row: Row[Any]) -> MigrationRecord:
@@ -100,7 +107,15 @@ def audit_event(row: Row[Any]) -> AuditEvent:
         details=json.loads(row.details),
         prev=row.prev,
         hash=row.hash,
+        host=row.host,
+        command=row.command,
+        format=row.format,
     )
+
+
+def stored_checkpoint(row: Row[Any]) -> StoredCheckpoint:
+    """Read a row of `audit_checkpoint`."""
+    return StoredCheckpoint(size=row.size, at=row.at, note=row.note, remark=row.remark)
 
 
 def of_audit_event(event: AuditEvent) -> dict[str, Any]:
@@ -114,4 +129,7 @@ def of_audit_event(event: AuditEvent) -> dict[str, Any]:
         "details": canonical_json(event.details),
         "prev": event.prev,
         "hash": event.hash,
+        "format": event.format,
+        "host": event.host,
+        "command": event.command,
     }

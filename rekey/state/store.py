@@ -31,6 +31,7 @@ from rekey.runner.filelock import FileLock
 from rekey.state import audit, backend, files, rows
 from rekey.state.audit import AuditEvent, canonical_json, utc_text
 from rekey.state.models import (
+    AUDIT_CHECKPOINT,
     AUDIT_EVENT,
     FACT,
     MIGRATION,
@@ -40,6 +41,7 @@ from rekey.state.models import (
     MigrationRecord,
     PhaseRun,
     Segment,
+    StoredCheckpoint,
     Verification,
     key_to_text,
 )
@@ -319,6 +321,8 @@ class State:
                 event=event,
                 script_id=script_id,
                 details=details,
+                host=audit.current_host(),
+                command=audit.COMMAND.get(),
             )
             connection.execute(insert(AUDIT_EVENT).values(rows.of_audit_event(added)))
             return added
@@ -334,6 +338,18 @@ class State:
     def check_chain(self) -> int | None:
         """Return the seq at which the audit chain breaks first, None when it holds."""
         return audit.first_broken(self.audit_events())
+
+    def add_checkpoint(self, size: int, note: str, remark: str) -> None:
+        """Record a checkpoint over the first `size` events; one that is there already stays as it is."""
+        with self._writing() as connection:
+            adding = upsert(AUDIT_CHECKPOINT).values(size=size, at=self._now(), note=note, remark=remark)
+            connection.execute(adding.on_conflict_do_nothing())
+
+    def checkpoints(self) -> list[StoredCheckpoint]:
+        """Return all checkpoints over the audit log, by size."""
+        with self._reading() as connection:
+            found = connection.execute(select(AUDIT_CHECKPOINT).order_by(AUDIT_CHECKPOINT.c.size))
+            return [rows.stored_checkpoint(row) for row in found]
 
     # --- transactions -------------------------------------------------------------------------------------
 

@@ -1,0 +1,1 @@
+"""Evidence: what an auditor can check without trusting whoever ran the migration's machine."""

@@ -1,0 +1,106 @@
+"""The files that keys for evidence stand in: PEM, the private half for its owner only.
+
+Rules kept here:
+
+* A private key is read when a command begins, so that a missing one is said before anything is done. No
+  message holds anything of it.
+* Nothing is overwritten: a key that signed something is needed as long as that must be checked.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from rekey.errors import ConfigurationError
+from rekey.evidence.keys import Ed25519Signer, PublicKey
+
+_PRIVATE_MODE = 0o600
+
+
+def read_private(path: Path) -> Ed25519Signer:
+    """Read an Ed25519 private key in PEM form.
+
+    Raises:
+        ConfigurationError: absent, unreadable, encrypted, or of another kind.
+    """
+    make = "make one with `rekey evidence keygen`, or `openssl genpkey -algorithm ed25519`"
+    try:
+        found = serialization.load_pem_private_key(_read(path, "private", make), password=None)
+    except TypeError:
+        raise ConfigurationError(
+            f"the evidence key {path} is encrypted",
+            hint="store it without a passphrase, readable by its owner only, or use a key in Key Vault",
+        ) from None
+    except (ValueError, UnsupportedAlgorithm):
+        raise ConfigurationError(
+            f"the evidence key {path} is not a private key in PEM form", hint=make
+        ) from None
+    if not isinstance(found, Ed25519PrivateKey):
+        raise ConfigurationError(f"the evidence key {path} is not an Ed25519 key", hint=make)
+    return Ed25519Signer(found)
+
+
+def read_public(path: Path) -> PublicKey:
+    """Read the public half of an Ed25519 or P-256 key in PEM form. Raises ConfigurationError."""
+    cure = "give the file that was handed over as the public key, `-----BEGIN PUBLIC KEY-----`"
+    try:
+        found = serialization.load_pem_public_key(_read(path, "public", cure))
+    except (ValueError, UnsupportedAlgorithm):
+        raise ConfigurationError(f"{path} is not a public key in PEM form", hint=cure) from None
+    if isinstance(found, Ed25519PublicKey):
+        return PublicKey(found)
+    if isinstance(found, ec.EllipticCurvePublicKey) and isinstance(found.curve, ec.SECP256R1):
+        return PublicKey(found)
+    raise ConfigurationError(f"{path} is neither an Ed25519 nor a P-256 key", hint=cure)
+
+
+def make_key(path: Path) -> PublicKey:
+    """Make an Ed25519 key: `path` holds the private half (0600), `path` with `.pub` the public one.
+
+    Raises:
+        ConfigurationError: one of the files is there already, or cannot be written. Nothing is overwritten.
+    """
+    private = Ed25519PrivateKey.generate()
+    public = PublicKey(private.public_key())
+    pem = private.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    beside = public_path(path)
+    try:
+        if beside.exists():
+            raise FileExistsError
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE_MODE), "wb") as file:
+            file.write(pem)
+        beside.write_bytes(public.pem)
+    except FileExistsError:
+        raise ConfigurationError(
+            f"there is a key at {path} already",
+            kept="it, unchanged",
+            hint="go on using it, or name another file; what it signed is checked with its public half",
+        ) from None
+    except OSError as error:
+        raise ConfigurationError(
+            f"the key {path} cannot be written ({error.strerror or 'I/O error'})",
+            hint="name a file in a folder that this user can write to",
+        ) from None
+    return public
+
+
+def public_path(path: Path) -> Path:
+    """Return where the public half of a key stands: `key.pem` has `key.pub.pem` beside it."""
+    return path.with_name(f"{path.stem}.pub{path.suffix}")
+
+
+def _read(path: Path, what: str, cure: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(
+            f"the {what} key {path} cannot be read ({error.strerror or 'I/O error'})", hint=cure
+        ) from None

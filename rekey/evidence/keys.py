@@ -1,0 +1,99 @@
+"""The keys that sign evidence: Ed25519 or P-256.
+
+Rules kept here:
+
+* A key is known by the SHA-256 of its public half in SPKI form (`key_id`). Who checks brings the public half
+  along: no bundle holds it, so that nobody takes it from there.
+* Ed25519 signs the bytes themselves; P-256 signs their SHA-256, and its signature is DER.
+* No repr holds a private key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+_NOTE_ID_BYTES = 4
+_ED25519_TYPE = b"\1"
+
+
+@dataclass(frozen=True, slots=True)
+class PublicKey:
+    """The public half of a key that signs evidence."""
+
+    key: Ed25519PublicKey | ec.EllipticCurvePublicKey = field(repr=False)
+
+    @property
+    def algorithm(self) -> str:
+        """`ed25519` or `es256`."""
+        return "ed25519" if isinstance(self.key, Ed25519PublicKey) else "es256"
+
+    @property
+    def spki(self) -> bytes:
+        """The key in SPKI form, DER."""
+        return self.key.public_bytes(
+            serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+
+    @property
+    def pem(self) -> bytes:
+        """The key as a PEM file."""
+        return self.key.public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+
+    @property
+    def key_id(self) -> str:
+        """The SHA-256 of the SPKI form, hex."""
+        return hashlib.sha256(self.spki).hexdigest()
+
+    def note_id(self, name: str) -> bytes:
+        """Return the four bytes by which a signed note names this key."""
+        if isinstance(self.key, Ed25519PublicKey):
+            raw = self.key.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
+            return hashlib.sha256(name.encode() + b"\n" + _ED25519_TYPE + raw).digest()[:_NOTE_ID_BYTES]
+        return hashlib.sha256(self.spki).digest()[:_NOTE_ID_BYTES]
+
+    def verifies(self, signature: bytes, data: bytes) -> bool:
+        """Tell whether a signature over some bytes is of this key."""
+        try:
+            if isinstance(self.key, Ed25519PublicKey):
+                self.key.verify(signature, data)
+            else:
+                self.key.verify(signature, data, ec.ECDSA(hashes.SHA256()))
+        except InvalidSignature:
+            return False
+        return True
+
+
+class Signer(Protocol):
+    """Something that signs for one key."""
+
+    @property
+    def public(self) -> PublicKey:
+        """The public half."""
+
+    def sign(self, data: bytes) -> bytes:
+        """Return the signature over some bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ed25519Signer:
+    """Signs with an Ed25519 key that this process holds."""
+
+    private: Ed25519PrivateKey = field(repr=False)
+
+    @property
+    def public(self) -> PublicKey:
+        """The public half."""
+        return PublicKey(self.private.public_key())
+
+    def sign(self, data: bytes) -> bytes:
+        """Return the 64 bytes of the signature."""
+        return self.private.sign(data)

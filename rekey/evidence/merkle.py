@@ -1,0 +1,76 @@
+"""The Merkle tree over the audit log, as RFC 6962 section 2.1 defines it.
+
+Rules kept here:
+
+* The hash of a leaf is SHA-256(0x00 ‖ leaf), of a node SHA-256(0x01 ‖ left ‖ right), of no leaves SHA-256().
+* A tree of n leaves splits at the largest power of two below n. Hashing level by level, with a last odd hash
+  carried up as it is, gives the same root; that is how it is computed here and in `docs/verify-by-hand.md`.
+* An inclusion proof lists the hashes beside the way from a leaf to the root, lowest first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+
+def leaf_hash(leaf: bytes) -> bytes:
+    """Return the hash of a leaf."""
+    return hashlib.sha256(b"\0" + leaf).digest()
+
+
+def node_hash(left: bytes, right: bytes) -> bytes:
+    """Return the hash of a node."""
+    return hashlib.sha256(b"\1" + left + right).digest()
+
+
+def root(leaves: Sequence[bytes]) -> bytes:
+    """Return the root over leaf hashes."""
+    if not leaves:
+        return hashlib.sha256().digest()
+    return _levels(leaves)[-1][0]
+
+
+def inclusion_proofs(leaves: Sequence[bytes], indexes: Sequence[int]) -> list[list[bytes]]:
+    """Return the inclusion proofs of some leaves, each lowest hash first.
+
+    Args:
+        leaves: all leaf hashes.
+        indexes: which leaves, from 0.
+    """
+    levels = _levels(leaves)
+    return [_proof(levels, index) for index in indexes]
+
+
+def is_included(leaf: bytes, index: int, size: int, proof: Sequence[bytes], expected_root: bytes) -> bool:
+    """Tell whether a proof shows that a leaf hash stands at `index` of a tree of `size` leaves."""
+    if not 0 <= index < size:
+        return False
+    found, left = leaf, list(proof)
+    while size > 1:
+        if index % 2 == 1 or index + 1 < size:
+            if not left:
+                return False
+            beside = left.pop(0)
+            found = node_hash(beside, found) if index % 2 else node_hash(found, beside)
+        index, size = index // 2, (size + 1) // 2
+    return not left and found == expected_root
+
+
+def _levels(leaves: Sequence[bytes]) -> list[list[bytes]]:
+    levels = [list(leaves)]
+    while len(levels[-1]) > 1:
+        below = levels[-1]
+        above = [node_hash(below[at], below[at + 1]) for at in range(0, len(below) - 1, 2)]
+        levels.append(above + below[len(above) * 2 :])
+    return levels
+
+
+def _proof(levels: Sequence[Sequence[bytes]], index: int) -> list[bytes]:
+    proof = []
+    for level in levels[:-1]:
+        beside = index ^ 1
+        if beside < len(level):
+            proof.append(level[beside])
+        index //= 2
+    return proof

@@ -1,0 +1,106 @@
+"""Checkpoints as signed notes (https://c2sp.org/tlog-checkpoint, https://c2sp.org/signed-note).
+
+Rules kept here:
+
+* A checkpoint's text is three lines: the log's name, its number of events, the root of the Merkle tree over
+  them in base64. The log's name is `rekey-audit-` and 16 digits of the first event's hash: two logs never
+  share it.
+* A signature line is `— name base64(key id ‖ signature)`. Ed25519 (type 1) signs the text; its key id is the
+  beginning of SHA-256(name ‖ 0x0A ‖ 0x01 ‖ public key). ECDSA on P-256 (type 2) has a DER signature over the
+  text's SHA-256; its key id is the beginning of SHA-256 of the public key in SPKI form.
+* A checkpoint that nobody signed has no signature lines, and ends behind its text.
+* A note is accepted in exactly the form in which it is written here: another byte anywhere is found.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rekey.evidence.keys import PublicKey
+
+_DASH = "— "
+_LINES = 3
+_KEY_ID_BYTES = 4
+LOG_PREFIX = "rekey-audit-"
+_HASH_DIGITS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a checkpoint says: a log, its first `size` events, and their root."""
+
+    log: str
+    size: int
+    root: bytes
+
+    @property
+    def text(self) -> str:
+        """The text that is signed."""
+        return f"{self.log}\n{self.size}\n{base64.b64encode(self.root).decode()}\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A checkpoint with its signature.
+
+    Attributes:
+        checkpoint: what it says.
+        key_id: four bytes, b"" when nobody signed.
+        signature: b"" when nobody signed.
+    """
+
+    checkpoint: Checkpoint
+    key_id: bytes = b""
+    signature: bytes = b""
+
+    @property
+    def is_signed(self) -> bool:
+        """Tell whether there is a signature; not whether it is right."""
+        return bool(self.signature)
+
+    @property
+    def text(self) -> str:
+        """The whole note."""
+        if not self.is_signed:
+            return self.checkpoint.text
+        signed = base64.b64encode(self.key_id + self.signature).decode()
+        return f"{self.checkpoint.text}\n{_DASH}{self.checkpoint.log} {signed}\n"
+
+    def is_by(self, key: PublicKey) -> bool:
+        """Tell whether the holder of this key signed it."""
+        right_id = self.key_id == key.note_id(self.checkpoint.log)
+        return right_id and key.verifies(self.signature, self.checkpoint.text.encode())
+
+
+def log_name(first_event_hash: str) -> str:
+    """Return the name of the log that begins with an event."""
+    return LOG_PREFIX + first_event_hash[:_HASH_DIGITS]
+
+
+def signed(checkpoint: Checkpoint, key: PublicKey, sign: Callable[[bytes], bytes]) -> Note:
+    """Return the note of a checkpoint, signed."""
+    return Note(checkpoint, key.note_id(checkpoint.log), sign(checkpoint.text.encode()))
+
+
+def parsed(text: str) -> Note:
+    """Read a note. Raises ValueError when it is not exactly of the form that is written here."""
+    body, gap, signature_line = text.partition("\n\n")
+    lines = (body + "\n" if gap else body).split("\n")
+    if len(lines) != _LINES + 1 or lines[-1]:
+        raise ValueError("a checkpoint has three lines")
+    log, size, root = lines[:_LINES]
+    try:
+        checkpoint = Checkpoint(log, int(size), base64.b64decode(root, validate=True))
+        note = Note(checkpoint)
+        if gap:
+            head = f"{_DASH}{log} "
+            signed_bytes = base64.b64decode(signature_line.removeprefix(head).rstrip("\n"), validate=True)
+            note = Note(checkpoint, signed_bytes[:_KEY_ID_BYTES], signed_bytes[_KEY_ID_BYTES:])
+    except (ValueError, binascii.Error):
+        raise ValueError("a line of the checkpoint cannot be read") from None
+    if note.text != text:
+        raise ValueError("the checkpoint is not in the form that rekey writes")
+    return note

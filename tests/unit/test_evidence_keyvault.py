@@ -1,0 +1,196 @@
+"""A P-256 key in Key Vault signs evidence. Key Vault is a small fake of its wire calls in this process: it
+challenges, gives the public key, and signs digests as the service's REST reference describes (`keys/get-key`,
+`keys/sign`). It was not tried on the real service."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from azure.core.credentials import AccessToken
+from azure.core.exceptions import ServiceRequestError
+from azure.core.pipeline.transport import HttpTransport
+from azure.core.rest import HttpRequest
+from azure.core.rest._http_response_impl import HttpResponseImpl
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import Prehashed, decode_dss_signature
+
+from rekey.config import load_config
+from rekey.errors import ConfigurationError, CredentialRefused, EndpointDown, Unavailable
+from rekey.evidence import note
+from rekey.evidence.keyvault import KeyVaultSigner, split_key_url
+from rekey.evidence.signing import open_signer
+
+URL = "https://acme.vault.azure.net/keys/evidence"
+VERSION = "0123456789abcdef0123456789abcdef"
+SAID = "what the service said"
+
+
+class Credential:
+    """Gives a token."""
+
+    def get_token(self, *_: str, **__: Any) -> AccessToken:
+        return AccessToken("token", 2**40)
+
+
+class Answer(HttpResponseImpl):
+    """One answer."""
+
+    def __init__(self, request: HttpRequest, status: int, body: Any, headers: dict[str, str]) -> None:
+        super().__init__(
+            request=request,
+            internal_response=None,
+            status_code=status,
+            headers=headers,
+            reason="",
+            content_type="application/json",
+            stream_download_generator=lambda *_: iter(()),
+        )
+        self._content = json.dumps(body).encode()
+        self._is_closed = True
+        self._is_stream_consumed = True
+
+    def body(self) -> bytes:
+        return self._content  # type: ignore[return-value]
+
+
+class Vault(HttpTransport[Any, Any]):
+    """Holds one key."""
+
+    def __init__(self, status: int = 200, curve: ec.EllipticCurve | None = None) -> None:
+        self.status = status
+        self.private = ec.generate_private_key(curve or ec.SECP256R1())
+        self.asked: list[str] = []
+
+    def open(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def __enter__(self) -> Vault:
+        return self
+
+    def send(self, request: Any, **_: Any) -> Any:
+        path = urlsplit(request.url).path.rstrip("/")
+        headers = {"Content-Type": "application/json"}
+        if self.status == 0:
+            raise ServiceRequestError("name not known")
+        if "Authorization" not in request.headers:
+            authority = "https://login.microsoftonline.com/00000000-0000-0000-0000-000000000000"
+            headers["WWW-Authenticate"] = (
+                f'Bearer authorization="{authority}", resource="https://vault.azure.net"'
+            )
+            return Answer(request, 401, {}, headers)
+        self.asked.append(f"{request.method} {path}")
+        if self.status != 200:
+            return Answer(request, self.status, {"error": {"code": "X", "message": SAID}}, headers)
+        content = request.content if hasattr(request, "content") else request.body
+        body = self._signed(json.loads(content)) if path.endswith("/sign") else self._key()
+        return Answer(request, 200, body, headers)
+
+    def _key(self) -> dict[str, Any]:
+        numbers = self.private.public_key().public_numbers()
+        size = (self.private.curve.key_size + 7) // 8
+        name = {"secp256r1": "P-256", "secp384r1": "P-384"}[self.private.curve.name]
+        point = {"x": unpadded(numbers.x.to_bytes(size)), "y": unpadded(numbers.y.to_bytes(size))}
+        kid = f"{URL}/{VERSION}"
+        return {"key": {"kid": kid, "kty": "EC", "crv": name, "key_ops": ["sign"], **point}, "attributes": {}}
+
+    def _signed(self, asked: dict[str, str]) -> dict[str, str]:
+        assert asked["alg"] == "ES256"
+        digest = base64.urlsafe_b64decode(asked["value"] + "==")
+        r, s = decode_dss_signature(self.private.sign(digest, ec.ECDSA(Prehashed(hashes.SHA256()))))
+        return {"kid": f"{URL}/{VERSION}", "value": unpadded(r.to_bytes(32) + s.to_bytes(32))}
+
+
+def unpadded(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+
+def signer(vault: Vault, url: str = URL) -> KeyVaultSigner:
+    return KeyVaultSigner(url, credential=Credential(), transport=vault, retry_total=0)
+
+
+def test_what_key_vault_signs_is_checked_with_the_public_half_alone() -> None:
+    vault = Vault()
+    made = signer(vault)
+    public = made.public
+    assert public.algorithm == "es256"
+    for data in (b"", b"x", bytes(1000)):
+        signature = made.sign(data)
+        assert public.verifies(signature, data)
+        assert not public.verifies(signature, data + b"y")
+    assert vault.asked[0] == "GET /keys/evidence"
+    assert set(vault.asked[1:]) == {f"POST /keys/evidence/{VERSION}/sign"}, "one version signs all"
+
+
+def test_a_checkpoint_can_be_signed_by_key_vault() -> None:
+    made = signer(Vault())
+    checkpoint = note.Checkpoint("rekey-audit-0", 1, bytes(32))
+    text = note.signed(checkpoint, made.public, made.sign).text
+    assert note.parsed(text).is_by(made.public)
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (404, ConfigurationError),
+        (403, CredentialRefused),
+        (401, CredentialRefused),
+        (500, Unavailable),
+        (0, EndpointDown),
+    ],
+)
+def test_what_key_vault_refuses_leads_to_an_action_and_is_not_copied(
+    status: int, error: type[Exception]
+) -> None:
+    with pytest.raises(error) as caught:
+        signer(Vault(status)).sign(b"x")
+    assert caught.value.hint  # type: ignore[attr-defined]
+    assert SAID not in str(caught.value)
+
+
+def test_a_key_on_another_curve_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="not an EC key on P-256"):
+        _ = signer(Vault(curve=ec.SECP384R1())).public
+
+
+@pytest.mark.parametrize(
+    "url", ["http://a/keys/b", "https://a/secrets/b", "https://a/keys", "https://a/keys/b?c"]
+)
+def test_only_the_url_of_a_key_is_taken_for_one(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="not the https URL of a Key Vault key"):
+        signer(Vault(), url)
+    assert split_key_url(f"{URL}/v") == ("https://acme.vault.azure.net", "evidence", "v")
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "azure.keyvault.keys", None)
+    with pytest.raises(ConfigurationError, match="not installed") as error:
+        signer(Vault())
+    assert "rekey-tables[keyvault]" in error.value.hint
+
+
+def test_the_configuration_says_which_key_signs(tmp_path: Path) -> None:
+    usual = '[tables]\nendpoint = "https://a.table.core.windows.net"\n'
+    usual += '[restricted]\nendpoint = "https://b.table.core.windows.net"\n[evidence]\n'
+    path = tmp_path / "rekey.toml"
+    path.write_text(usual, "utf-8")
+    assert open_signer(load_config(path)) is None
+    path.write_text(f'{usual}key_vault = "{URL}"\n', "utf-8")
+    assert isinstance(open_signer(load_config(path)), KeyVaultSigner)
+    path.write_text(f'{usual}key_vault = "{URL}"\nkey_file = "x.pem"\n', "utf-8")
+    with pytest.raises(ConfigurationError, match="both key_file and key_vault"):
+        load_config(path)
+    path.write_text(f'{usual}key_file = "deep/x.pem"\n', "utf-8")
+    config = load_config(path)
+    assert config.evidence.key_file == tmp_path / "deep" / "x.pem"
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        open_signer(config)
