@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -110,11 +111,22 @@ class Project:
         return Accounts(self.tables, self.restricted)
 
     @contextmanager
-    def session(self, options: Options | None = None, stop: StopFlag | None = None) -> Iterator[Session]:
-        """Open a session as one command does."""
+    def session(
+        self,
+        options: Options | None = None,
+        stop: StopFlag | None = None,
+        loop: asyncio.Runner | None = None,
+    ) -> Iterator[Session]:
+        """Open a session as one command does; on a loop that outlives it if one is given."""
         config = self.config
         opened = Session.open(
-            config, self.scripts, options=options, stop=stop, connect_to=self.connect, clock=self.clock
+            config,
+            self.scripts,
+            options=options,
+            stop=stop,
+            connect_to=self.connect,
+            clock=self.clock,
+            loop=loop,
         )
         with opened as session:
             yield session

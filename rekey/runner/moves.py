@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from rekey.dualwrite.rules import TARGET, authority
 from rekey.errors import (
     ConfigurationError,
     Findings,
@@ -22,7 +23,7 @@ from rekey.errors import (
 )
 from rekey.mapper import Mapper
 from rekey.mapping.ids import SafeIds, new_key
-from rekey.phases import GATED, ORDER, ControlPhase, Phase, following
+from rekey.phases import GATED, LEAVES, ORDER, ControlPhase, Phase, following
 from rekey.planner.plan import PlanOptions, Subject, make_plan
 from rekey.planner.result import MigrationPlan, Plan
 from rekey.progress import Interruptible
@@ -31,6 +32,8 @@ from rekey.reconcile.report import Report
 from rekey.reconcile.sample import sample
 from rekey.runner.capture import catch_up
 from rekey.runner.control import ControlStore
+from rekey.runner.following import wait_for_present
+from rekey.runner.intents import sweep_journal
 from rekey.runner.phases import PHASES
 from rekey.runner.phases.backfill import swept_rows
 from rekey.runner.record import keep_plan, pass_gate
@@ -48,7 +51,8 @@ class Applied:
     Attributes:
         script_id: the migration.
         phases: the phases it carried out, in order.
-        caught_up: rows that a catch-up pass and sweep changed in the targets, when only that was left to do.
+        caught_up: rows that a catch-up pass and sweep changed in the targets, or intents of the journal that
+            were settled, when only that was left to do.
         next_phase: the phase behind the next gate, None when all is done.
         asks: what that gate asks for; empty when it is open.
     """
@@ -102,8 +106,8 @@ def apply(session: Session, script_id: str, *, to: Phase | None = None, check_ro
         session.ledger.apply(script_id, phase)
     after = session.ledger.applied(script_id)
     caught_up = 0
-    if before == after and after[-1] is Phase.RECONCILE and run.is_delta:
-        caught_up = session.do(catch_up(run)).changed + session.do(swept_rows(run))
+    if before == after:
+        caught_up = session.do(_catch_up(run, after[-1]))
     upcoming = following(after[-1])
     asks = session.do(PHASES[upcoming].gate(run)) if upcoming in GATED and upcoming else []
     return Applied(script_id, tuple(after[len(before) :]), caught_up, upcoming, tuple(asks))
@@ -115,6 +119,21 @@ def _keep(session: Session, script_id: str, planned: Plan, *, check_rows: bool) 
     inventory = planned.migrations[0].inventory
     if inventory is not None:
         session.state.set_fact(script_id, ESTIMATED_ROWS, str(inventory.rows.rows))
+
+
+async def _catch_up(run: Run, last: Phase) -> int:
+    """Do what there is to do between phases; return how many rows or intents that was about."""
+    if run.is_delta:
+        if last is not Phase.RECONCILE:
+            return 0
+        return (await catch_up(run)).changed + await swept_rows(run)
+    side = authority(LEAVES[last])
+    if side is None or last in (Phase.PREPARE, Phase.RETIRE):
+        return 0
+    if side == TARGET and not run.declared.migration.reverse:
+        return 0
+    swept = await sweep_journal(run, side)
+    return swept.settled
 
 
 def check_before_first_write(session: Session, script_id: str, *, check_rows: bool) -> Plan:
@@ -142,7 +161,9 @@ def check_before_first_write(session: Session, script_id: str, *, check_rows: bo
     return plan
 
 
-_USAGE_PROBLEMS = frozenset({"source-missing", "secret-missing", "capture-not-runnable"})
+_USAGE_PROBLEMS = frozenset(
+    {"source-missing", "secret-missing", "capture-not-runnable", "indexes-cannot-follow"}
+)
 _REFUSED_PROBLEMS = frozenset({"target-holds-rows", "declaration-moved", "secret-moved"})
 
 
@@ -229,13 +250,27 @@ def _require_comparable(run: Run, phase: ControlPhase) -> None:
             kept="everything; nothing was changed",
             hint=f"`rekey apply {run.script_id}` first",
         )
-    if phase is not ControlPhase.DUAL_WRITE and run.is_delta:
+    if not run.is_delta:
+        _require_following(run, phase)
+    elif phase is not ControlPhase.DUAL_WRITE:
         back = f"`rekey rollback {run.script_id}` copies the target's changes back and verifies"
         raise Refused(
             f"{run.script_id} is in `{phase}`: the application writes to {run.targets[0].name}, and with"
             ' capture "delta" nothing follows it, so differences say nothing',
             kept="the verification that opened the gate; `rekey status` shows it",
             hint=back if phase in (ControlPhase.CUTOVER, ControlPhase.FREEZE) else "there is nothing to do",
+        )
+
+
+def _require_following(run: Run, phase: ControlPhase) -> None:
+    """Refuse where no client keeps the other side current any more (capture "dual-write")."""
+    after_end = phase in (ControlPhase.COMPLETE, ControlPhase.RETIRED)
+    if after_end or (phase is ControlPhase.CUTOVER and not run.declared.migration.reverse):
+        raise Refused(
+            f"{run.script_id} is in `{phase}`: nothing follows {run.targets[0].name} any more, so differences"
+            " say nothing",
+            kept="the verification that opened the gate; `rekey status` shows it",
+            hint="there is nothing to do",
         )
 
 
@@ -271,6 +306,8 @@ def rollback(session: Session, script_id: str, *, to: ControlPhase | None, drop:
         if Phase.PREPARE not in undone:
             # An earlier rollback kept the targets; now they are to go.
             session.do(PHASES[Phase.PREPARE].undo(run))
+        # Only a client that has seen `source` last may find the control row gone.
+        session.do(wait_for_present(run))
         control = session.do(run.control.read())
         if control is not None:
             session.do(run.control.delete(control))

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from rekey.backfill.copier import Copier
@@ -36,6 +36,8 @@ from rekey.runner.align import aligned
 from rekey.runner.capture import begin_watermark
 from rekey.runner.control import ControlRow, ControlStore
 from rekey.runner.filelock import FileLock
+from rekey.runner.following import wait_for_present
+from rekey.runner.freeze import leave_old_freeze
 from rekey.runner.lease import RunnerLease
 from rekey.runner.ledger import Ledger, LedgerScript
 from rekey.runner.phases import PHASES
@@ -145,6 +147,7 @@ class Session:
         stop: StopFlag | None = None,
         connect_to: Callable[[Config], Accounts] = connect,
         clock: Clock | None = None,
+        loop: asyncio.Runner | None = None,
     ) -> Iterator[Session]:
         """Open a session for the time of one command.
 
@@ -156,6 +159,7 @@ class Session:
             stop: asked for stop requests.
             connect_to: connects the accounts; tests give tables in memory.
             clock: what waiting is asked of; the machine's clock by default.
+            loop: runs the work, and stays the caller's; by default one of the session's own.
 
         Raises:
             Locked: another process works with this state file.
@@ -166,7 +170,7 @@ class Session:
             lock = FileLock(config.state)
             stack.enter_context(lock)
             state = stack.enter_context(State.open(config.state, lock=lock))
-            loop = stack.enter_context(asyncio.Runner())
+            loop = loop or stack.enter_context(asyncio.Runner())
             accounts = connect_to(config)
             stack.callback(lambda: loop.run(accounts.close()))
             session = cls(
@@ -296,17 +300,12 @@ class Session:
         if row is None:
             return
         if row.phase is ControlPhase.FREEZE:
-            back_to = row.came_from or ControlPhase.DUAL_WRITE
-            self.do(run.control.move(ControlPhase.FREEZE, back_to))
-            self.progress.note(
-                f"{run.script_id}: left the freeze of a run that was cut off; back in `{back_to}`"
-            )
-            row = replace(row, phase=back_to)
+            row = self.do(leave_old_freeze(run, row))
         applied = self.ledger.applied(run.script_id)
         counts = aligned(row.phase, applied)
         self.ledger.unmark(run.script_id, [phase for phase in applied if phase not in counts])
         self.ledger.mark(run.script_id, [phase for phase in counts if phase not in applied])
-        if counts and counts[-1] is Phase.DUAL_WRITE:
+        if run.is_delta and counts and counts[-1] is Phase.DUAL_WRITE:
             # Marked, not carried out, if the state file was lost; the backfill is still to come.
             self.do(begin_watermark(run))
 
@@ -317,7 +316,7 @@ class Session:
         number = self.state.start_phase(script_id, phase)
         self.state.audit("phase-begun", script_id, {"phase": phase, "digest": run.declared.digest})
         try:
-            counters = self.do(PHASES[phase].run(run))
+            counters = self.do(self._with_clients(run, PHASES[phase].run))
         except Exception as error:
             self.state.finish_phase(number, type(error).__name__, {})
             self.state.audit("phase-stopped", script_id, {"phase": phase, "error": type(error).__name__})
@@ -329,6 +328,12 @@ class Session:
     def _undo_phase(self, script_id: str, phase: Phase) -> None:
         run = self.runs[script_id]
         self.state.audit("phase-undo", script_id, {"phase": phase})
-        self.do(PHASES[phase].undo(run))
+        self.do(self._with_clients(run, PHASES[phase].undo))
         self.state.audit("phase-undone", script_id, {"phase": phase})
         make_checkpoint(self.state, self.signer, f"{script_id}: `{phase}` taken back", self.progress)
+
+    async def _with_clients(self, run: Run, work: Callable[[Run], Awaitable[T]]) -> T:
+        """Begin work of a phase when all clients are where the control row is. A run may have been cut off
+        between a move and the end of its waiting."""
+        await wait_for_present(run)
+        return await work(run)
