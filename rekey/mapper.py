@@ -88,6 +88,21 @@ class Mapper:
             made.extend([TargetRow(number, made_row) for made_row in index.make_all(row, main)])
         return made
 
+    def target_keys(self, source_key: EntityKey) -> list[tuple[int, EntityKey]] | None:
+        """Return the table and key of every row that a source key gives, whatever its row holds.
+
+        None where keys depend on more than the old key, or the declaration cannot be applied to it.
+        """
+        if self.content_derived:
+            return None
+        row = {PARTITION_KEY: source_key.partition, ROW_KEY: source_key.row}
+        try:
+            found = [(0, key) for key in self._main.keys(row)]
+            found += [(number, key) for number, index in self._indexes for key in index.keys(row)]
+        except RowRefused:
+            return None
+        return found
+
     def source_key(self, target_row: Row) -> EntityKey:
         """Return the old key of a main target row from the row itself.
 
@@ -147,6 +162,10 @@ class _RowMaker:
         self._row = _key_maker(of.row_key, f"{where}.row_key", secrets, of.allow_empty)
         self.fill: Step = of.carry.compile(Scope(f"{where}.properties", secrets))
 
+    def keys(self, row: Row) -> list[EntityKey]:
+        """Return the keys of the rows that one source row gives."""
+        return [EntityKey(self._partition(row, ""), self._row(row, ""))]
+
     def make(self, row: Row, item: str, pointer: Row) -> Row:
         """Return one new row, with `pointer` among its properties. Refuses what the service would refuse."""
         out: Row = {PARTITION_KEY: self._partition(row, item), ROW_KEY: self._row(row, item), **pointer}
@@ -165,6 +184,13 @@ class _IndexMaker(_RowMaker):
         self._items: ItemsOf | None = None
         if index.each is not None:
             self._items = index.each.compile(Scope(f"{index.where}.each", secrets))
+
+    def keys(self, row: Row) -> list[EntityKey]:
+        """Return the keys of the index rows that one source row gives, each once."""
+        if self._items is None:
+            return super().keys(row)
+        found = [EntityKey(self._partition(row, item), self._row(row, item)) for item in self._items(row)]
+        return list(dict.fromkeys(found))
 
     def make_all(self, row: Row, main: Row) -> list[Row]:
         """Return the index rows of one source row, each key once."""

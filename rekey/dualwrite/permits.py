@@ -52,6 +52,9 @@ class Permits(Protocol):
         Entered while the permit is still in use, or with what `current` has just returned.
         """
 
+    def check(self, permit: Permit) -> None:
+        """Raise WritesRefused when a permit's time is over: a process that was held up must not write."""
+
     def current(self) -> Permit | None:
         """Return the permit that the last trusted reading of the control row gives, at once.
 

@@ -85,19 +85,45 @@ class MappingStore:
         wanted = frozenset(targets)
         for target in sorted(wanted):
             if target.table == 0:
-                await self._claim_main(source_key, target, still_owns)
+                await self.claim_main(source_key, target, still_owns)
+        await self.extend(source_key, forward, wanted)
+
+    async def extend(
+        self, source_key: EntityKey, forward: Forward | None, targets: Iterable[TargetKey]
+    ) -> str | None:
+        """List target keys in the forward row of a source key.
+
+        Args:
+            source_key: whose forward row.
+            forward: the row as read, None when there was none.
+            targets: the target keys to add.
+
+        Returns:
+            The forward row's new ETag; None when another writer changed the row meanwhile or nobody can tell:
+            the caller reads what it says now.
+
+        Raises:
+            RowRefused: more target keys than one forward row can list.
+        """
         known = forward.targets if forward else frozenset()
-        row = self.rows.forward_row(source_key, known | wanted)
+        row = self.rows.forward_row(source_key, known | frozenset(targets))
         try:
             if forward is None:
-                await self.table.insert(row)
-            else:
-                await self.table.replace(row, etag=forward.etag)
+                return await self.table.insert(row)
+            return await self.table.replace(row, etag=forward.etag)
         except (RowExists, RowMissing, ConditionFailed, Ambiguous):
-            # Another writer extended the forward row; the caller's next round reads what it says now.
-            return
+            return None
 
-    async def _claim_main(self, source_key: EntityKey, target: TargetKey, still_owns: StillOwns) -> None:
+    async def claim_absent(self, source_key: EntityKey, target_key: EntityKey) -> bool:
+        """Claim a main target key if nobody has; False when somebody has, or nobody can tell."""
+        try:
+            await self.table.insert(self.rows.reverse_row(source_key, target_key))
+        except (RowExists, Ambiguous):
+            return False
+        return True
+
+    async def claim_main(self, source_key: EntityKey, target: TargetKey, still_owns: StillOwns) -> None:
+        """Make a source key the owner of a main target key. Raises Collision."""
         row = self.rows.reverse_row(source_key, target.key)
         for _ in range(_MAX_ROUNDS):
             owner = await self.owner(target.key)

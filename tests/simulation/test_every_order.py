@@ -38,6 +38,7 @@ FOLLOWING: dict[str, tuple[World, bool, bool]] = {
     "delete, backfill": ((USERS, [ANN], [Do("delete", ANN)]), False, True),
     "delete, backfill again": ((USERS, [ANN], [Do("delete", ANN)]), True, True),
     "replace | replace": ((USERS, [ANN], [Do("replace", ANN_2), Do("replace", ANN_3)]), True, False),
+    "replace | replace back": ((USERS, [ANN], [Do("replace", ANN_2), Do("replace", ANN)]), True, False),
     "replace | delete": ((USERS, [ANN], [Do("replace", ANN_2), Do("delete", ANN)]), True, False),
     "insert | delete": ((USERS, [], [Do("insert", ANN), Do("delete", ANN)]), False, False),
 }
