@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rekey.backfill.copier import Copied
+from rekey.collector import patient_collector
 from rekey.concurrency import cancel
 from rekey.model import Row
 from rekey.state.models import Segment
@@ -58,7 +59,7 @@ async def read_windows(
             segment.rest, modified_from=modified_from, page_rows=min(size.rows, MAX_PAGE_ROWS)
         )
         async for page in pages:
-            page_bytes = sum(map(row_bytes, page.rows))
+            page_bytes = page.bytes or sum(map(row_bytes, page.rows))
             now = replace(
                 now,
                 cursor=page.cursor or now.cursor,
@@ -117,14 +118,15 @@ async def copy_segments(
     stopped = False
     windows = _ahead(read_windows(source, open_segments, size, modified_from=modified_from))
     try:
-        async for window in windows:
-            if stopped := stop_requested():
-                break
-            if len(under_way) == WINDOWS_UNDER_WAY:
+        with patient_collector():
+            async for window in windows:
+                if stopped := stop_requested():
+                    break
+                if len(under_way) == WINDOWS_UNDER_WAY:
+                    await finish_oldest()
+                under_way.append((window, asyncio.create_task(copy(window.rows))))
+            while under_way:
                 await finish_oldest()
-            under_way.append((window, asyncio.create_task(copy(window.rows))))
-        while under_way:
-            await finish_oldest()
     finally:
         await windows.aclose()
         await cancel(task for _, task in under_way)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
 
+from rekey.collector import patient_collector
 from rekey.concurrency import for_each
 from rekey.errors import RowRefused
 from rekey.model import PARTITION_KEY, ROW_KEY
@@ -61,7 +62,8 @@ async def full(
     """
     started_at = ctx.now()
     work = Partial.fresh(len(ctx.targets)) if partial is None else partial
-    await sum_up(ctx, work, checkpoint=checkpoint, checkpoint_rows=checkpoint_rows)
+    with patient_collector():
+        await sum_up(ctx, work, checkpoint=checkpoint, checkpoint_rows=checkpoint_rows)
     differing = [
         expected.differing(actual) for expected, actual in zip(work.expected, work.actual, strict=True)
     ]

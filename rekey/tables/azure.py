@@ -270,15 +270,18 @@ class AzureTable:
         cursor = within.after
         filters = [both(one, changed) for one in range_filters(within)]
         async with aclosing(self._pages(filters, common)) as pages:
-            async for rows, more in pages:
+            async for fetched, more in pages:
+                rows = fetched.rows
                 if rows:
                     cursor = key_of(rows[-1])
+                if select is not None:
+                    rows = [projected(row, select) for row in rows]
                 if rows or more:
-                    yield Page(rows if select is None else [projected(row, select) for row in rows], cursor)
+                    yield Page(rows, cursor, fetched.bytes)
 
     async def _pages(
         self, filters: Sequence[str], common: Sequence[tuple[str, str]]
-    ) -> AsyncGenerator[tuple[list[Row], bool], None]:
+    ) -> AsyncGenerator[tuple[Fetched, bool], None]:
         """Iterate over the answers of several queries, one after the other, and whether more follow."""
         queries = [[*common, ("$filter", one)] if one else list(common) for one in filters]
         ahead = asyncio.ensure_future(self._fetch(queries[0], [])) if queries else None
@@ -292,7 +295,7 @@ class AzureTable:
                 ahead = (
                     asyncio.ensure_future(self._fetch(queries[at], following)) if at < len(queries) else None
                 )
-                yield fetched.rows, ahead is not None
+                yield fetched, ahead is not None
         finally:
             if ahead is not None:
                 ahead.cancel()

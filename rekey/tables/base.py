@@ -61,10 +61,12 @@ class Page:
     Attributes:
         rows: wire rows in service order.
         cursor: everything up to and including this key has been returned; None if nothing was yet.
+        bytes: how large the rows were on the wire; 0 where there was no wire.
     """
 
     rows: list[Row] = field(repr=False)
     cursor: EntityKey | None = field(repr=False)
+    bytes: int = 0
 
 
 class Table(Protocol):

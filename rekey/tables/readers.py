@@ -26,6 +26,7 @@ class Fetched(NamedTuple):
 
     rows: list[Row]
     continuation: list[tuple[str, str]] | None
+    bytes: int
 
 
 def _check(answer: Answer, doing: str) -> None:
@@ -59,12 +60,12 @@ def read_page(answer: Answer, doing: str) -> Fetched:
     _check(answer, doing)
     partition = answer.headers.get("x-ms-continuation-NextPartitionKey")
     if partition is None:
-        return Fetched(decode_rows(answer.body), None)
+        return Fetched(decode_rows(answer.body), None, len(answer.body))
     continuation = [("NextPartitionKey", partition)]
     row = answer.headers.get("x-ms-continuation-NextRowKey")
     if row is not None:
         continuation.append(("NextRowKey", row))
-    return Fetched(decode_rows(answer.body), continuation)
+    return Fetched(decode_rows(answer.body), continuation, len(answer.body))
 
 
 def read_etag(answer: Answer, doing: str, operation: Operation) -> list[str | None]:
