@@ -22,7 +22,7 @@ _before = gc.get_threshold()
 @contextmanager
 def patient_collector() -> Iterator[None]:
     """Look for cycles rarely, as long as any such context is open in this process."""
-    global _streams, _before  # noqa: PLW0603 - the collector is the process's, and so is its setting
+    global _streams, _before
     if not _streams:
         _before = gc.get_threshold()
         gc.set_threshold(*_PATIENT)
