@@ -1,319 +1,151 @@
-"""An application on tables in memory: clients of a dual-write migration that write while the runner works.
-
-Everything runs in one event loop, which outlives the sessions of the runner; between two commands of the runner
-the application stands still, as everything does.
-"""
+"""Driving TableClients alike, whichever they are: the SDK's or ours, asynchronous or not."""
 
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import random
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, TypeVar
+import inspect
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any
 
-from rekey.concurrency import cancel
-from rekey.dualwrite.counters import Counters
-from rekey.dualwrite.journal import Journal
-from rekey.dualwrite.lease import ClientLease, LeaseSettings
-from rekey.dualwrite.propagate import Propagator
-from rekey.dualwrite.reading import ClientFacts
-from rekey.dualwrite.rules import View
-from rekey.dualwrite.writer import Writer
-from rekey.errors import WritesRefused
-from rekey.mapper import Mapper
-from rekey.mapping.ids import SafeIds
-from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE, MappingRows
-from rekey.mapping.store import MappingStore
-from rekey.model import EntityKey, Row, content_of, key_of
-from rekey.phases import ControlPhase, Phase
-from rekey.runner import moves
-from rekey.runner.control import ControlRow, ControlStore
-from rekey.runner.moves import Mode
-from rekey.runner.run import Options
-from rekey.runner.session import Session, fingerprints_of
-from rekey.tables.base import Operation, Verb
-from rekey.tables.clock import TICKS_PER_SECOND
-from tests.projects import Project
-from tests.worlds import SECRET
+from azure.core.credentials import AzureNamedKeyCredential
+from azure.core.exceptions import AzureError
+from azure.data.tables import TableClient, TableEntity
+from azure.data.tables.aio import TableClient as AsyncTableClient
 
-T = TypeVar("T")
+from rekey import DualWriteTableClient
+from rekey.aio import DualWriteTableClient as AsyncDualWriteTableClient
+from rekey.declaration import Declared
+from rekey.dualwrite.reading import LeaseSettings
+from rekey.rehearse.azurite import Azurite, AzuriteAccount
 
-application: contextvars.ContextVar[bool] = contextvars.ContextVar("application", default=False)
-"""True in tasks of the application: a gate can tell its calls from the runner's."""
-
-QUICK = LeaseSettings(poll_s=1.0, lease_s=15.0, longest_operation_s=30.0, freeze_wait_s=60.0)
+QUICK = LeaseSettings(poll_s=0.05, lease_s=15.0, longest_operation_s=30.0, freeze_wait_s=0.3)
+LISTING = frozenset({"list_entities", "query_entities"})
 
 
-@dataclass
-class Company:
-    """A project, its application, and the loop both live in."""
+@dataclass(frozen=True)
+class Outcome:
+    """What a call gave: in a form in which two clients can be compared."""
 
-    project: Project
-    script_id: str
-    loop: asyncio.Runner = field(default_factory=asyncio.Runner)
-    clients: list[Client] = field(default_factory=list)
-    traffic: list[asyncio.Task[None]] = field(default_factory=list)
-
-    def do(self, work: Coroutine[Any, Any, T]) -> T:
-        """Let the application, and whatever else is under way, run until some work is done."""
-        return self.loop.run(work)
-
-    def live(self, seconds: float) -> None:
-        """Let time pass."""
-        self.do(self.project.clock.sleep(seconds))
-
-    def client(self, view: View = View.OLD, name: str = "", **how: Any) -> Client:
-        """Start a client."""
-        made = Client(self, view, name or f"app-{len(self.clients)}", **how)
-        self.clients.append(made)
-        self.do(made.start())
-        return made
-
-    def writes(self, work: Coroutine[Any, Any, None]) -> None:
-        """Begin traffic that goes on while the runner works."""
-
-        async def begin() -> asyncio.Task[None]:
-            application.set(True)
-            return asyncio.ensure_future(work)
-
-        self.traffic.append(self.do(begin()))
-
-    def quiet(self) -> None:
-        """End all traffic, and show its faults."""
-
-        async def end() -> None:
-            for task in self.traffic:
-                if task.done():
-                    task.result()
-            await cancel(self.traffic)
-
-        self.do(end())
-        self.traffic.clear()
-
-    def settle(self) -> None:
-        """End traffic and let every client finish what it holds open."""
-        self.quiet()
-        self.do(self._settle())
-
-    async def _settle(self) -> None:
-        for client in self.clients:
-            if client.writer is not None and not client.dead:
-                await client.writer.settle()
-
-    def close(self) -> None:
-        """End everything."""
-        self.quiet()
-        for client in self.clients:
-            if not client.dead:
-                self.do(client.close())
-        self.loop.close()
-
-    # --- commands -----------------------------------------------------------------------------------------
-
-    @contextmanager
-    def session(self, options: Options | None = None) -> Iterator[Session]:
-        """A session of the runner in the application's loop."""
-        with self.project.session(options, loop=self.loop) as session:
-            yield session
-
-    def apply(self, to: Phase | None = None, options: Options | None = None) -> moves.Applied:
-        """`rekey apply`."""
-        with self.session(options) as session:
-            return moves.apply(session, self.script_id, to=to)
-
-    def rollback(self, to: ControlPhase | None = None, *, drop: bool | None = None) -> list[Phase]:
-        """`rekey rollback`."""
-        with self.session(Options(drop_targets=bool(drop))) as session:
-            return moves.rollback(session, self.script_id, to=to, drop=drop)
-
-    def verify(self, *, repair: bool = False) -> Any:
-        """`rekey verify --mode full`; returns the report."""
-        with self.session() as session:
-            return moves.verify(session, self.script_id, mode=Mode.FULL, repair=repair)
-
-    def retire(self) -> None:
-        """`rekey retire`."""
-        source = self.project.scripts[self.script_id].migration.source
-        with self.session(Options(typed_table=source)) as session:
-            moves.retire(session, self.script_id)
-
-    # --- looking ------------------------------------------------------------------------------------------
-
-    @property
-    def control(self) -> ControlRow | None:
-        """The control row."""
-        return self.do(ControlStore(self.project.restricted, self.script_id).read())
-
-    @property
-    def phase(self) -> ControlPhase | None:
-        """What the control row says."""
-        return None if self.control is None else self.control.phase
-
-    @property
-    def intents(self) -> list[Row]:
-        """What is in the journal."""
-        return self.project.restricted.dump(JOURNAL_TABLE)
-
-    @property
-    def mapper(self) -> Mapper:
-        """The mapping."""
-        return Mapper(self.project.scripts[self.script_id].migration, {"users": SECRET})
-
-    def expected(self) -> dict[str, dict[EntityKey, Row]]:
-        """What every target should hold, from what the source holds."""
-        mapper = self.mapper
-        tables: dict[str, dict[EntityKey, Row]] = {name: {} for name in mapper.tables}
-        for row in self.project.rows(mapper.migration.source):
-            for number, mapped in mapper.map(row):
-                tables[mapper.tables[number]][key_of(mapped)] = mapped
-        return tables
-
-    def actual(self) -> dict[str, dict[EntityKey, Row]]:
-        """What every target holds."""
-        return {
-            name: {key_of(row): content_of(row) for row in self.project.rows(name)}
-            for name in self.mapper.tables
-        }
-
-    def assert_in_step(self) -> None:
-        """Both sides say the same."""
-        assert self.actual() == self.expected()
+    call: str
+    result: Any = None
+    error: tuple[Any, ...] | None = None
 
 
-class Client:
-    """One client of the application: a lease and, once there is a control row, a writer."""
-
-    def __init__(
-        self,
-        company: Company,
-        view: View,
-        name: str,
-        *,
-        settings: LeaseSettings = QUICK,
-        digest: str = "",
-    ) -> None:
-        project = company.project
-        declared = project.scripts[company.script_id]
-        clock = project.clock
-        self.company, self.view, self.name = company, view, name
-        self.dead = False
-        self.writer: Writer | None = None
-        self.counters = Counters()
-        self.lease = ClientLease(
-            project.restricted,
-            ClientFacts(
-                company.script_id,
-                digest or declared.digest,
-                fingerprints_of({"users": SECRET}) if "users" in declared.path.read_text() else {},
-                view,
-                name,
-            ),
-            settings=settings,
-            settle=self._settle,
-            counters=self.counters.as_dict,
-            monotonic=lambda: clock.ticks() / TICKS_PER_SECOND,
-            sleep=clock.sleep,
-        )
-
-    async def start(self) -> None:
-        """Register."""
-        application.set(True)
-        await self.lease.start()
-
-    async def close(self) -> None:
-        """End as a process ends that is stopped."""
-        application.set(True)
-        await self.lease.close()
-        if self.writer is not None:
-            await self.writer.close()
-
-    async def die(self) -> None:
-        """End as a process ends that is killed: nothing is given back, nothing is said."""
-        self.dead = True
-        await cancel(self.lease._tasks.values())
-
-    async def write(self, *operations: Operation) -> list[str | None]:
-        """Write through the client."""
-        application.set(True)
-        control = self.lease.control
-        if self.writer is None and control is not None:
-            self.writer = self._writer(control)
-        if self.writer is not None:
-            return await self.writer.write(operations)
-        async with self.lease.operation(writes=True):
-            [operation] = operations
-            table = self.company.project.tables.table(self.company.mapper.migration.source)
-            return await table.transact([operation])
-
-    def _writer(self, control: ControlRow) -> Writer:
-        project, mapper = self.company.project, self.company.mapper
-        rows = MappingRows(
-            self.company.script_id, mapper.migration.source, mapper.tables, SafeIds(control.id_key)
-        )
-        propagator = Propagator(
-            project.tables.table(mapper.migration.source),
-            [project.tables.table(name) for name in mapper.tables],
-            mapper,
-            MappingStore(project.restricted.table(MAPPING_TABLE), rows),
-        )
-        return Writer(
-            self.view,
-            self.lease.client_id,
-            propagator=propagator,
-            journal=Journal(project.restricted.table(JOURNAL_TABLE), self.company.script_id),
-            permits=self.lease,
-            counters=self.counters,
-        )
-
-    async def _settle(self) -> None:
-        if self.writer is not None:
-            await self.writer.settle()
+def described(value: Any) -> Any:
+    """Return a result without what differs from run to run (ETags, dates), but with that it was there."""
+    if isinstance(value, TableEntity):
+        metadata = {name: type(one).__name__ for name, one in value.metadata.items()}
+        return ("entity", {name: typed(one) for name, one in value.items()}, metadata)
+    if isinstance(value, Mapping):
+        return {name: described(one) if name == "content" else shape(name, one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [described(one) for one in value]
+    return value if value is None else repr(value)
 
 
-Change = Callable[[random.Random, Row | None], Row]
-"""Makes the next content of a row of one client's view from what it is now."""
+def typed(value: Any) -> Any:
+    """Return a value with its type, and the digits of a time that Python's datetime lacks."""
+    return type(value).__name__, value, getattr(value, "tables_service_value", None)
 
 
-async def traffic(
-    client: Client, keys: list[EntityKey], change: Change, ledger: dict[EntityKey, Row | None], seed: int
-) -> None:
-    """Insert, replace, merge and delete rows of a client's own, without end, and note what was acknowledged.
-
-    Args:
-        client: through which.
-        keys: its own keys, in its view; nobody else writes under them.
-        change: makes content; the key is added.
-        ledger: what is there, None for a row that was deleted.
-        seed: of the choices.
-    """
-    rng = random.Random(seed)
-    clock = client.company.project.clock
-    while True:
-        key = rng.choice(keys)
-        now = ledger.get(key)
-        row = {**change(rng, now), "PartitionKey": key.partition, "RowKey": key.row}
-        verb = Verb.INSERT if now is None else rng.choice((Verb.REPLACE, Verb.MERGE, Verb.DELETE))
-        if rng.random() < 0.2:
-            verb = Verb.INSERT_OR_REPLACE
-        operation = Operation(verb, row, None if verb in (Verb.INSERT, Verb.INSERT_OR_REPLACE) else "*")
-        try:
-            await client.write(operation)
-        except WritesRefused as refused:
-            if not refused.retryable:
-                raise
-        else:
-            ledger[key] = None if verb is Verb.DELETE else row
-        await clock.sleep(rng.choice((0.0, 0.05, 0.3)))
+def shape(name: str, value: Any) -> Any:
+    """Return what can be compared of one piece of metadata."""
+    if name in ("etag", "odata.etag"):
+        return value is not None and value.startswith('W/"')
+    if name in ("date", "Timestamp", "odata.metadata"):
+        return type(value).__name__ if not isinstance(value, str) else isinstance(value, str)
+    return value
 
 
-def company(folder: Path, script: str, rows: list[Row]) -> Company:
-    """Return a company with a script and a source that holds rows."""
-    project = Project(folder)
-    script_id = project.script(script.replace('capture="delta"', 'capture="dual-write"'), "0001_subject.py")
-    made = Company(project, script_id)
-    made.do(project.fill(project.scripts[script_id].migration.source, rows))
-    return made
+def failure(error: Exception) -> tuple[Any, ...]:
+    """Return what programs look at in an exception."""
+    if not isinstance(error, AzureError):
+        return type(error).__name__, str(error)[:40]
+    code = getattr(error, "error_code", None)
+    return (
+        type(error).__name__,
+        getattr(error, "status_code", None),
+        None if code is None else str(getattr(code, "value", code)),
+        getattr(error, "index", None),
+    )
+
+
+class Driver:
+    """Calls a client's methods, awaits what must be awaited, and keeps what came of each call."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+        self.log: list[Outcome] = []
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                result = await self.raw(name, *args, **kwargs)
+            except Exception as error:
+                self.log.append(Outcome(name, error=failure(error)))
+                return None
+            self.log.append(Outcome(name, described(result)))
+            return result
+
+        return call
+
+    async def raw(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method; what it raises is raised. Pages are read to the end, page by page."""
+        method = getattr(self.client, name)
+        if isinstance(self.client, AsyncTableClient):
+            found = method(*args, **kwargs)
+            if name in LISTING:
+                return [[one async for one in page] async for page in found.by_page()]
+            return await found if inspect.isawaitable(found) else found
+
+        def work() -> Any:
+            found = method(*args, **kwargs)
+            return [list(page) for page in found.by_page()] if name in LISTING else found
+
+        return await asyncio.to_thread(work)
+
+
+class Closing:
+    """A client, closed whichever kind it is."""
+
+    def __init__(self, client: Any) -> None:
+        self.driver = Driver(client)
+
+    async def __aenter__(self) -> Driver:
+        return self.driver
+
+    async def __aexit__(self, *_args: object) -> None:
+        await self.driver.raw("close")
+
+
+def credential(account: AzuriteAccount) -> AzureNamedKeyCredential:
+    """Return the credential of an account."""
+    return AzureNamedKeyCredential(account.name, account.key)
+
+
+def plain(azurite: Azurite, table: str, *, sync: bool) -> AbstractAsyncContextManager[Driver]:
+    """Open the SDK's own client."""
+    kind = TableClient if sync else AsyncTableClient
+    return Closing(kind(azurite.tables.endpoint, table, credential=credential(azurite.tables)))
+
+
+def ours(
+    azurite: Azurite, table: str, declared: Declared, secrets: Mapping[str, bytes], *, sync: bool, **more: Any
+) -> AbstractAsyncContextManager[Driver]:
+    """Open the dual write client."""
+    kind = DualWriteTableClient if sync else AsyncDualWriteTableClient
+    client = kind(
+        azurite.tables.endpoint,
+        table,
+        credential=credential(azurite.tables),
+        migration=declared,
+        restricted_endpoint=azurite.restricted.endpoint,
+        restricted_credential=credential(azurite.restricted),
+        secrets=secrets,
+        **{"settings": QUICK, "shadow_reads": 0.0, **more},
+    )
+    return Closing(client)
+
+
