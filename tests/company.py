@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 from rekey.concurrency import cancel
 from rekey.dualwrite.counters import Counters
 from rekey.dualwrite.journal import Journal
-from rekey.dualwrite.lease import ClientLease, LeaseSettings
+from rekey.dualwrite.lease import ClientLease
 from rekey.dualwrite.propagate import Propagator
-from rekey.dualwrite.reading import ClientFacts
+from rekey.dualwrite.reading import ClientFacts, LeaseSettings
 from rekey.dualwrite.rules import View
 from rekey.dualwrite.writer import Writer
 from rekey.errors import WritesRefused

@@ -17,7 +17,7 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rekey.concurrency import cancel
-from rekey.dualwrite.lease import LeaseSettings
+from rekey.dualwrite.reading import LeaseSettings
 from rekey.dualwrite.registry import SAFETY_S
 from rekey.dualwrite.rules import TARGET, Side
 from rekey.errors import Refused

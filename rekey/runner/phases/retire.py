@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from rekey.concurrency import for_each
 from rekey.delta.passes import later
-from rekey.dualwrite.lease import LeaseSettings
+from rekey.dualwrite.reading import LeaseSettings
 from rekey.dualwrite.registry import SAFETY_S
 from rekey.errors import ConditionFailed, Findings, RowMissing
 from rekey.model import Row, etag_of, key_of
