@@ -10,6 +10,9 @@ Rules kept here:
 * An answer is lost in three ways: the write took effect; it did not; it will, at some later moment.
 * Where all that an actor is about to do concerns tables that nobody else touches, the others' next calls are
   put off: they commute with it, so every other order ends in the same states.
+* Where two calls that wait at the same time commute, one order of the two is enough: whoever is first by a
+  fixed order goes first, and the other order, which ends in the same state, is not followed. (With a bound on
+  preemptions only for calls of one process, because there it matters who goes first.)
 * A preemption is to go on with another actor although the last one could. With a bound, runs with few
   preemptions come first, so that a state is first seen with the fewest it can be reached with. Late
   requests, crashes and time are no preemptions. A search that was not cut anywhere says that it is complete.
@@ -77,6 +80,14 @@ class Scenario(ABC):
         """Tell whether a call concerns only what no actor but its own ever touches."""
         return False
 
+    def marks(self) -> Hashable:
+        """Return what is noted beside tables and answers, and depends on the order of calls that commute."""
+        return None
+
+    def is_marking(self, _one: Held) -> bool:
+        """Tell whether a call is noted in `marks` when it takes effect."""
+        return False
+
     def ticking(self, _call: Call) -> bool:
         """Tell whether the tables' clock moves after a call."""
         return False
@@ -93,6 +104,8 @@ class Budget:
     failures: int = 0
     """Calls, reads as well, that the service refuses as too busy."""
     preemptions: int | None = None
+    all_orders: bool = False
+    """Whether orders that are taken for equal are followed all the same: to show that they are."""
 
 
 @dataclass
@@ -105,6 +118,8 @@ class Searched:
     steps: int = 0
     bounded: int | None = None
     """The bound on preemptions, if it cut anything."""
+    ends: set[int] = field(default_factory=set)
+    """What was durable at the end, of all runs."""
     loss: str = ""
     schedule: list[str] = field(default_factory=list)
     """The choices that lead to the loss, for a reader."""
@@ -160,6 +175,7 @@ class Search:
             texts: list[str] = []
             try:
                 for place in branch:
+                    run.look()
                     choice = run.choices()[place]
                     texts.append(choice.text)
                     run.take(choice)
@@ -167,6 +183,7 @@ class Search:
                 if self._follow(run, branch, preemptions, texts):
                     self.result.schedules += 1
                     run.finish()
+                    self.result.ends.add(hash(run.scenario.durable()))
                     if wrong := run.scenario.wrong() or run.scenario.broken():
                         self._lost(wrong, texts)
             finally:
@@ -176,6 +193,7 @@ class Search:
         """Go on until the run's end (True) or into a state that was seen or is broken."""
         path = list(branch)
         while True:
+            run.look()
             choices = run.choices()
             state = hash(run.state())
             if state in self._seen:
@@ -186,16 +204,18 @@ class Search:
                 self._lost(broken, texts)
                 return False
             if not choices:
-                return True
+                return run.is_over()
             first = self._note_others(choices, path, preemptions)
+            if first is None:
+                return False
             path.append(first)
             texts.append(choices[first].text)
             run.take(choices[first])
             self.result.steps += 1
 
-    def _note_others(self, choices: list[_Choice], path: list[int], preemptions: int) -> int:
+    def _note_others(self, choices: list[_Choice], path: list[int], preemptions: int) -> int | None:
         """Return which choice to follow, one that costs nothing; the others are for later."""
-        first = next(number for number, one in enumerate(choices) if not one.cost)
+        first = next((number for number, one in enumerate(choices) if not one.cost), None)
         bound = self._budget.preemptions
         for number in range(len(choices) - 1, -1, -1):
             if number != first:
@@ -216,6 +236,7 @@ class _Run:
 
     def __init__(self, scheduler: Scheduler, make: Callable[[Scheduler], Scenario], budget: Budget) -> None:
         self.scheduler = scheduler
+        scheduler.in_order = budget.all_orders
         self.scenario = make(scheduler)
         self._budget = budget
         self._crashes, self._lost_answers = budget.crashes, budget.lost_answers
@@ -223,6 +244,11 @@ class _Run:
         self._current: Actor | None = None
         """Who did the last step; noted only where preemptions are counted."""
         self._works: dict[str, Callable[[], object]] = {}
+        self._able_now: list[Held] = []
+        self._last: Held | None = None
+        """The last call, if all it did was to take effect."""
+        self._waited: frozenset[Held] = frozenset()
+        """What waited at the gate beside it."""
 
     def begin(self) -> None:
         self.scheduler.loop.run(self.scenario.prepare())
@@ -244,11 +270,19 @@ class _Run:
 
     # --- what can happen ---------------------------------------------------------------------------------
 
+    def look(self) -> None:
+        """Look at who waits at the gate. Raises what an actor fell over."""
+        self._raise_faults()
+        self._able_now = self._able()
+
+    def is_over(self) -> bool:
+        """Tell whether nobody waits for anything (otherwise all that can happen is followed elsewhere)."""
+        return not self._able_now
+
     def choices(self) -> list[_Choice]:
         """Return all that can happen next, in an order that depends on the state alone."""
-        self._raise_faults()
         choices: list[_Choice] = []
-        able = self._able()
+        able = self._able_now
         for one in able:
             self._release_choices(one, choices)
         if self._crashes:
@@ -266,7 +300,8 @@ class _Run:
         actor = one.actor.name
         text = f"{actor}: {one.call.action} {one.call.table}" + (" (late)" if one.late else "")
         cost = 0 if one.late else self._cost_of(one.actor)
-        choices.append(_Choice("release", text, one, cost=cost))
+        if not self._goes_first(one):
+            choices.append(_Choice("release", text, one, cost=cost))
         if one.late or not self._may_crash(one.actor):
             return
         if self._lost_answers and one.call.writes:
@@ -311,6 +346,23 @@ class _Run:
         """Whoever did the last step goes first: the first continuation has no preemption."""
         return (one.late, one.actor is not self._current)
 
+    def _goes_first(self, one: Held) -> bool:
+        """Tell whether a call commutes with the last one and should have gone before it."""
+        last = self._last
+        if last is None or one not in self._waited or not one.commutes(last) or one.late != last.late:
+            return False
+        if self._budget.all_orders:
+            return False
+        if one.actor is not last.actor and (
+            self._budget.preemptions is not None or self.scenario.is_marking(one)
+        ):
+            return False
+        return self._rank(one) < self._rank(last)
+
+    @staticmethod
+    def _rank(one: Held) -> tuple[str, str]:
+        return (one.actor.name, one.text)
+
     def _cost_of(self, actor: Actor) -> int:
         current = self._current
         if self._budget.preemptions is None or current is None or actor is current:
@@ -324,10 +376,16 @@ class _Run:
 
     def take(self, choice: _Choice) -> None:
         one, scheduler = choice.held, self.scheduler
+        waited, marks = frozenset(scheduler.held), self.scenario.marks()
+        self._last = None
         if one is not None:
             if self._budget.preemptions is not None and not one.late:
                 self._current = one.actor
+            ticks = scheduler.clock.ticks()
             self._answer(choice.kind, one)
+            plain = choice.kind == "release" and scheduler.clock.ticks() == ticks
+            if plain and self.scenario.marks() == marks:
+                self._last, self._waited = one, waited
         elif choice.actor is not None:
             self._crashes -= 1
             scheduler.kill(choice.actor, late=choice.kind == "kill late")

@@ -21,7 +21,7 @@ from contextvars import Context, ContextVar, copy_context
 from typing import Any
 
 OWNER: ContextVar[Any] = ContextVar("owner", default=None)
-"""Who the running task belongs to; None is whoever drives the simulation."""
+"""Who the running task belongs to; None is whoever drives the simulation. An owner has `made(task, by)`."""
 
 
 class Handle:
@@ -159,9 +159,12 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def create_task(  # type: ignore[override]
         self, coro: Any, *, name: str | None = None, context: Context | None = None
     ) -> asyncio.Task[Any]:
+        owner = OWNER.get() if context is None else context.get(OWNER)
         task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=name or "task", context=context)
-        self._tasks[task] = OWNER.get() if context is None else context.get(OWNER)
+        self._tasks[task] = owner
         task.add_done_callback(self._ended)
+        if owner is not None:
+            owner.made(task, asyncio.current_task(self) if context is None else None)
         return task
 
     def get_debug(self) -> bool:

@@ -8,10 +8,12 @@ Rules kept here:
   at once, which take effect, and are answered, in any order.
 * A write that was sent goes its own way: when its sender dies, gives up waiting or loses the connection, the
   request is late: it lands at some later moment, or never.
-* What an actor is doing is a function of what it was answered and when: the chain of its answers, in the
-  order in which they came, with the content of the tables and the time, names a state. Two runs in the same
-  state have the same future, and one of them is enough. (The order in which one process got the answers to
-  calls that it made at once is kept apart: it may remember it.)
+* What an actor is doing is a function of what its tasks were answered and when: the chains of their answers,
+  with the content of the tables and the time, name a state. Two runs in the same state have the same future,
+  and one of them is enough. Each task has a chain of its own, named by who made it, when, and as which: so
+  nothing depends on the order in which a process iterates over anything. What is taken for granted: a
+  process does not remember in which order answers came that several of its tasks waited for at once (a test
+  compares with a search that does not take it for granted).
 """
 
 from __future__ import annotations
@@ -34,16 +36,33 @@ from tests.simulation.loop import OWNER, SimulatedLoop
 
 @dataclass(eq=False)
 class Actor:
-    """A process that works on the tables, and the chain of what it was answered."""
+    """A process that works on the tables, and what it was answered: one chain for each of its tasks."""
 
     name: str
     task: asyncio.Task[Any] | None = None
-    answers: int = 0
     dead: bool = False
+    in_order: bool = False
+    """Whether the order of answers to different tasks is kept apart as well."""
+    answers: int = 0
+    """The sum over the chains of all tasks that ever were: the order of summands is of no importance."""
+    _chains: dict[asyncio.Task[Any] | None, tuple[int, int, int]] = field(default_factory=dict)
+    """Of each task: its name, its chain, and how many tasks it made."""
 
-    def learn(self, what: str, answer: object, now: float) -> None:
-        """Add an answer to the chain."""
-        self.answers = hash((self.answers, what, repr(answer), now))
+    def made(self, task: asyncio.Task[Any], by: asyncio.Task[Any] | None) -> None:
+        """Note a new task and who made it."""
+        name, chain, number = self._chains.get(by, (0, 0, 0))
+        self._chains[by] = (name, chain, number + 1)
+        self._chains[task] = (hash((name, chain, number)), 0, 0)
+
+    def learn(self, task: asyncio.Task[Any] | None, what: str, answer: object, now: float) -> None:
+        """Add an answer to a task's chain."""
+        name, chain, number = self._chains.get(task, (0, 0, 0))
+        then = hash((chain, what, repr(answer), now))
+        self._chains[task] = (name, then, number)
+        if self.in_order:
+            self.answers = hash((self.answers, name, then))
+        else:
+            self.answers += hash((name, then)) - (hash((name, chain)) if chain else 0)
 
     @property
     def ended(self) -> bool:
@@ -56,17 +75,21 @@ class Held:
     """A call at the gate.
 
     Attributes:
+        task: its caller.
         answer: what its caller waits for.
         effect: does it; None for calls that the caller does itself as soon as it may go on.
         late: nobody waits for the answer any more.
         since: when it came to the gate.
+        key: what a get is about.
     """
 
     actor: Actor
     call: Call
+    task: asyncio.Task[Any] | None
     answer: asyncio.Future[Any]
     effect: Callable[[], Any] | None
     since: float
+    key: EntityKey | None = None
     late: bool = False
     _text: str = ""
 
@@ -78,6 +101,20 @@ class Held:
             writes = [(one.verb, one.row, one.etag) for one in call.operations]
             self._text = f"{call.action} {call.table} {writes}" if writes else f"{call.action} {call.table}"
         return self._text
+
+    def commutes(self, other: Held) -> bool:
+        """Tell whether the two may take effect in either order with the same answers and the same content."""
+        mine, others = self.call, other.call
+        if not (mine.writes or others.writes) or mine.table != others.table:
+            return True
+        ours, theirs = self._keys(), other._keys()
+        return bool(ours and theirs) and not ours & theirs
+
+    def _keys(self) -> set[EntityKey]:
+        """The keys it concerns, none when it concerns more than its keys say."""
+        if self.key is not None:
+            return {self.key}
+        return {one.key for one in self.call.operations}
 
 
 class HeldService(MemoryTableService):
@@ -130,7 +167,7 @@ class HeldTable(MemoryTable):
             stored = self._service.rows(self.name).rows.get(key.order)
             return None if stored is None else stored.as_read(select)
 
-        found: Row | None = await scheduler.call(actor, Call(f"get {key}", self.name, (), 0), effect)
+        found: Row | None = await scheduler.call(actor, Call(f"get {key}", self.name, (), 0), effect, key)
         return found
 
     async def scan(
@@ -174,6 +211,10 @@ class Scheduler:
     held: list[Held] = field(default_factory=list)
     actors: list[Actor] = field(default_factory=list)
     ticking: Callable[[Call], bool] = lambda _call: False
+    released: Callable[[Held], None] = lambda _one: None
+    """Told of every call that is about to take effect."""
+    in_order: bool = False
+    """Whether states are kept apart by the order of answers that one process waits for at once."""
     clock: FakeClock = field(default_factory=FakeClock)
 
     def __post_init__(self) -> None:
@@ -187,11 +228,14 @@ class Scheduler:
         actor: Actor | None = OWNER.get()
         return actor
 
-    async def call(self, actor: Actor, call: Call, effect: Callable[[], Any] | None) -> Any:
+    async def call(
+        self, actor: Actor, call: Call, effect: Callable[[], Any] | None, key: EntityKey | None = None
+    ) -> Any:
         """Wait at the gate; return what the call gave when it took effect."""
         if actor.dead:
             raise asyncio.CancelledError
-        one = Held(actor, call, self.loop.create_future(), effect, self.loop.now)
+        task = asyncio.current_task()
+        one = Held(actor, call, task, self.loop.create_future(), effect, self.loop.now, key)
         self.held.append(one)
         try:
             return await one.answer
@@ -210,13 +254,13 @@ class Scheduler:
         """Note an answer that reached its caller."""
         actor = self.acting()
         if actor is not None:
-            actor.learn(what, answer, self.loop.now)
+            actor.learn(asyncio.current_task(), what, answer, self.loop.now)
 
     # --- what whoever explores asks ----------------------------------------------------------------------
 
     def start(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> Actor:
         """Start an actor and let it run to its first call."""
-        actor = Actor(name)
+        actor = Actor(name, in_order=self.in_order)
         context = Context()
         context.run(OWNER.set, actor)
         actor.task = self.loop.create_task(work(), context=context)
@@ -227,6 +271,7 @@ class Scheduler:
     def release(self, one: Held, *, lose_answer: bool = False) -> None:
         """Let a call take effect; its caller gets the answer, or hears that the connection broke."""
         self.held.remove(one)
+        self.released(one)
         error: Exception | None = None
         given: Any = None
         if one.effect is not None:
@@ -280,7 +325,8 @@ class Scheduler:
             return
         if one.effect is not None or error is not None:
             # A call that its caller does itself is noted when that is done.
-            one.actor.learn(one.text, given if error is None else type(error).__name__, self.loop.now)
+            answer = given if error is None else type(error).__name__
+            one.actor.learn(one.task, one.text, answer, self.loop.now)
         if error is None:
             one.answer.set_result(given)
         else:
@@ -295,7 +341,7 @@ class Scheduler:
 
     def _timer_fired(self, owner: Actor | None) -> None:
         if owner is not None:
-            owner.learn("timer", "", self.loop.now)
+            owner.learn(None, "timer", "", self.loop.now)
 
 
 def _lost() -> Ambiguous:
