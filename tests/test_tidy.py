@@ -31,6 +31,7 @@ PURE = {
     "casts",
     "crockford",
     "declaration",
+    "dualwrite.inverse",
     "dualwrite.rules",
     "edm",
     "errors",

@@ -16,18 +16,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from rekey.concurrency import for_each
+from rekey.dualwrite.inverse import inverse, lost
 from rekey.dualwrite.propagate import MAX_ROUNDS, Propagator, apply_one, same_content
-from rekey.edm import canonical_content
 from rekey.errors import RowRefused, Unavailable
 from rekey.mapping.rows import TargetKey
-from rekey.model import TIMESTAMP, EntityKey, Row, content_of, etag_of, key_of
+from rekey.model import EntityKey, Row, content_of, etag_of, key_of
 from rekey.tables.base import Operation, Verb
 from rekey.tables.bulk import read_keys
-
-_CURE = (
-    "mend the row in the target so that it can be expressed in the source, or stay with the target and"
-    " go on to `complete`"
-)
 
 
 class BackPropagator:
@@ -92,7 +87,7 @@ class BackPropagator:
 
     def _is_kept(self, source_row: Row, target_row: Row) -> bool:
         try:
-            return self._lost(source_row, target_row) is None
+            return lost(self.mapper, source_row, target_row) is None
         except RowRefused:
             return False
 
@@ -123,7 +118,7 @@ class BackPropagator:
             if write is None:
                 return changed
             applied = await apply_one(self.source, write)
-            changed = changed or applied
+            changed = changed or bool(applied)
             if applied and write.verb is not Verb.INSERT:
                 return True
         raise Unavailable(
@@ -166,31 +161,10 @@ class BackPropagator:
 
     def _desired(self, source_key: EntityKey, replica: Row | None, authority: Row) -> Row:
         """Return the source row a target row stands for; raise RowRefused if anything would be lost."""
-        row_id = self.target_id(key_of(authority))
         try:
-            if replica is not None and self._lost(replica, authority) is None:
-                return replica
-            desired = self.mapper.reverse(authority, source_key, replica)
-            # What the server will set cannot be foreseen; the old value stands in for a copied Timestamp.
-            timed = {**desired, TIMESTAMP: (replica or authority)[TIMESTAMP]}
-            lost = self._lost(timed, authority)
+            return content_of(inverse(self.mapper, source_key, authority, replica))
         except RowRefused as refused:
-            raise refused.for_row(row_id) from None
-        if lost is not None:
-            raise RowRefused("not-reversible", "target", lost, cure=_CURE, row_id=row_id)
-        return content_of(desired)
-
-    def _lost(self, source_row: Row, authority: Row) -> str | None:
-        """Map a source row forward; say what of the target row it does not reproduce, None if nothing."""
-        main = self.mapper.map(source_row)[0].row
-        if key_of(main) != key_of(authority):
-            return "mapped forward again, it would stand under another key"
-        now, then = canonical_content(authority), canonical_content(main)
-        timed = self.mapper.timestamp_copies[0]
-        names = {name for name, *_ in set(now) ^ set(then) if name not in timed}
-        if names:
-            return f"the way back would lose or change these properties: {', '.join(sorted(names))}"
-        return None
+            raise refused.for_row(self.target_id(key_of(authority))) from None
 
     async def _exists(self, source_key: EntityKey, target: TargetKey) -> bool:
         authority = await self._authority(source_key)

@@ -33,7 +33,7 @@ from rekey.dualwrite.replicas import (
 from rekey.errors import RowRefused, Unavailable
 from rekey.mapper import Mapper
 from rekey.mapping.rows import TargetKey
-from rekey.mapping.store import MappingStore
+from rekey.mapping.store import MappingStore, StillOwns
 from rekey.model import ETAG, EntityKey, Row, key_of
 from rekey.tables.base import Operation, Table, Verb
 
@@ -190,13 +190,6 @@ class Propagator:
         owner = await self.mapping.owner(target_key)
         return owner is not None and owner.source == source_key
 
-    async def yield_or_collide(self, source_key: EntityKey, target: TargetKey, pointer: EntityKey) -> None:
-        """An index row of another main row stands where ours belongs: a collision while that row's source
-        still maps there; otherwise it is a leftover and may be replaced."""
-        owner = await self.mapping.owner(pointer)
-        if owner is not None and owner.source != source_key and await self.still_owns(owner.source, target):
-            raise self.mapping.collision(target, owner.source, source_key)
-
     async def _authority(self, source_key: EntityKey) -> Row | None:
         return await self.source.get(source_key)
 
@@ -238,11 +231,21 @@ class Propagator:
             else:
                 mine = pointer_of(row) in main_keys
                 if not mine and target in expected:
-                    await self.yield_or_collide(source_key, target, pointer_of(row))
+                    await yield_or_collide(self.mapping, self.still_owns, source_key, target, row)
                     mine = True
             if not mine:
                 del own[target]
         return own
+
+
+async def yield_or_collide(
+    mapping: MappingStore, still_owns: StillOwns, source_key: EntityKey, target: TargetKey, found: Row
+) -> None:
+    """An index row of another main row stands where ours belongs: a collision while that row's source still
+    maps there; otherwise it is a leftover and may be replaced. Raises Collision."""
+    owner = await mapping.owner(pointer_of(found))
+    if owner is not None and owner.source != source_key and await still_owns(owner.source, target):
+        raise mapping.collision(target, owner.source, source_key)
 
 
 def pointer_of(index_row: Row) -> EntityKey:

@@ -14,8 +14,9 @@ Rules kept here:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from enum import Enum
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from rekey.edm import canonical_content
@@ -73,14 +74,22 @@ def same_content(one: Row, other: Row, ignoring: frozenset[str] = frozenset()) -
     return all(name in ignoring for name, *_ in set(ours) ^ set(theirs))
 
 
-def difference(expected: Rows, found: Rows) -> list[tuple[int, Operation]]:
-    """Return the conditional writes, each with its table, that turn `found` into `expected`."""
+def difference(
+    expected: Rows, found: Rows, ignoring: Mapping[int, frozenset[str]] = MappingProxyType({})
+) -> list[tuple[int, Operation]]:
+    """Return the conditional writes, each with its table, that turn `found` into `expected`.
+
+    Args:
+        expected: the rows as they should be.
+        found: the rows as they were read.
+        ignoring: by table number, properties whose difference is none.
+    """
     writes: list[tuple[int, Operation]] = []
     for target, row in expected.items():
         present = found.get(target)
         if present is None:
             writes.append((target.table, Operation(Verb.INSERT, row)))
-        elif not same_content(row, present):
+        elif not same_content(row, present, ignoring.get(target.table, frozenset())):
             writes.append((target.table, Operation(Verb.REPLACE, row, etag_of(present))))
     for target, present in found.items():
         if target not in expected:
