@@ -18,7 +18,7 @@ from rekey.errors import GateClosed, Moved, RekeyError, ServiceError
 from rekey.phases import ControlPhase
 from rekey.runner.control import ControlRow
 from rekey.runner.following import Deadline, wait_for_clients, wait_until_heard
-from rekey.runner.intents import drain, sweep_journal, unsettled_hint
+from rekey.runner.intents import drain, settle_stale, unsettled_hint
 from rekey.runner.run import Run
 
 
@@ -44,7 +44,7 @@ async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> dict[str, i
             hint=f"`rekey status {run.script_id}` shows where the migration is",
         )
     await wait_until_heard(run, control)
-    settled = await sweep_journal(run, side)
+    settled = await settle_stale(run, side)
     if settled.failed:
         raise GateClosed(
             end,

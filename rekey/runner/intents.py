@@ -14,32 +14,38 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from rekey.concurrency import cancel
 from rekey.dualwrite.reading import LeaseSettings
 from rekey.dualwrite.registry import SAFETY_S
 from rekey.dualwrite.rules import TARGET, Side
+from rekey.dualwrite.sweeper import Swept
 from rekey.errors import Refused
 from rekey.model import EntityKey
 from rekey.runner.following import POLL_S, Deadline
 from rekey.runner.run import Run
 from rekey.tables.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 
-if TYPE_CHECKING:
-    from rekey.dualwrite.sweeper import Swept
-
 T = TypeVar("T")
 
 SWEEP_EVERY_S = 5.0
+FRESH_S = 5.0
+"""An intent older than this is not of a write that goes on as usual."""
 
 
 async def settled_before(run: Run) -> int:
     """Return the moment, in ticks of the service's clock, before which no intent has anything under way."""
     now = ticks_of(await run.restricted.server_time())
+    return now - round(await longest_s(run) * TICKS_PER_SECOND)
+
+
+async def longest_s(run: Run) -> float:
+    """Return the seconds after which nothing of any write is under way, margin included."""
     clients = await run.registry.list()
     longest = max([LeaseSettings().longest_operation_s, *(client.longest_s for client in clients)])
-    return now - round((longest + SAFETY_S) * TICKS_PER_SECOND)
+    return longest + SAFETY_S
 
 
 async def sweep_journal(run: Run, side: Side) -> Swept:
@@ -76,6 +82,25 @@ async def _keep_sweeping(run: Run, side: Side) -> None:
     while True:
         await sweep_journal(run, side)
         await run.clock.sleep(SWEEP_EVERY_S)
+
+
+async def settle_stale(run: Run, side: Side) -> Swept:
+    """Sweep until no intent stands out by its age; return what the last sweep said, with all it settled.
+
+    Before a freeze: an intent that a write left open becomes old enough while writes still go on. Ends when
+    that must have happened; what is left then either fails, or is of writes that keep being left open.
+    """
+    deadline = Deadline(run.clock, await longest_s(run) + FRESH_S)
+    settled = 0
+    while True:
+        run.check()
+        swept = await sweep_journal(run, side)
+        settled += swept.settled
+        now = ticks_of(await run.restricted.server_time())
+        fresh = swept.oldest_at is None or now - swept.oldest_at < FRESH_S * TICKS_PER_SECOND
+        if fresh or deadline.over:
+            return replace(swept, settled=settled)
+        await run.clock.sleep(POLL_S)
 
 
 async def any_intent(run: Run) -> bool:

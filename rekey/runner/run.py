@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from rekey.backfill.copier import Copier
 from rekey.backfill.engine import WindowSize
@@ -19,6 +18,8 @@ from rekey.declaration import Declared
 from rekey.dualwrite.journal import Journal
 from rekey.dualwrite.propagate import Propagator
 from rekey.dualwrite.registry import Registry
+from rekey.dualwrite.reverse import ReversePropagator
+from rekey.dualwrite.sweeper import Sweeper
 from rekey.errors import Interrupted
 from rekey.mapper import Mapper
 from rekey.mapping.ids import SafeIds
@@ -29,10 +30,6 @@ from rekey.runner.control import ControlStore
 from rekey.state.store import State
 from rekey.tables.base import Table, TableService
 from rekey.tables.clock import Clock, SystemClock
-
-if TYPE_CHECKING:
-    from rekey.dualwrite.reverse import ReversePropagator
-    from rekey.dualwrite.sweeper import Sweeper
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +109,6 @@ class Run:
     @property
     def reverse(self) -> ReversePropagator:
         """propagate(k) with the main target as authority."""
-        from rekey.dualwrite.reverse import ReversePropagator
-
         return ReversePropagator(self.propagator)
 
     @property
@@ -129,8 +124,6 @@ class Run:
     @property
     def sweeper(self) -> Sweeper:
         """Settles intents."""
-        from rekey.dualwrite.sweeper import Sweeper
-
         return Sweeper(self.journal, self.propagator, self.reverse)
 
     @property

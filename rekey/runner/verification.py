@@ -59,7 +59,7 @@ def context(run: Run, control: ControlPhase, advance: Advance) -> ReconcileConte
         ids=run.ids,
         source_name=run.source.name,
         owner=owner,
-        propagate=_propagate(run, from_target=from_target),
+        propagate=run.reverse.propagate if from_target else run.propagator.propagate,
         folder=Path(tempfile.gettempdir()),
         progress=_Rows(advance),
         stop=run.check,
@@ -69,10 +69,6 @@ def context(run: Run, control: ControlPhase, advance: Advance) -> ReconcileConte
         concurrency=run.config.limits.concurrency,
         clock=run.clock,
     )
-
-
-def _propagate(run: Run, *, from_target: bool) -> Callable[[EntityKey], Awaitable[object]]:
-    return run.reverse.propagate if from_target else run.propagator.propagate
 
 
 async def _never(_source_key: EntityKey) -> bool:
