@@ -39,7 +39,7 @@ def described(value: Any) -> Any:
         metadata = {name: type(one).__name__ for name, one in value.metadata.items()}
         return ("entity", {name: typed(one) for name, one in value.items()}, metadata)
     if isinstance(value, Mapping):
-        return {name: described(one) if name == "content" else shape(name, one) for name, one in value.items()}
+        return {name: shape(name, one) for name, one in value.items()}
     if isinstance(value, list):
         return [described(one) for one in value]
     return value if value is None else repr(value)
@@ -47,15 +47,15 @@ def described(value: Any) -> Any:
 
 def typed(value: Any) -> Any:
     """Return a value with its type, and the digits of a time that Python's datetime lacks."""
-    return type(value).__name__, value, getattr(value, "tables_service_value", None)
+    return type(value).__name__, repr(value), getattr(value, "tables_service_value", None)
 
 
 def shape(name: str, value: Any) -> Any:
     """Return what can be compared of one piece of metadata."""
     if name in ("etag", "odata.etag"):
         return value is not None and value.startswith('W/"')
-    if name in ("date", "Timestamp", "odata.metadata"):
-        return type(value).__name__ if not isinstance(value, str) else isinstance(value, str)
+    if name in ("date", "version"):
+        return type(value).__name__
     return value
 
 
@@ -83,10 +83,15 @@ class Driver:
         async def call(*args: Any, **kwargs: Any) -> Any:
             try:
                 result = await self.raw(name, *args, **kwargs)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is compared
                 self.log.append(Outcome(name, error=failure(error)))
                 return None
-            self.log.append(Outcome(name, described(result)))
+            shown = dict(result) if name == "create_entity" else result
+            if name == "create_entity" and "response_preference" not in kwargs:
+                # Azurite says that it applied what nobody asked for; the service does not.
+                shown.pop("preference_applied", None)
+                shown.pop("content", None)
+            self.log.append(Outcome(name, described(shown)))
             return result
 
         return call
@@ -147,5 +152,3 @@ def ours(
         **{"settings": QUICK, "shadow_reads": 0.0, **more},
     )
     return Closing(client)
-
-

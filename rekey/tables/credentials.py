@@ -18,14 +18,16 @@ import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from email.utils import formatdate
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
+from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
 from azure.core.credentials_async import AsyncTokenCredential
 from azure.core.pipeline import PipelineRequest
 from azure.core.pipeline.policies import (
     AsyncBearerTokenCredentialPolicy,
     AsyncHTTPPolicy,
+    AzureSasCredentialPolicy,
     SansIOHTTPPolicy,
 )
 from azure.core.pipeline.transport import AsyncHttpResponse, HttpRequest
@@ -55,7 +57,8 @@ class SharedKey:
             ) from None
 
 
-Credential: TypeAlias = SharedKey | AsyncTokenCredential
+Credential: TypeAlias = SharedKey | AzureNamedKeyCredential | AzureSasCredential | AsyncTokenCredential
+"""What signs requests: of a configuration a key or an identity, of an application whatever it has."""
 
 
 def credential_for(account: Account, *, environ: Mapping[str, str] | None = None) -> Credential:
@@ -75,26 +78,32 @@ def credential_for(account: Account, *, environ: Mapping[str, str] | None = None
 class SharedKeyLitePolicy(SansIOHTTPPolicy[HttpRequest, AsyncHttpResponse]):
     """Signs each attempt of a request with a shared key."""
 
-    def __init__(self, credential: SharedKey) -> None:
+    def __init__(self, credential: SharedKey | AzureNamedKeyCredential) -> None:
         self._credential = credential
 
     def on_request(self, request: PipelineRequest[HttpRequest]) -> None:
         """Set date and signature."""
         date = formatdate(usegmt=True)
-        signature = signature_of(self._credential, date, request.http_request.url)
+        credential = self._credential
+        if isinstance(credential, AzureNamedKeyCredential):
+            credential = SharedKey.of(*credential.named_key)  # its owner may renew the key at any time
+        signature = signature_of(credential, date, request.http_request.url)
         request.http_request.headers["x-ms-date"] = date
-        request.http_request.headers["Authorization"] = (
-            f"SharedKeyLite {self._credential.account}:{signature}"
-        )
+        request.http_request.headers["Authorization"] = f"SharedKeyLite {credential.account}:{signature}"
 
 
-AuthPolicy: TypeAlias = SharedKeyLitePolicy | AsyncHTTPPolicy[HttpRequest, AsyncHttpResponse]
+AuthPolicy: TypeAlias = (
+    AsyncHTTPPolicy[HttpRequest, AsyncHttpResponse] | SansIOHTTPPolicy[HttpRequest, AsyncHttpResponse]
+)
 
 
 def auth_policy(credential: Credential) -> AuthPolicy:
     """Return the pipeline policy that authorises requests with a credential."""
-    if isinstance(credential, SharedKey):
+    if isinstance(credential, SharedKey | AzureNamedKeyCredential):
         return SharedKeyLitePolicy(credential)
+    if isinstance(credential, AzureSasCredential):
+        policy: SansIOHTTPPolicy[Any, Any] = AzureSasCredentialPolicy(credential)
+        return policy
     return AsyncBearerTokenCredentialPolicy(credential, SCOPE)
 
 

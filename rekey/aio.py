@@ -1,0 +1,7 @@
+"""The asynchronous client of application teams."""
+
+from __future__ import annotations
+
+from rekey.dualwrite.sdk.client_async import DualWriteTableClient
+
+__all__ = ["DualWriteTableClient"]

@@ -1,0 +1,46 @@
+"""The core's own connections to both accounts, with times that fit the lease.
+
+Rules kept here:
+
+* A write that may have been applied is sent once: a second sending could take effect after somebody else's
+  write of the same row, and overwrite it. What stays open is settled by reading back, or by the journal.
+* The service is told how long it may work on a request, so that what was sent has taken effect within the
+  longest operation, or never does.
+"""
+
+from __future__ import annotations
+
+from rekey.dualwrite.reading import LeaseSettings
+from rekey.dualwrite.sdk.core import Accounts
+from rekey.dualwrite.sdk.plan import Endpoint, Plan
+from rekey.tables.azure import AzureTableService
+from rekey.tables.retry import RetryPolicy
+from rekey.tables.transport import Timeouts
+
+RETRY = RetryPolicy(
+    attempts=5, connect_attempts=4, min_wait=0.1, max_wait=3.0, max_retry_after=5.0, repeats_open_writes=False
+)
+_SERVICE_SHARE = 3
+"""One request may take this part of the longest operation on the service."""
+_MOST_SERVICE_S = 30
+_CONNECT_S = 5.0
+_ON_THE_WAY_S = 2.0
+
+
+def timeouts_for(settings: LeaseSettings) -> Timeouts:
+    """Return the timeouts of one request."""
+    service = int(min(_MOST_SERVICE_S, max(1.0, settings.longest_operation_s / _SERVICE_SHARE)))
+    return Timeouts(
+        connect=min(_CONNECT_S, settings.longest_operation_s), read=service + _ON_THE_WAY_S, service=service
+    )
+
+
+def connect(plan: Plan) -> Accounts:
+    """Return both accounts; the first request connects."""
+
+    def service(endpoint: Endpoint) -> AzureTableService:
+        return AzureTableService.open(
+            endpoint.address, endpoint.credential, retry=RETRY, timeouts=timeouts_for(plan.settings)
+        )
+
+    return Accounts(service(plan.tables), service(plan.restricted))

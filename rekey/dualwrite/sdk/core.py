@@ -1,0 +1,326 @@
+"""The core of a client: lease, writer and shadow reads of one table, on one loop.
+
+Rules kept here:
+
+* Nothing is connected before the first use; then the client registers and looks at the control row.
+* Before a migration has begun there is no control row and nothing to follow: writes go to the table alone,
+  under a permit that says so. The writer is made when the control row is there, since the ids of the mapping
+  are in it; a writer never works under a permit of another run than the one it was made for.
+* An index table is read in the new view, and written only once the migration is complete.
+* A table that a migration works with is not deleted through a client.
+* Closing ends shadow reads, lets the lease settle what is under way, and closes the connections last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from rekey.dualwrite.counters import Counters
+from rekey.dualwrite.journal import Journal
+from rekey.dualwrite.lease import ClientLease
+from rekey.dualwrite.permits import Permit
+from rekey.dualwrite.propagate import Propagator
+from rekey.dualwrite.rules import NEW_VIEW_CLOSED, View, index_write_refused, reads_refused, refusal
+from rekey.dualwrite.sdk.calls import Read
+from rekey.dualwrite.sdk.plan import Plan
+from rekey.dualwrite.shadow import Shadow
+from rekey.dualwrite.writer import Writer
+from rekey.errors import WritesRefused
+from rekey.mapping.ids import SafeIds
+from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE, MappingRows
+from rekey.mapping.store import MappingStore
+from rekey.phases import ControlPhase
+from rekey.runner.control import ControlRow
+from rekey.tables.base import Operation, Table, TableService, Verb
+from rekey.tables.wire import decode_row, decode_rows
+
+TABLE_IN_USE = "table-in-use"
+
+
+class _OtherRun(Exception):
+    """The permit is of another run than the writer: make another writer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accounts:
+    """The two accounts, connected."""
+
+    tables: TableService
+    restricted: TableService
+
+
+class _PermitsOfRun:
+    """The lease's permits, of one run alone."""
+
+    def __init__(self, lease: ClientLease, run_id: str) -> None:
+        self._lease = lease
+        self._run_id = run_id
+
+    @asynccontextmanager
+    async def operation(self, *, writes: bool) -> AsyncIterator[Permit]:
+        async with self._lease.operation(writes=writes) as permit:
+            if not self._is_current():
+                raise _OtherRun
+            yield permit
+
+    @contextmanager
+    def hold(self, permit: Permit) -> Iterator[None]:
+        with self._lease.hold(permit):
+            yield
+
+    def current(self) -> Permit | None:
+        return self._lease.current() if self._is_current() else None
+
+    def check(self, permit: Permit) -> None:
+        self._lease.check(permit)
+
+    def _is_current(self) -> bool:
+        control = self._lease.control
+        return control is not None and control.run_id == self._run_id
+
+
+@dataclass(frozen=True, slots=True)
+class _Working:
+    """What works for one run of the migration."""
+
+    run_id: str
+    writer: Writer
+    shadow: Shadow
+
+
+class ClientCore:
+    """Writes, permits and shadow reads of one client."""
+
+    def __init__(self, plan: Plan, connect: Callable[[Plan], Accounts]) -> None:
+        """Take the plan, and what connects the accounts when they are first needed."""
+        self.plan = plan
+        self.counters = Counters()
+        self._connect = connect
+        self._opening = asyncio.Lock()
+        self._accounts: Accounts | None = None
+        self._lease: ClientLease | None = None
+        self._working: _Working | None = None
+        self._closed = False
+
+    @property
+    def table(self) -> str:
+        """The table of the client."""
+        return self.plan.table
+
+    async def open(self) -> ClientLease:
+        """Register and look at the control row for the first time; later calls only return the lease."""
+        if self._lease is None:
+            async with self._opening:
+                if self._lease is None:
+                    self._lease = await self._started()
+        return self._lease
+
+    async def close(self) -> None:
+        """Settle and close. Idempotent; a client that was closed refuses."""
+        self._closed = True
+        working, lease, accounts = self._working, self._lease, self._accounts
+        self._accounts = None
+        if working is not None:
+            await working.shadow.close()
+        try:
+            if lease is not None:
+                await lease.close()
+            if self._working is not None:
+                await self._working.writer.close()
+        finally:
+            if accounts is not None:
+                await accounts.tables.close()
+                await accounts.restricted.close()
+
+    # --- writes -------------------------------------------------------------------------------------------
+
+    async def write(self, operations: Sequence[Operation]) -> list[str | None]:
+        """Do one write, or a transaction; return the new ETags. Raises RekeyError, TimeoutError."""
+        lease = await self.open()
+        while True:
+            if self.plan.is_index:
+                return await self._write_index(lease, operations)
+            if not lease.trusted or lease.control is None:
+                etags = await self._write_before(lease, operations)
+                if etags is not None:
+                    return etags
+                continue
+            working = await self._worker(lease, lease.control)
+            try:
+                return await working.writer.write(operations)
+            except _OtherRun:
+                continue
+
+    async def _write_before(
+        self, lease: ClientLease, operations: Sequence[Operation]
+    ) -> list[str | None] | None:
+        """Write while there is no control row; None when there is one by now."""
+        async with lease.operation(writes=True) as permit:
+            if permit.phase is not None:
+                return None
+            if self.plan.view is View.NEW:
+                raise refusal(NEW_VIEW_CLOSED, self.table)
+            return await self._plainly(operations)
+
+    async def _write_index(self, lease: ClientLease, operations: Sequence[Operation]) -> list[str | None]:
+        async with lease.operation(writes=True) as permit:
+            code = index_write_refused(permit.phase)
+            if code:
+                raise refusal(code, self.table)
+            return await self._plainly(operations)
+
+    async def _plainly(self, operations: Sequence[Operation]) -> list[str | None]:
+        table = self._tables().tables.table(self.table)
+        async with asyncio.timeout(self.plan.settings.longest_operation_s):
+            etags = await apply_plainly(table, operations)
+        self.counters.writes += len(operations)
+        return etags
+
+    # --- reads --------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[Permit]:
+        """Hold the permit of one read of the client's table. Raises WritesRefused."""
+        lease = await self.open()
+        async with lease.operation(writes=False) as permit:
+            code = reads_refused(
+                permit.phase,
+                self.plan.view,
+                copied=permit.copied,
+                reverse=self.plan.declared.migration.reverse,
+            )
+            if code:
+                raise refusal(code, self.table)
+            yield permit
+
+    def shadows(self) -> bool:
+        """Draw whether a read is also done on the other side."""
+        return self._working is not None and not self.plan.is_index and self._working.shadow.drawn()
+
+    def shadow(self, read: Read, status: int, body: bytes) -> None:
+        """Compare a read that was answered with the other side, some time."""
+        if self._working is None or self._closed:
+            return
+        shadow = self._working.shadow
+        if read.key is None:
+            if status == HTTPStatus.OK:
+                shadow.offer_page(decode_rows(body), whole=not read.partial)
+            return
+        row = decode_row(body) if status == HTTPStatus.OK else None
+        shadow.offer(read.key, row, whole=row is None or not read.partial)
+
+    async def shadows_compared(self) -> None:
+        """Wait until all shadow reads so far are compared."""
+        if self._working is not None:
+            await self._working.shadow.idle()
+
+    # --- the table itself ---------------------------------------------------------------------------------
+
+    async def deleting_table(self) -> None:
+        """Raise WritesRefused while the migration works with the client's table."""
+        lease = await self.open()
+        async with lease.operation(writes=False) as permit:
+            done = permit.phase in (None, ControlPhase.RETIRED)
+            if done or (permit.phase is ControlPhase.COMPLETE and self.plan.view is View.NEW):
+                return
+        raise WritesRefused(
+            TABLE_IN_USE,
+            f"{self.table} is not deleted: the migration {self.plan.declared.script_id} works with it",
+            hint="take the migration back with `rekey rollback`, or go on to the end; `rekey retire` deletes"
+            " the old table",
+            kept="the table",
+        )
+
+    # --- parts --------------------------------------------------------------------------------------------
+
+    async def _started(self) -> ClientLease:
+        if self._closed:
+            raise WritesRefused("closed", "this client is closed", hint="make another one")
+        self._accounts = self._connect(self.plan)
+        lease = ClientLease(
+            self._accounts.restricted,
+            self.plan.facts,
+            settings=self.plan.settings,
+            settle=self._settle,
+            counters=self._counted,
+        )
+        await lease.start()
+        if lease.control is not None:
+            await self._worker(lease, lease.control)
+        return lease
+
+    async def _worker(self, lease: ClientLease, control: ControlRow) -> _Working:
+        """Return what works for the run of a control row; made anew for another run."""
+        before = self._working
+        if before is not None and before.run_id == control.run_id:
+            return before
+        self._working = working = self._made(lease, control)
+        if before is not None:
+            await before.shadow.close()
+            await before.writer.close()
+        return working
+
+    def _made(self, lease: ClientLease, control: ControlRow) -> _Working:
+        accounts, plan = self._tables(), self.plan
+        migration, script_id = plan.declared.migration, plan.declared.script_id
+        rows = MappingRows(script_id, migration.source, migration.tables, SafeIds(control.id_key))
+        propagator = Propagator(
+            accounts.tables.table(migration.source),
+            [accounts.tables.table(name) for name in migration.tables],
+            plan.mapper,
+            MappingStore(accounts.restricted.table(MAPPING_TABLE), rows),
+        )
+        journal = Journal(accounts.restricted.table(JOURNAL_TABLE), script_id)
+        permits = _PermitsOfRun(lease, control.run_id)
+        writer = Writer(
+            plan.view,
+            lease.client_id,
+            propagator=propagator,
+            journal=journal,
+            permits=permits,
+            counters=self.counters,
+        )
+        shadow = Shadow(
+            plan.view,
+            propagator=propagator,
+            journal=journal,
+            permits=permits,
+            counters=self.counters,
+            share=plan.shadow_reads,
+            seed=plan.shadow_seed,
+        )
+        return _Working(control.run_id, writer, shadow)
+
+    def _tables(self) -> Accounts:
+        if self._accounts is None:
+            raise WritesRefused("closed", "this client is closed", hint="make another one")
+        return self._accounts
+
+    async def _settle(self) -> None:
+        if self._working is not None:
+            await self._working.writer.settle()
+
+    def _counted(self) -> Mapping[str, int]:
+        return self.counters.as_dict()
+
+
+async def apply_plainly(table: Table, operations: Sequence[Operation]) -> list[str | None]:
+    """Do operations on one table alone: one as a plain call, several as a transaction."""
+    if len(operations) > 1:
+        return await table.transact(operations)
+    [operation] = operations
+    match operation.verb:
+        case Verb.INSERT:
+            return [await table.insert(operation.row)]
+        case Verb.REPLACE:
+            return [await table.replace(operation.row, etag=operation.etag or "*")]
+        case Verb.MERGE:
+            return [await table.merge(operation.row, etag=operation.etag or "*")]
+        case Verb.DELETE:
+            await table.delete(operation.key, etag=operation.etag or "*")
+            return [None]
+    return [await table.upsert(operation.row, merge=operation.verb is Verb.INSERT_OR_MERGE)]

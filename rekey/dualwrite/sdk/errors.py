@@ -1,0 +1,175 @@
+"""Refusals as the caller of a client sees them: errors of rekey and of azure-core at once.
+
+Rules kept here:
+
+* What the service says itself (exists, missing, condition, throttled) becomes the answer from which the SDK
+  makes its own exceptions. What only rekey can refuse is a `DualWriteRefused`: it is caught as azure-core's
+  `HttpResponseError`, and says what happened, what was kept and what to do next.
+* Status 503 means "again later is right" (a freeze); 400 means that this row can never be written as it is;
+  403 means that this client may not write now, and what must be done first. Never 404, 409 or 412, which
+  mean something else to an application.
+* A write whose outcome nobody knows is a `ServiceResponseError`, one that never left a `ServiceRequestError`:
+  the SDK's own names for the two.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from azure.core.exceptions import (
+    AzureError,
+    ClientAuthenticationError,
+    HttpResponseError,
+    ServiceRequestError,
+    ServiceResponseError,
+)
+from azure.core.rest import AsyncHttpResponse, HttpResponse
+from azure.data.tables import TableTransactionError
+
+from rekey.errors import (
+    Ambiguous,
+    Collision,
+    CredentialRefused,
+    EndpointDown,
+    RekeyError,
+    RowRefused,
+    ServiceError,
+    TableMissing,
+    Unavailable,
+    WritesRefused,
+)
+
+_NEVER_AS_IT_IS = 400
+_NOT_NOW = 403
+_LATER = 503
+_TOO_LARGE = 413
+
+_SAID_BY_THE_SERVICE = {
+    "EntityAlreadyExists": "The specified entity already exists.",
+    "ResourceNotFound": "The specified resource does not exist.",
+    "EntityNotFound": "The specified entity does not exist.",
+    "TableNotFound": "The table specified does not exist.",
+    "UpdateConditionNotSatisfied": "The update condition specified in the request was not satisfied.",
+    "ConditionNotMet": "The condition specified using HTTP conditional header(s) is not met.",
+    "TableBeingDeleted": "The specified table is being deleted. Try operation later.",
+    "RequestBodyTooLarge": "The request body is too large and exceeds the maximum permissible limit.",
+    "InvalidDuplicateRow": "The batch request contains multiple changes with same row key.",
+    "PropertiesNeedValue": "The values are not specified for all properties in the entity.",
+    "ServerBusy": "The server is busy.",
+    "OperationTimedOut": "Operation could not be completed within the specified time.",
+}
+"""The service's own words: programs and people look for them."""
+
+
+class DualWriteRefused(RekeyError, HttpResponseError):
+    """A dual write client refused to write or read; nothing was written.
+
+    Attributes:
+        code: stable: `frozen`, `new-view-closed`, `old-view-over`, `digest-moved`, ..., or what is wrong with
+            the row: `missing-property`, `collision`, ...
+        retryable: whether the same call may succeed later without anybody doing anything.
+        refusal: the error of rekey it stands for.
+    """
+
+    def __init__(self, refusal: RekeyError, response: HttpResponse | AsyncHttpResponse | None = None) -> None:
+        """Take the refusal, and the answer that the SDK was given for it."""
+        HttpResponseError.__init__(self, message=str(refusal), response=response)
+        self.what, self.kept, self.hint = refusal.what, refusal.kept, refusal.hint
+        self.refusal = refusal
+        self.code = code_of(refusal)
+        self.error_code = self.code
+        self.retryable = isinstance(refusal, WritesRefused) and refusal.retryable
+
+
+class TransactionRefused(DualWriteRefused, TableTransactionError):
+    """A transaction was refused because of one operation.
+
+    Attributes:
+        index: its position; 0 when the refusal is about no single operation.
+    """
+
+    def __init__(
+        self, refusal: RekeyError, response: HttpResponse | AsyncHttpResponse | None, index: int
+    ) -> None:
+        """Take the refusal, the answer, and the position of the operation."""
+        DualWriteRefused.__init__(self, refusal, response)
+        self.index = index
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """An error as the service would word it.
+
+    Attributes:
+        status, code, message: of the answer.
+        index: of the failing operation of a transaction, None when unknown.
+        whole: whether a transaction fails as a request and not because of one of its operations.
+        refusal: set when only rekey refuses so.
+    """
+
+    status: int
+    code: str
+    message: str
+    index: int | None = None
+    whole: bool = False
+    refusal: RekeyError | None = None
+
+
+def code_of(refusal: RekeyError) -> str:
+    """Return the stable code of a refusal."""
+    if isinstance(refusal, WritesRefused | RowRefused):
+        return refusal.code
+    if isinstance(refusal, Collision):
+        return "collision"
+    return type(refusal).__name__
+
+
+def problem_of(error: RekeyError, table: str) -> Problem:
+    """Return the answer to give for an error of the writer.
+
+    Args:
+        error: what the writer raised.
+        table: the table of the client. "No such table", said of another one, must not be taken for this one.
+
+    Raises:
+        AzureError: there is no answer to give: the request was not sent, or its outcome is open.
+    """
+    if not isinstance(error, ServiceError) or (
+        isinstance(error, TableMissing | CredentialRefused) and not _is_about(error, table)
+    ):
+        return _refused(error)
+    failed = _without_answer(error)
+    if failed is not None:
+        raise failed
+    message = _SAID_BY_THE_SERVICE.get(error.code, error.what)
+    if error.hint and error.code not in _SAID_BY_THE_SERVICE:
+        message = f"{message}\nNext: {error.hint}"
+    whole = error.status in (401, 403, _TOO_LARGE) or error.status >= 500 or error.status in (408, 429)
+    return Problem(error.status, error.code, message, error.index, whole=whole)
+
+
+def _refused(error: RekeyError) -> Problem:
+    status = _NOT_NOW
+    if isinstance(error, RowRefused | Collision):
+        status = _NEVER_AS_IT_IS
+    elif isinstance(error, WritesRefused) and error.retryable:
+        status = _LATER
+    index = getattr(error, "index", None)
+    return Problem(status, code_of(error), str(error), index, whole=True, refusal=error)
+
+
+def _without_answer(error: ServiceError) -> AzureError | None:
+    if isinstance(error, EndpointDown):
+        return ServiceRequestError(str(error))
+    if isinstance(error, Ambiguous) or (isinstance(error, Unavailable) and not error.status):
+        return ServiceResponseError(str(error))
+    if isinstance(error, CredentialRefused) and not error.status:
+        return ClientAuthenticationError(str(error))
+    if not error.status:
+        return ServiceResponseError(str(error))
+    return None
+
+
+def _is_about(error: ServiceError, table: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(table)}(?!\w)", error.what, re.IGNORECASE) is not None

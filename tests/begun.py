@@ -1,0 +1,77 @@
+"""Migrations that have begun, on Azurite, as the runner would leave them: for tests of clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rekey import Migration
+from rekey.declaration import Declared, required_secrets
+from rekey.mapping.ids import new_key
+from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE
+from rekey.phases import ControlPhase
+from rekey.runner.control import ControlRow, ControlStore
+from rekey.secrets_source import fingerprint
+from rekey.tables.base import TableService
+
+SECRETS = {"users": b"0123456789abcdef0123456789abcdef"}
+
+
+def declared_as(script_id: str, migration: Migration) -> Declared:
+    """Return a migration as it would be loaded from a script."""
+    return Declared(
+        script_id=script_id,
+        path=Path(f"{script_id}.py"),
+        doc="",
+        depends=frozenset(),
+        migration=migration,
+        digest=migration.digest(),
+    )
+
+
+@dataclass
+class Begun:
+    """A migration with its tables; `begin` gives it a control row."""
+
+    declared: Declared
+    tables: TableService
+    restricted: TableService
+    store: ControlStore = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.store = ControlStore(self.restricted, self.declared.script_id)
+
+    async def create_tables(self) -> Begun:
+        """Create source, targets and the restricted tables."""
+        migration = self.declared.migration
+        for name in (migration.source, *migration.tables):
+            await self.tables.create_table(name)
+        for name in (JOURNAL_TABLE, MAPPING_TABLE):
+            await self.restricted.create_table(name)
+        return self
+
+    async def begin(self) -> None:
+        """Make the control row, in `source`."""
+        migration = self.declared.migration
+        await self.store.create(
+            ControlRow(
+                script_id=self.declared.script_id,
+                phase=ControlPhase.SOURCE,
+                epoch=1,
+                run_id="1" * 32,
+                digest=self.declared.digest,
+                source=migration.source,
+                targets=migration.tables,
+                fingerprints={name: fingerprint(SECRETS[name]) for name in required_secrets(migration)},
+                id_key=new_key(),
+            )
+        )
+
+    async def move(self, *phases: ControlPhase, copied: bool = False) -> None:
+        """Move the control row through phases; then say that the backfill is done."""
+        for phase in phases:
+            now = await self.store.read()
+            assert now is not None
+            await self.store.move(now.phase, phase)
+        if copied:
+            await self.store.mark_copied()
