@@ -36,9 +36,11 @@ class RekeyError(Exception):
         what: what happened, one sentence, no keys and no secrets.
         kept: what was kept (checkpoints, tables, rows), or "" when nothing had begun.
         hint: what to do next: a command or an edit.
+        index: position of the failing operation in a transaction, None when unknown or not a transaction.
     """
 
     exit_code = ExitCode.SERVICE
+    index: int | None = None
 
     def __init__(self, what: str, *, kept: str = "", hint: str = "") -> None:
         super().__init__(what)
@@ -113,7 +115,8 @@ class RowRefused(Findings):
     Attributes:
         code: one of the stable codes `missing-property`, `empty-key`, `refused-character`, `key-too-long`,
             `not-a-date`, `not-a-number`, `out-of-range`, `no-match`, `bad-cast`, `row-too-large`,
-            `too-many-properties`, `no-old-key`, `not-reversible`, `custom-failed`, `bad-property-name`.
+            `too-many-properties`, `no-old-key`, `not-reversible`, `custom-failed`, `bad-property-name`,
+            `key-moves`, `key-taken`.
         field: where in the declaration, e.g. `target.row_key`.
         row_id: the safe id, or "" while it is not known.
     """

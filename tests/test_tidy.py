@@ -32,6 +32,8 @@ PURE = {
     "crockford",
     "declaration",
     "dualwrite.inverse",
+    "dualwrite.operations",
+    "dualwrite.replicas",
     "dualwrite.rules",
     "edm",
     "errors",

@@ -21,16 +21,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from rekey.declaration import MAIN_PARTITION_KEY, MAIN_ROW_KEY
-from rekey.dualwrite.replicas import (
-    SOURCE_TABLE,
-    Outcome,
-    Rows,
-    apply_one,
-    difference,
-    in_turns,
-    same_content,
-)
-from rekey.errors import RowRefused, Unavailable
+from rekey.dualwrite.effects import Outcome, apply_one, in_turns
+from rekey.dualwrite.replicas import SOURCE_TABLE, Rows, difference, same_content
+from rekey.errors import Ambiguous, RowRefused, ServiceError, Unavailable
 from rekey.mapper import Mapper
 from rekey.mapping.rows import TargetKey
 from rekey.mapping.store import MappingStore, StillOwns
@@ -176,7 +169,13 @@ class Propagator:
             tally.add(operation, outcome)
             return bool(outcome)
 
-        return all(await in_turns([partial(apply, *write) for write in writes], self.width))
+        try:
+            return all(await in_turns([partial(apply, *write) for write in writes], self.width))
+        except ServiceError as error:
+            if not tally.open:
+                raise
+            # What failed may be certain; another write's outcome is not, and the caller must know.
+            raise Ambiguous("a replica's write may yet happen", code=error.code) from error
 
     def too_busy(self, source_key: EntityKey) -> Unavailable:
         """Return the error of a row that kept changing."""

@@ -1,69 +1,86 @@
-"""Rows of one key in all its tables: reading them, and the conditional writes that make them equal.
+"""The rows of one key in all its tables, and what makes them equal. Pure.
 
 Rules kept here:
 
 * A replica is named by table number and key: 0 the main target, 1 and up the index tables, `SOURCE_TABLE` the
   source, which is a replica too once the target is the authority.
 * Every write of a replica is conditional on what was read: replace and delete on the ETag, insert on absence.
-* A write ends in one of three ways: done; the condition did not hold; or nobody knows, and it may yet happen.
-  The last is never taken for one of the others.
-* Calls made side by side are all waited for before the first error is raised: a request that is under way is
-  never given up only because another failed.
+* What was read before the authority was written is older than that write, so it may be overwritten. What was
+  read beside it may be somebody's newer row: it is overwritten only if it says what the authority said before.
+* A row that is as it should be is written all the same right after a write of the authority: its new ETag
+  stops whoever read it before and would overwrite it.
+* Where there is nothing to write because nothing was found, that has to be looked at once more.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from enum import Enum
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, TypeVar
 
 from rekey.edm import canonical_content
-from rekey.errors import Ambiguous, ConditionFailed, RowExists, RowMissing
 from rekey.mapping.rows import TargetKey
 from rekey.model import Row, etag_of
-from rekey.tables.base import Operation, Table, Verb
+from rekey.tables.base import Operation, Verb
 
 SOURCE_TABLE = -1
 """The table number of the source, where it is a replica."""
 
 Rows = dict[TargetKey, Row]
-
-T = TypeVar("T")
-
-
-class Outcome(Enum):
-    """What became of one conditional write. True only when it is known to be done."""
-
-    DONE = "done"
-    STALE = "stale"
-    """Its condition did not hold (any more): nothing was written."""
-    OPEN = "open"
-    """Nobody knows: it was written, or was not, or will be yet."""
-
-    def __bool__(self) -> bool:
-        return self is Outcome.DONE
+Seen = Mapping[TargetKey, Row | None]
+"""Replica rows as read; None for those that were not there."""
 
 
-async def side_by_side(calls: Iterable[Awaitable[Any]]) -> list[Any]:
-    """Await all at the same time; when all have ended, return their results or raise the first error."""
-    waiting = list(calls)
-    if len(waiting) == 1:
-        return [await waiting[0]]
-    ended = await asyncio.gather(*waiting, return_exceptions=True)
-    for one in ended:
-        if isinstance(one, BaseException):
-            raise one
-    return ended
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """The writes of the replicas that follow one write of the authority.
+
+    `look_again` says that a row was not there, or not ours, and nothing is written in its place.
+    """
+
+    writes: list[tuple[TargetKey, Operation]]
+    look_again: bool
 
 
-async def in_turns(calls: Sequence[Callable[[], Awaitable[T]]], width: int) -> list[T]:
-    """Make calls, at most `width` at a time; results in the calls' order."""
-    results: list[T] = []
-    for start in range(0, len(calls), width):
-        results += await side_by_side(call() for call in calls[start : start + width])
-    return results
+def follow(
+    expected: Rows, early: Seen, late: Seen, before: Rows, ours: Collection[TargetKey]
+) -> Follow | None:
+    """Return the writes that follow the authority's; None when propagate has to find out.
+
+    Args:
+        expected: the rows as they should be now.
+        early: rows read before the authority was written.
+        late: rows read beside that.
+        before: the rows as they should have been before the write, as far as known.
+        ours: rows of `early` and `late` that belong to this key. Others are left alone.
+    """
+    writes: list[tuple[TargetKey, Operation]] = []
+    look_again = False
+    for target, row in expected.items():
+        if target not in early and target not in late:
+            return None
+        present = early.get(target) or late.get(target)
+        if present is None:
+            writes.append((target, Operation(Verb.INSERT, row)))
+        elif target not in ours or not _is_older(target, present, early, before):
+            return None
+        else:
+            writes.append((target, Operation(Verb.REPLACE, row, etag_of(present))))
+    for target, present in {**late, **early}.items():
+        if target in expected:
+            continue
+        if present is None or target not in ours:
+            look_again = True
+        elif not _is_older(target, present, early, before):
+            return None
+        else:
+            writes.append((target, Operation(Verb.DELETE, present, etag_of(present))))
+    return Follow(writes, look_again)
+
+
+def _is_older(target: TargetKey, present: Row, early: Seen, before: Rows) -> bool:
+    """Tell whether a row that was read is surely no newer than the authority's write."""
+    return target in early or (target in before and same_content(before[target], present))
 
 
 def same_content(one: Row, other: Row, ignoring: frozenset[str] = frozenset()) -> bool:
@@ -95,26 +112,3 @@ def difference(
         if target not in expected:
             writes.append((target.table, Operation(Verb.DELETE, present, etag_of(present))))
     return writes
-
-
-async def apply_one(table: Table, operation: Operation) -> Outcome:
-    """Apply one conditional operation. Raises what else the table answers."""
-    outcome, _ = await apply_for_etag(table, operation)
-    return outcome
-
-
-async def apply_for_etag(table: Table, operation: Operation) -> tuple[Outcome, str | None]:
-    """Apply one conditional operation; return also the row's new ETag, None for deletes and failures."""
-    etag: str | None = None
-    try:
-        if operation.verb is Verb.INSERT:
-            etag = await table.insert(operation.row)
-        elif operation.verb is Verb.DELETE:
-            await table.delete(operation.key, etag=operation.etag or "*")
-        else:
-            etag = await table.replace(operation.row, etag=operation.etag or "*")
-    except (RowExists, RowMissing, ConditionFailed):
-        return Outcome.STALE, None
-    except Ambiguous:
-        return Outcome.OPEN, None
-    return Outcome.DONE, etag

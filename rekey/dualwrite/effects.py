@@ -1,0 +1,99 @@
+"""Calls on the tables, as dual writes make them: side by side, and conditional writes with three endings.
+
+Rules kept here:
+
+* A conditional write ends in one of three ways: done; the condition did not hold; or nobody knows, and it may
+  yet happen. The last is never taken for one of the others.
+* Calls made side by side are all waited for before the first error is raised: a request that is under way is
+  never given up only because another failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from enum import Enum
+from typing import Any, TypeVar
+
+from rekey.errors import Ambiguous, ConditionFailed, RowExists, RowMissing
+from rekey.tables.base import Operation, Table, Verb
+
+T = TypeVar("T")
+
+
+class Outcome(Enum):
+    """What became of one conditional write. True only when it is known to be done."""
+
+    DONE = "done"
+    STALE = "stale"
+    """Its condition did not hold (any more): nothing was written."""
+    OPEN = "open"
+    """Nobody knows: it was written, or was not, or will be yet."""
+
+    def __bool__(self) -> bool:
+        return self is Outcome.DONE
+
+
+async def side_by_side(calls: Iterable[Awaitable[Any]]) -> list[Any]:
+    """Await all at the same time; when all have ended, return their results or raise the first error."""
+    waiting = list(calls)
+    if len(waiting) == 1:
+        return [await waiting[0]]
+    ended = await asyncio.gather(*waiting, return_exceptions=True)
+    for one in ended:
+        if isinstance(one, BaseException):
+            raise one
+    return ended
+
+
+async def in_turns(calls: Sequence[Callable[[], Awaitable[T]]], width: int) -> list[T]:
+    """Make calls, at most `width` at a time; results in the calls' order."""
+    results: list[T] = []
+    for start in range(0, len(calls), width):
+        results += await side_by_side(call() for call in calls[start : start + width])
+    return results
+
+
+async def apply_one(table: Table, operation: Operation) -> Outcome:
+    """Apply one conditional operation. Raises what else the table answers."""
+    outcome, _ = await apply_for_etag(table, operation)
+    return outcome
+
+
+async def apply_for_etag(table: Table, operation: Operation) -> tuple[Outcome, str | None]:
+    """Apply one conditional operation; return also the row's new ETag, None for deletes and failures."""
+    etag: str | None = None
+    try:
+        if operation.verb is Verb.INSERT:
+            etag = await table.insert(operation.row)
+        elif operation.verb is Verb.DELETE:
+            await table.delete(operation.key, etag=operation.etag or "*")
+        else:
+            etag = await table.replace(operation.row, etag=operation.etag or "*")
+    except (RowExists, RowMissing, ConditionFailed):
+        return Outcome.STALE, None
+    except Ambiguous:
+        return Outcome.OPEN, None
+    return Outcome.DONE, etag
+
+
+async def apply_operation(table: Table, operation: Operation) -> str | None:
+    """Carry out one operation as it is; return the row's new ETag, None for a delete. Raises as tables do."""
+    verb, row, etag = operation.verb, operation.row, operation.etag or "*"
+    if verb is Verb.INSERT:
+        return await table.insert(row)
+    if verb is Verb.REPLACE:
+        return await table.replace(row, etag=etag)
+    if verb is Verb.MERGE:
+        return await table.merge(row, etag=etag)
+    if verb is Verb.DELETE:
+        await table.delete(operation.key, etag=etag)
+        return None
+    return await table.upsert(row, merge=verb is Verb.INSERT_OR_MERGE)
+
+
+async def apply_operations(table: Table, operations: Sequence[Operation]) -> list[str | None]:
+    """Carry out one operation by itself, or several as a transaction; return the rows' new ETags."""
+    if len(operations) == 1:
+        return [await apply_operation(table, operations[0])]
+    return await table.transact(operations)

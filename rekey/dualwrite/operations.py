@@ -1,0 +1,128 @@
+"""What one operation does to one row, and what the service's answers say about it. Pure.
+
+Rules kept here:
+
+* An operation is worked out on the row as read, with the answers that the service itself would give.
+* A merge is sent on the condition of the row that was read: only then is the result known, and mapped.
+* An error says either that nothing was applied, or leaves it open. Only what is known to say the first counts
+  as that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rekey.errors import (
+    Collision,
+    ConditionFailed,
+    CredentialRefused,
+    EndpointDown,
+    RekeyError,
+    RequestRejected,
+    RowExists,
+    RowMissing,
+    RowRefused,
+    TableBeingDeleted,
+    TableMissing,
+    WritesRefused,
+)
+from rekey.model import TYPE_SUFFIX, Row, content_of, etag_of, is_custom
+from rekey.tables.base import Operation, Verb
+from rekey.tables.rules import check_key_part, stored_form
+
+FULL = frozenset({Verb.INSERT, Verb.REPLACE, Verb.INSERT_OR_REPLACE})
+"""Verbs that bring the whole row along."""
+MERGES = frozenset({Verb.MERGE, Verb.INSERT_OR_MERGE})
+CREATES = frozenset({Verb.INSERT, Verb.INSERT_OR_REPLACE, Verb.INSERT_OR_MERGE})
+"""Verbs after which a row may be there that was not."""
+
+NOT_APPLIED = (
+    RowExists,
+    RowMissing,
+    ConditionFailed,
+    RequestRejected,
+    TableMissing,
+    TableBeingDeleted,
+    CredentialRefused,
+    EndpointDown,
+    RowRefused,
+    Collision,
+    WritesRefused,
+)
+"""Errors that say that the request behind them changed nothing, and will not."""
+
+
+def as_stored(operation: Operation) -> Operation:
+    """Return an operation with its row as the service will store it.
+
+    Raises:
+        RequestRejected: what the service would refuse.
+    """
+    if operation.verb is Verb.DELETE:
+        check_key_part(operation.row.get("PartitionKey"))
+        check_key_part(operation.row.get("RowKey"))
+        return operation
+    return replace(operation, row=stored_form(operation.row))
+
+
+def is_conditional(operation: Operation) -> bool:
+    """Tell whether the caller named the version it wants to change."""
+    return operation.etag not in (None, "", "*")
+
+
+def merged(before: Row, changes: Row) -> Row:
+    """Return a row's content after a merge; the annotation of a changed value never stays behind."""
+    after = content_of(before)
+    for name in changes:
+        if is_custom(name):
+            after.pop(name + TYPE_SUFFIX, None)
+    after.update(changes)
+    return stored_form(after)
+
+
+def row_after(operation: Operation, before: Row | None) -> Row | None:
+    """Return a row's content after an operation, None when it is deleted.
+
+    Args:
+        operation: as stored.
+        before: the row as read, None when there is none.
+
+    Raises:
+        RowExists, RowMissing, ConditionFailed: as the service would answer.
+    """
+    if operation.verb is Verb.INSERT:
+        if before is not None:
+            raise RowExists("the row exists (EntityAlreadyExists)", code="EntityAlreadyExists", status=409)
+        return operation.row
+    if operation.verb in CREATES:
+        merges = before is not None and operation.verb is Verb.INSERT_OR_MERGE
+        return merged(before, operation.row) if merges and before is not None else operation.row
+    if before is None:
+        raise RowMissing("the row does not exist (ResourceNotFound)", code="ResourceNotFound", status=404)
+    if is_conditional(operation) and operation.etag != etag_of(before):
+        raise ConditionFailed(
+            "the row was changed meanwhile (UpdateConditionNotSatisfied)",
+            code="UpdateConditionNotSatisfied",
+            status=412,
+        )
+    if operation.verb is Verb.DELETE:
+        return None
+    return merged(before, operation.row) if operation.verb is Verb.MERGE else operation.row
+
+
+def merge_as_sent(operation: Operation, before: Row | None) -> Operation:
+    """Return a merge as it is sent: on the condition of the row read, or as an insert where none was."""
+    if before is None:
+        return Operation(Verb.INSERT, operation.row)
+    return Operation(Verb.MERGE, operation.row, etag_of(before))
+
+
+def is_lost_race(error: RekeyError, given: Operation, sent: Operation) -> bool:
+    """Tell whether an operation failed only on a condition that the caller never set: work it out anew."""
+    raced = isinstance(error, RowExists | RowMissing | ConditionFailed)
+    return raced and sent is not given and not is_conditional(given)
+
+
+def may_travel(error: BaseException) -> bool:
+    """Tell whether the request behind an error may have been applied, or may be yet."""
+    return not isinstance(error, NOT_APPLIED)
