@@ -36,8 +36,8 @@ class LoopThread:
 
     @property
     def started(self) -> bool:
-        """Tell whether there is a thread to close."""
-        return self._loop is not None
+        """Tell whether there is a thread of this process to close."""
+        return self._loop is not None and self._pid == os.getpid()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end and return what it returns."""
@@ -88,10 +88,12 @@ class LoopThread:
 
     def close(self) -> None:
         """End the thread. Idempotent."""
+        if not self.started:
+            return
         with self._guard:
             loop, thread = self._loop, self._thread
             self._loop = self._thread = None
-        if loop is None or thread is None or self._pid != os.getpid():
+        if loop is None or thread is None:
             return
         loop.call_soon_threadsafe(loop.stop)
         thread.join()

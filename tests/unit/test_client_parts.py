@@ -1,0 +1,445 @@
+"""The parts of a client that need no service: what a request asks for, what an error becomes, what a client
+is made of, the thread of the synchronous one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from azure.core.credentials import AccessToken, AzureNamedKeyCredential, AzureSasCredential
+from azure.core.exceptions import (
+    ClientAuthenticationError,
+    HttpResponseError,
+    ServiceRequestError,
+    ServiceResponseError,
+)
+from azure.core.rest import HttpRequest
+from azure.data.tables import TableTransactionError
+
+from rekey.dualwrite.reading import LeaseSettings
+from rekey.dualwrite.rules import View
+from rekey.dualwrite.sdk.answers import AsyncAnswer, SyncAnswer, answer_to_problem
+from rekey.dualwrite.sdk.calls import Read, Table, Write, call_of, row_of
+from rekey.dualwrite.sdk.connect import timeouts_for
+from rekey.dualwrite.sdk.credentials import account_of
+from rekey.dualwrite.sdk.errors import TransactionRefused, problem_of
+from rekey.dualwrite.sdk.plan import Endpoint, Plan, configured, make_plan, policies_of, view_of
+from rekey.dualwrite.sdk.refusals import refusal_in
+from rekey.dualwrite.sdk.thread import LoopThread
+from rekey.errors import (
+    Ambiguous,
+    Collision,
+    ConfigurationError,
+    CredentialRefused,
+    EndpointDown,
+    Moved,
+    RequestRejected,
+    RowExists,
+    RowRefused,
+    SecretMissing,
+    TableMissing,
+    Unavailable,
+    WritesRefused,
+)
+from rekey.model import EntityKey
+from rekey.tables.base import Verb
+from tests.begun import SECRETS, declared_as
+from tests.worlds import POSTS, USERS
+
+BASE = "https://account.table.core.windows.net"
+KEY = "(PartitionKey='eu',RowKey='o%27%27brien%2F1')"
+
+
+def request(method: str, path: str, **more: Any) -> HttpRequest:
+    """Return a request as the SDK would make it."""
+    return HttpRequest(method, f"{BASE}/{path}", **more)
+
+
+# --- what a request asks for ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "verb"),
+    [
+        ("PUT", {"If-Match": "*"}, Verb.REPLACE),
+        ("PUT", {}, Verb.INSERT_OR_REPLACE),
+        ("PATCH", {"If-Match": "*"}, Verb.MERGE),
+        ("PATCH", {}, Verb.INSERT_OR_MERGE),
+        ("MERGE", {}, Verb.INSERT_OR_MERGE),
+        ("POST", {"X-HTTP-Method": "MERGE", "If-Match": "*"}, Verb.MERGE),
+        ("DELETE", {"If-Match": "*"}, Verb.DELETE),
+    ],
+)
+def test_a_write_is_told_by_method_and_condition(method: str, headers: dict[str, str], verb: Verb) -> None:
+    body = {} if method == "DELETE" else {"json": {"PartitionKey": "other", "RowKey": "other", "A": 1}}
+    call = call_of(request(method, "Users" + KEY, headers=headers, **body), "users")
+    assert isinstance(call, Write)
+    [operation] = call.operations
+    assert operation.verb is verb
+    assert operation.key == EntityKey("eu", "o'brien/1")
+    assert operation.etag == headers.get("If-Match")
+    assert ("A" in operation.row) is (method != "DELETE")
+
+
+def test_reads_and_requests_about_the_table_are_told_from_writes() -> None:
+    assert call_of(request("GET", "Users" + KEY), "Users") == Read(EntityKey("eu", "o'brien/1"))
+    assert call_of(request("GET", "Users()?$select=A&$top=2"), "Users") == Read(None, partial=True)
+    assert call_of(request("POST", "Tables", json={"TableName": "Users"}), "Users") is Table.CREATE
+    assert call_of(request("DELETE", "Tables('Users')"), "Users") is Table.DELETE
+    assert call_of(request("PUT", "Users?comp=acl", content=b"<x/>"), "Users") is Table.POLICY
+    assert call_of(request("GET", "Users?comp=acl"), "Users") is Table.POLICY
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        request("PUT", "Others" + KEY, json={}),
+        request("POST", "Others", json={"PartitionKey": "", "RowKey": ""}),
+        request("GET", "Others()"),
+        request("PUT", "Users", json={}),
+        request("POST", "Users" + KEY, json={}),
+    ],
+)
+def test_a_request_that_is_not_understood_goes_nowhere(asked: HttpRequest) -> None:
+    with pytest.raises(ValueError, match=r"alone|no TableClient makes"):
+        call_of(asked, "Users")
+
+
+def test_a_row_is_what_the_sdk_would_send_without_what_says_nothing() -> None:
+    row = row_of(
+        b'{"PartitionKey":"p","PartitionKey@odata.type":"Edm.String","RowKey":"r","odata.etag":"x",'
+        b'"Timestamp":"2024-01-01T00:00:00Z","A":"a","A@odata.type":"Edm.String","B":null,'
+        b'"B@odata.type":"Edm.Int64","C":"5","C@odata.type":"Edm.Int64","D":1.0}'
+    )
+    assert row == {
+        "PartitionKey": "p",
+        "RowKey": "r",
+        "A": "a",
+        "C": "5",
+        "C@odata.type": "Edm.Int64",
+        "D": 1.0,
+    }
+
+
+# --- what an error becomes --------------------------------------------------------------------------------
+
+
+def test_an_error_without_an_answer_is_the_sdks_error_for_that() -> None:
+    for error, kind in (
+        (EndpointDown("write"), ServiceRequestError),
+        (Ambiguous("write", status=412), ServiceResponseError),
+        (Unavailable("write"), ServiceResponseError),
+        (RequestRejected("write"), ServiceResponseError),
+        (CredentialRefused("insert into Users: no token"), ClientAuthenticationError),
+    ):
+        with pytest.raises(kind):
+            problem_of(error, "Users")
+
+
+def test_an_error_of_another_table_is_not_taken_for_one_of_this_table() -> None:
+    """`delete_entity` of the SDK takes any 404 for "there was no such row"."""
+    own = problem_of(TableMissing("insert into Users: 404", code="TableNotFound", status=404), "users")
+    assert (own.status, own.refusal) == (404, None)
+    for what in ("insert into rekeyjournal: 404", "insert into UsersV2: 404"):
+        other = problem_of(TableMissing(what, code="TableNotFound", status=404), "Users")
+        assert other.status == 403
+        assert other.refusal is not None
+    credential = CredentialRefused("insert into rekeyjournal: 403", code="AuthorizationFailure", status=403)
+    assert problem_of(credential, "Users").refusal is credential
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (WritesRefused("frozen", "writes wait", hint="repeat", retryable=True), 503, "frozen"),
+        (WritesRefused("digest-moved", "another declaration", hint="deploy"), 403, "digest-moved"),
+        (RowRefused("empty-key", "target.row_key", "it is empty", cure="fill it"), 400, "empty-key"),
+        (Collision("UsersV2", "a1", "b2"), 400, "collision"),
+        (Moved("moved", hint="look"), 403, "Moved"),
+    ],
+)
+def test_a_refusal_says_what_happened_and_what_to_do_and_is_an_error_of_the_sdk(
+    error: Any, status: int, code: str
+) -> None:
+    problem = problem_of(error, "Users")
+    assert (problem.status, problem.code) == (status, code)
+    response = SyncAnswer(request("POST", "Users"), answer_to_problem(problem, batch=False))
+    refusal = refusal_in(HttpResponseError(response=response))
+    assert isinstance(refusal, HttpResponseError)
+    assert str(refusal) == str(error)
+    assert refusal.hint
+    assert refusal.hint in str(refusal)
+    assert (refusal.status_code, refusal.code, refusal.error_code) == (status, code, code)
+    assert refusal.retryable is (status == 503)
+    assert ("Retry-After" in response.headers) is (status == 503)
+    assert refusal.refusal is error
+
+
+def test_a_refused_transaction_names_the_operation() -> None:
+    error = RowRefused("empty-key", "target.row_key", "it is empty", cure="fill it")
+    error.index = 3
+    response = AsyncAnswer(
+        request("POST", "$batch"), answer_to_problem(problem_of(error, "Users"), batch=True)
+    )
+    refusal = refusal_in(HttpResponseError(response=response), transaction=True)
+    assert isinstance(refusal, TransactionRefused)
+    assert isinstance(refusal, TableTransactionError)
+    assert refusal.index == 3
+    assert refusal_in(HttpResponseError("of the service")) is None
+
+
+async def test_an_answer_keeps_what_azure_core_asks_of_a_response() -> None:
+    exists = RowExists("insert", code="EntityAlreadyExists", status=409, index=2)
+    answer = answer_to_problem(problem_of(exists, "Users"), batch=True)
+    asked = request(
+        "POST", "$batch", headers={"x-ms-client-request-id": "mine", "x-ms-version": "2019-02-02"}
+    )
+    whole, found = SyncAnswer(asked, answer), AsyncAnswer(asked, answer)
+    [part] = whole.parts()
+    assert [one.json() async for one in found.parts()] == [part.json()]
+    assert part.json()["odata.error"]["message"]["value"].startswith("2:The specified entity already exists")
+    assert (whole.status_code, whole.reason, part.reason) == (202, "Accepted", "Conflict")
+    assert whole.headers["X-MS-Client-Request-Id"] == "mine"
+    assert part.encoding == "utf-8"
+    part.encoding = "ascii"
+    assert (whole.url, whole.is_closed, whole.is_stream_consumed) == (asked.url, True, True)
+    assert part.read() == b"".join(part.iter_raw()) == b"".join(part.iter_bytes()) == part.body()
+    async for one in found.parts():
+        async with one:
+            assert await one.read() == part.content == b"".join([piece async for piece in one.iter_raw()])
+            assert part.content == b"".join([piece async for piece in one.iter_bytes()])
+        await one.close()
+        with pytest.raises(HttpResponseError):
+            one.raise_for_status()
+    with part:
+        whole.raise_for_status()
+        with pytest.raises(HttpResponseError):
+            part.raise_for_status()
+    part.close()
+
+
+# --- what a client is made of -----------------------------------------------------------------------------
+
+
+def test_the_table_says_the_view() -> None:
+    assert view_of(POSTS, "posts", None) == (View.OLD, "Posts", False)
+    assert view_of(POSTS, "PostsV2", "new") == (View.NEW, "PostsV2", False)
+    assert view_of(POSTS, "PostsByTag", View.NEW) == (View.NEW, "PostsByTag", True)
+
+
+@pytest.mark.parametrize(("table", "view"), [("Others", None), ("Posts", "new"), ("PostsV2", View.OLD)])
+def test_a_table_that_cannot_be_is_refused_when_the_client_is_made(
+    table: str, view: View | str | None
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"Next: .*(Posts|PostsV2)"):
+        view_of(POSTS, table, view)
+
+
+def plan(**more: Any) -> Plan:
+    """Return a plan of a client of USERS."""
+    account = Endpoint(BASE, AzureNamedKeyCredential("account", "a2V5"))
+    usual: dict[str, Any] = {
+        "declared": declared_as("0001_users", USERS),
+        "table": "Users",
+        "view": None,
+        "secrets": SECRETS,
+        "tables": account,
+        "restricted": account,
+    }
+    return make_plan(**{**usual, **more})
+
+
+def test_a_plan_shows_no_secret_and_no_credential() -> None:
+    made = plan()
+    shown = repr(made)
+    assert made.facts.fingerprints.keys() == {"users"}
+    assert not any(secret in shown for secret in (SECRETS["users"].decode(), "a2V5", "redential("))
+
+
+def test_what_cannot_work_is_refused_when_the_client_is_made() -> None:
+    with pytest.raises(SecretMissing, match="users"):
+        plan(secrets={})
+    with pytest.raises(ConfigurationError, match="shadow_reads"):
+        plan(shadow_reads=1.5)
+    with pytest.raises(ConfigurationError, match="view"):
+        configured("rekey.toml", "0001_users", None, None, dict)
+
+
+def test_policies_are_taken_as_the_sdk_takes_them() -> None:
+    assert [policies_of(one) for one in (None, "one", ["a", "b"], ("c",))] == [[], ["one"], ["a", "b"], ["c"]]
+
+
+def test_what_is_sent_has_taken_effect_within_the_longest_operation_or_never_does() -> None:
+    for longest in (1.0, 30.0, 600.0):
+        found = timeouts_for(LeaseSettings(longest_operation_s=longest))
+        assert found.service is not None
+        assert 1 <= found.service <= min(30, max(1, longest / 2))
+
+
+def test_an_endpoint_and_its_credential_are_understood_as_by_the_sdk() -> None:
+    named = AzureNamedKeyCredential("account", "a2V5")
+    assert account_of("account.table.core.windows.net/", named, "tables") == (BASE, named)
+    bare, found = account_of(f"{BASE}?sv=2019-02-02&sig=abc", None, "tables")
+    assert bare == BASE
+    assert isinstance(found, AzureSasCredential)
+    with pytest.raises(ConfigurationError, match="restricted"):
+        account_of(BASE, None, "restricted")
+
+
+class Asked:
+    """A token credential, synchronous."""
+
+    closed = False
+
+    def get_token(self, *scopes: str, **_kwargs: Any) -> AccessToken:
+        return AccessToken(f"{scopes[0]} on {threading.current_thread().name}", 0)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class AskedAsync(Asked):
+    """The same, asynchronous."""
+
+    async def get_token(self, *scopes: str, **_kwargs: Any) -> AccessToken:
+        return AccessToken(scopes[0], 0)
+
+
+async def test_a_credential_is_asked_off_the_loop_and_stays_its_owners() -> None:
+    for credential in (Asked(), AskedAsync()):
+        _, found = account_of(BASE, credential, "tables")
+        async with found as borrowed:
+            token = (await borrowed.get_token("scope")).token
+        await found.close()
+        assert token.startswith("scope")
+        assert "MainThread" not in token
+        assert not credential.closed
+
+
+def test_declaring_a_migration_does_not_load_the_azure_sdk() -> None:
+    program = (
+        "import sys, rekey\n"
+        "from rekey import Migration\n"
+        "assert not [name for name in sys.modules if name.split('.')[0] in ('azure', 'aiohttp')]\n"
+        "assert rekey.DualWriteTableClient.__name__ == 'DualWriteTableClient'\n"
+        "try: rekey.Nothing\n"
+        "except AttributeError: print('ok')\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout == "ok\n"
+
+
+# --- the thread -------------------------------------------------------------------------------------------
+
+
+def test_coroutines_run_on_one_thread_which_ends_with_close() -> None:
+    thread = LoopThread()
+
+    async def where() -> str:
+        return threading.current_thread().name
+
+    assert not thread.started
+    assert thread.run(where()) == thread.run(where()) == "rekey-dualwrite"
+    called = threading.Event()
+    thread.post(called.set)
+    assert called.wait(10)
+    thread.close()
+    thread.close()
+    assert not [one for one in threading.enumerate() if one.name == "rekey-dualwrite"]
+
+
+def test_a_context_is_held_while_the_caller_does_something() -> None:
+    thread = LoopThread()
+    steps: list[str] = []
+
+    @asynccontextmanager
+    async def held() -> AsyncIterator[int]:
+        task = asyncio.current_task()
+        steps.append("in")
+        yield 5
+        assert asyncio.current_task() is task
+        steps.append("out")
+
+    @asynccontextmanager
+    async def refused() -> AsyncIterator[int]:
+        raise ConfigurationError("no")
+        yield 0
+
+    with thread.holding(held) as value:
+        steps.append(str(value))
+    assert steps == ["in", "5", "out"]
+    with pytest.raises(ConfigurationError), thread.holding(refused):
+        raise AssertionError("never entered")
+    with pytest.raises(KeyError), thread.holding(held):
+        raise KeyError
+    thread.close()
+
+
+def test_a_client_made_before_a_fork_says_so_instead_of_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    thread = LoopThread()
+    thread.run(asyncio.sleep(0))
+    with monkeypatch.context() as forked:
+        forked.setattr(os, "getpid", lambda: -1)
+        assert not thread.started
+        thread.close()
+        with pytest.raises(ConfigurationError, match="fork"):
+            thread.run(asyncio.sleep(0))
+    thread.close()
+
+
+def test_a_caller_that_is_interrupted_cancels_what_it_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    thread = LoopThread()
+    cancelled = threading.Event()
+    begun = threading.Event()
+
+    async def endless() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    class Interrupted:
+        def __init__(self, waiting: Any) -> None:
+            self.waiting = waiting
+
+        def result(self) -> None:
+            assert begun.wait(10)
+            raise KeyboardInterrupt
+
+        def cancel(self) -> None:
+            self.waiting.cancel()
+
+    run = asyncio.run_coroutine_threadsafe
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", lambda work, loop: Interrupted(run(work, loop)))
+    with pytest.raises(KeyboardInterrupt):
+        thread.run(endless())
+    assert cancelled.wait(10)
+    thread.close()
+
+
+def test_work_left_on_the_loop_is_cancelled_when_it_ends() -> None:
+    thread = LoopThread()
+    cancelled: list[bool] = []
+
+    async def endless() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.append(True)
+
+    async def begin() -> None:
+        task = asyncio.create_task(endless())
+        await asyncio.sleep(0)
+        assert not task.done()
+
+    thread.run(begin())
+    thread.close()
+    assert cancelled == [True]
