@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import random
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rekey.concurrency import cancel
 from rekey.dualwrite.counters import Counters
@@ -22,7 +22,6 @@ from rekey.dualwrite.lease import ClientLease
 from rekey.dualwrite.propagate import Propagator
 from rekey.dualwrite.reading import ClientFacts, LeaseSettings
 from rekey.dualwrite.rules import View
-from rekey.dualwrite.writer import Writer
 from rekey.errors import WritesRefused
 from rekey.mapper import Mapper
 from rekey.mapping.ids import SafeIds
@@ -40,10 +39,24 @@ from rekey.tables.clock import TICKS_PER_SECOND
 from tests.projects import Project
 from tests.worlds import SECRET
 
+if TYPE_CHECKING:
+    from rekey.dualwrite.writer import Writer
+
 T = TypeVar("T")
 
 application: contextvars.ContextVar[bool] = contextvars.ContextVar("application", default=False)
 """True in tasks of the application: a gate can tell its calls from the runner's."""
+
+
+@contextmanager
+def as_application() -> Iterator[None]:
+    """Mark what is called, and what tasks are begun, as the application's."""
+    token = application.set(True)
+    try:
+        yield
+    finally:
+        application.reset(token)
+
 
 QUICK = LeaseSettings(poll_s=1.0, lease_s=15.0, longest_operation_s=30.0, freeze_wait_s=60.0)
 
@@ -77,8 +90,8 @@ class Company:
         """Begin traffic that goes on while the runner works."""
 
         async def begin() -> asyncio.Task[None]:
-            application.set(True)
-            return asyncio.ensure_future(work)
+            with as_application():
+                return asyncio.ensure_future(work)
 
         self.traffic.append(self.do(begin()))
 
@@ -221,15 +234,15 @@ class Client:
 
     async def start(self) -> None:
         """Register."""
-        application.set(True)
-        await self.lease.start()
+        with as_application():
+            await self.lease.start()
 
     async def close(self) -> None:
         """End as a process ends that is stopped."""
-        application.set(True)
-        await self.lease.close()
-        if self.writer is not None:
-            await self.writer.close()
+        with as_application():
+            await self.lease.close()
+            if self.writer is not None:
+                await self.writer.close()
 
     async def die(self) -> None:
         """End as a process ends that is killed: nothing is given back, nothing is said."""
@@ -238,7 +251,10 @@ class Client:
 
     async def write(self, *operations: Operation) -> list[str | None]:
         """Write through the client."""
-        application.set(True)
+        with as_application():
+            return await self._write(operations)
+
+    async def _write(self, operations: Sequence[Operation]) -> list[str | None]:
         control = self.lease.control
         if self.writer is None and control is not None:
             self.writer = self._writer(control)
@@ -260,6 +276,8 @@ class Client:
             mapper,
             MappingStore(project.restricted.table(MAPPING_TABLE), rows),
         )
+        from rekey.dualwrite.writer import Writer
+
         return Writer(
             self.view,
             self.lease.client_id,

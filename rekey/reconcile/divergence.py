@@ -105,7 +105,8 @@ class Outcome(StrEnum):
     CHANGED = "changed"
     """The row changed under the repair and was left alone: verify again."""
     REFUSED = "refused"
-    """The mapping or a collision forbids it: mend the source row, then verify again."""
+    """The mapping or a collision forbids it, or it is a row of the authority that nobody can take back: mend
+    the row, then verify again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ Rules kept here:
 * A row is deleted only when nothing maps to it: it is looked at once more, and the delete carries the ETag
   that was seen. Afterwards its owner is asked for once more and propagated, in case a writer claimed the key,
   found the row there and left it: a claim comes before the writer looks, so one of the two sees the other.
+* Where the main target is the authority its rows are never deleted: one that no source row gives, and whose
+  old key nobody knows, is named and left.
 """
 
 from __future__ import annotations
@@ -60,6 +62,8 @@ async def repair(ctx: ReconcileContext, found: Found) -> Outcome:
             await ctx.propagate(found.source)
         if found.stray is None:
             return Outcome.PROPAGATED
+        if ctx.authority_is_target and found.stray[0] == 0:
+            return Outcome.REFUSED if found.source is None else Outcome.PROPAGATED
         return await _take_away(ctx, found, found.stray)
     except NotMendable:  # the mapping refuses the source row, or another row has its key
         return Outcome.REFUSED

@@ -131,6 +131,8 @@ async def _catch_up(run: Run, last: Phase) -> int:
     if side is None or last in (Phase.PREPARE, Phase.RETIRE):
         return 0
     if side == TARGET and not run.declared.migration.reverse:
+        if last is Phase.COMPLETE:
+            await run.journal.clear()  # a run that was cut off did not get that far
         return 0
     swept = await sweep_journal(run, side)
     return swept.settled
