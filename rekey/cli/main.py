@@ -19,6 +19,7 @@ from rekey.cli import logs, signals
 from rekey.cli.apply import apply
 from rekey.cli.faults import FaultOfRekey, as_rekey_error, places
 from rekey.cli.init import init
+from rekey.cli.inspect import inspect
 from rekey.cli.lookup import lookup
 from rekey.cli.new import new
 from rekey.cli.plan import plan
@@ -66,7 +67,7 @@ def rekey() -> None:
     """Change the keys of Azure tables: online, verified, and with a way back."""
 
 
-for _command in (init, new, plan, apply, verify, status, rollback, retire, lookup, rehearse):
+for _command in (init, new, inspect, plan, apply, verify, status, rollback, retire, lookup, rehearse):
     rekey.add_command(_command)
 
 

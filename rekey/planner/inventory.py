@@ -19,7 +19,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from rekey.limits import entity_bytes
-from rekey.model import ETAG, EVERYTHING, PARTITION_KEY, TIMESTAMP, KeyRange, Row, key_of
+from rekey.model import ETAG, EVERYTHING, PARTITION_KEY, TIMESTAMP, EntityKey, KeyRange, Row, key_of
 from rekey.planner.sampling import RowEstimate, Sizer, Stretch, Units, key_from, units_of
 from rekey.tables.base import MAX_PAGE_ROWS, Table
 
@@ -33,10 +33,12 @@ class SampleSize:
     Attributes:
         head_rows: rows read from the beginning of the table.
         probes: pages read elsewhere. One probe costs the service one request, two when its key is absent.
+        requests: at most so many requests in all, head included; None: `probes` alone bounds them.
     """
 
     head_rows: int = 12_000
     probes: int = 45
+    requests: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class Inventory:
         partitions: partitions met; all there are when `rows.exact`.
         largest_partition: rows of the largest partition; likely rows unless `rows.exact`.
         digest: 32 hexadecimal digits over every row's ETag and Timestamp; None for a sample.
+        requests: sent to find out; more than `pages` where an answer held no rows.
     """
 
     table: str
@@ -60,6 +63,7 @@ class Inventory:
     partitions: int
     largest_partition: int
     digest: str | None
+    requests: int = 0
 
     @property
     def exact(self) -> bool:
@@ -79,6 +83,9 @@ class Inventory:
 
 Take = Callable[[Sequence[Row], bool], None]
 """Takes the rows of one page; the flag tells whether they continue the page before."""
+
+Jump = Callable[[EntityKey], None]
+"""Told behind which key the next rows begin, when they do not continue the page before."""
 
 
 class _AlreadyRead:
@@ -107,6 +114,7 @@ class _Totals:
         self.rows = 0
         self.stored = 0
         self.pages = 0
+        self.requests = 0
         self.partitions = 0
         self.largest = 0
         self.digest = 0
@@ -153,10 +161,11 @@ async def read_whole(table: Table, take: Take) -> Inventory:
         partitions=totals.partitions,
         largest_partition=totals.largest,
         digest=totals.hexdigest,
+        requests=totals.pages,
     )
 
 
-async def read_sample(table: Table, size: SampleSize, take: Take) -> Inventory:
+async def read_sample(table: Table, size: SampleSize, take: Take, jump: Jump | None = None) -> Inventory:
     """Read a bounded part of a table, handing pages to `take`. Raises TableMissing and service errors.
 
     A table that is no longer than the head is read whole; then the inventory says so and has its digest.
@@ -168,10 +177,17 @@ async def read_sample(table: Table, size: SampleSize, take: Take) -> Inventory:
     if not whole:
 
         async def read(after: Units) -> Stretch:
-            return await _read_stretch(table, after, totals, known, take)
+            if jump is not None:
+                jump(key_from(after))
+            most = None if size.requests is None else size.requests - 1 - totals.requests
+            return await _read_stretch(table, after, totals, known, take, most)
 
-        sizer = Sizer(read, size.probes)
-        likely += round(await sizer.rows_behind(page))
+        probes = size.probes
+        if size.requests is not None:
+            # One is kept back: behind the last page of a table an empty answer may follow.
+            probes = min(probes, size.requests - 1 - totals.requests)
+        sizer = Sizer(read, probes)
+        likely += round(await sizer.rows_behind(page, totals.rows))
         settled = sizer.settled
     likely = max(likely, totals.rows)
     return Inventory(
@@ -182,6 +198,7 @@ async def read_sample(table: Table, size: SampleSize, take: Take) -> Inventory:
         partitions=totals.partitions,
         largest_partition=totals.largest,
         digest=totals.hexdigest if whole else None,
+        requests=totals.requests,
     )
 
 
@@ -193,6 +210,7 @@ async def _read_head(
     async with aclosing(_scan(table, EVERYTHING)) as pages:
         async for rows in pages:
             totals.pages += 1
+            totals.requests += 1
             if not rows:
                 continue
             # The page behind the head shows whether the table goes on; being read, it is used.
@@ -203,29 +221,37 @@ async def _read_head(
             if beyond:
                 known.mark((), last[-1])
                 return last, False
+    totals.requests += 1
     return last, True
 
 
 async def _read_stretch(
-    table: Table, after: Units, totals: _Totals, known: _AlreadyRead, take: Take
+    table: Table, after: Units, totals: _Totals, known: _AlreadyRead, take: Take, most: int | None
 ) -> Stretch:
-    """Read one page's worth of rows behind a key; only rows that are new are handed on."""
+    """Read one page's worth of rows behind a key; only rows that are new are handed on.
+
+    `most`: how many answers to read at most; None reads on until there are rows, and costs one of the budget.
+    """
     keys: list[Units] = []
     ended = True
+    sent = 0
     async with aclosing(_scan(table, KeyRange(after=key_from(after)))) as pages:
         async for rows in pages:
             totals.pages += 1
+            sent += 1
             found = [units_of(key_of(row)) for row in rows]
             fresh = [row for row, key in zip(rows, found, strict=True) if key not in known]
             totals.take(fresh, bool(keys))
             take(fresh, bool(keys))
             keys += found
-            if len(keys) >= MAX_PAGE_ROWS:
+            if len(keys) >= MAX_PAGE_ROWS or sent == most:
                 ended = False
                 break
     if keys:
         known.mark(after, keys[-1])
-    return Stretch(keys, ended)
+    sent += ended
+    totals.requests += sent
+    return Stretch(keys, ended, 1 if most is None else sent)
 
 
 async def _scan(table: Table, within: KeyRange) -> AsyncGenerator[list[Row], None]:

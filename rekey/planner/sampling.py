@@ -8,6 +8,8 @@ Rules kept here:
   branches that split at the same depth one, drawn by lot, is looked into and stands for all of them (Chen,
   "Heterogeneous sampling", SIAM J. Comput. 21(2), 1992, after Knuth's estimate of a tree's size). The
   estimate is right on average; for keys of even form (padded numbers, dates, GUIDs) it is close.
+* A branch that the requests did not suffice to look into is taken to be like its first sibling, which was
+  enumerated on the way to it.
 * The lot is seeded: the same table gives the same estimate.
 * The requests are bounded. Of a level with very many branches, some are drawn and stand for the others.
 """
@@ -54,14 +56,15 @@ def key_from(units: Units) -> EntityKey:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Rows read in one go: their keys in order, and whether the table ended behind them."""
+    """Rows read in one go: their keys in order, whether the table ended behind them, and what it cost."""
 
     keys: Sequence[Units]
     ended: bool
+    requests: int = 1
 
 
 Read: TypeAlias = Callable[[Units], Awaitable[Stretch]]
-"""Reads about one page of rows behind a key. Costs one request of the budget."""
+"""Reads about one page of rows behind a key. Costs the budget as many requests as the stretch says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +111,15 @@ class _Stratum:
         branch: the one that stands for all.
         rows: rows its enumeration spoke for; None while it was not looked into.
         below: the strata that its enumeration opened.
+        firsts: for each level its enumeration climbed to, the generation of the branches there, and the rows
+            it had spoken for before: with what was opened till then, they are the level's first branch.
     """
 
     weight: float
     branch: _Open
     rows: float | None = None
     below: list[_Stratum] = field(default_factory=list)
+    firsts: list[tuple[int, float]] = field(default_factory=list)
 
     @property
     def order(self) -> tuple[int, int, float]:
@@ -125,15 +131,21 @@ class Sizer:
     """Estimates how many rows follow a stretch that was read."""
 
     def __init__(self, read: Read, requests: int) -> None:
-        """Take the reader and how many times it may be called."""
+        """Take the reader and how many requests it may cost; the last one may cost more than is left."""
         self._read = read
         self._requests = requests
         self._lot = random.Random(_SEED)  # noqa: S311 - a draw that must be repeatable, not secret
         self._sizes: dict[tuple[int, int], list[float]] = {}
+        self._firsts: dict[int, float] = {}
         self.settled = True
 
-    async def rows_behind(self, keys: Sequence[Units]) -> float:
-        """Return the likely number of rows behind the last of `keys`, a page that was read before."""
+    async def rows_behind(self, keys: Sequence[Units], before: int = 0) -> float:
+        """Return the likely number of rows behind the last of `keys`, a page that was read before.
+
+        Args:
+            keys: the page.
+            before: how many rows there are up to the page's end.
+        """
         root = _Stratum(1.0, _Open((), keys[-1], _shared(keys[0], keys[-1]), 0, 0))
         waiting = [root]
         while waiting and self._requests > 0:
@@ -142,6 +154,8 @@ class Sizer:
             walk = _Walk(stratum.branch)
             stratum.rows = await self._enumerate(walk)
             stratum.below = self._stratify(walk.opened())
+            read = before if stratum is root else 0
+            stratum.firsts = [(generation, read + rows) for generation, rows in walk.firsts()]
             waiting += stratum.below
         return self._total(root)
 
@@ -152,8 +166,9 @@ class Sizer:
             if self._requests <= 0:
                 self.settled = False
                 break
-            self._requests -= 1
-            rows += walk.take(await self._read(walk.next_probe()))
+            page = await self._read(walk.next_probe())
+            self._requests -= page.requests
+            rows += walk.take(page)
         return rows
 
     def _stratify(self, opened: list[tuple[float, _Open]]) -> list[_Stratum]:
@@ -175,19 +190,25 @@ class Sizer:
         alike = stratum.branch.generation, stratum.branch.shape
         if stratum.rows is None:
             return stratum.weight * self._typical(alike)
-        # Those that were looked into come first: the others are measured by them.
-        below = sorted(stratum.below, key=lambda one: one.rows is None)
-        size = stratum.rows + sum(self._total(one) for one in below)
+        # Late generations and those that were looked into come first: the others are measured by them.
+        below = sorted(stratum.below, key=lambda one: (-one.branch.generation, one.rows is None))
+        firsts = sorted(stratum.firsts)
+        size = 0.0
+        for one in below:
+            while firsts and firsts[-1][0] >= one.branch.generation:
+                generation, rows = firsts.pop()
+                self._firsts.setdefault(generation, rows + size)
+            size += self._total(one)
+        size += stratum.rows
         self._sizes.setdefault(alike, []).append(size)
         return stratum.weight * size
 
     def _typical(self, alike: tuple[int, int]) -> float:
-        """Return the usual size of branches that look so, 0.0 when none was looked into."""
+        """Return the usual size of branches that look so; that of a first sibling when none was looked into."""
         sizes = self._sizes.get(alike)
         if sizes is None:
-            # Mostly the small change of a late generation; what it is worth, nobody knows.
             self.settled = False
-            return 0.0
+            return self._firsts.get(alike[0], 0.0)
         return sum(sizes) / len(sizes)
 
 
@@ -201,6 +222,8 @@ class _Walk:
         self._last = branch.last
         self._met = self._units_at_depth([branch.last])
         self._climbs = 0
+        self._rows = 0.0
+        self._rows_at_climb: list[float] = []
         self._opened: list[tuple[int, float, _Open]] = []
         self._draws: list[int] = []
         """Units of a level too wide to enumerate, drawn to stand for all that were not."""
@@ -218,8 +241,11 @@ class _Walk:
 
     def take(self, page: Stretch) -> float:
         """Take the page behind `next_probe`; return for how many rows it speaks."""
-        if self._draws:
-            return self._take_draw(page)
+        rows = self._take_draw(page) if self._draws else self._take_next(page)
+        self._rows += rows
+        return rows
+
+    def _take_next(self, page: Stretch) -> float:
         inside = [key for key in page.keys if key[: self._floor] == self._branch.prefix]
         if not inside:
             self.finished = True
@@ -243,10 +269,16 @@ class _Walk:
         first = self._branch.generation + 1 + self._climbs
         return [(share, replace(branch, generation=first - climbs)) for climbs, share, branch in self._opened]
 
+    def firsts(self) -> list[tuple[int, float]]:
+        """Return for each level climbed to the generation of its branches, and the rows spoken for before."""
+        first = self._branch.generation + 1 + self._climbs
+        return [(first - climbs, rows) for climbs, rows in enumerate(self._rows_at_climb, start=1)]
+
     def _move_to(self, depth: int) -> None:
         """Go up to a level; what was met below it says nothing about it."""
         if depth < self._depth:
             self._climbs += 1
+            self._rows_at_climb.append(self._rows)
             self._depth = depth
             self._met = self._units_at_depth([self._last])
 

@@ -1,0 +1,63 @@
+"""`rekey inspect`: what is in a table, and what its keys look like.
+
+Rules kept here:
+
+* It reads only; neither scripts nor state are looked at.
+* Keys are shown only when asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import click
+
+from rekey.cli.shell import Shell, command
+from rekey.errors import ConfigurationError, ExitCode, TableMissing
+from rekey.limits import TABLE_NAME_CURE, table_name_problem
+
+if TYPE_CHECKING:
+    from rekey.inspection.profile import TableProfile
+    from rekey.inspection.report import Inspection
+
+
+@command("inspect", example="rekey inspect Users\nrekey inspect Users --exact --json")
+@click.argument("table", metavar="TABLE")
+@click.option("--exact", is_flag=True, help="Read every row instead of a sample of at most 60 requests.")
+@click.option(
+    "--show-keys", is_flag=True, help="Name partitions by their keys. For the operator's eyes only."
+)
+def inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> ExitCode:
+    """Show what is in a table and how its keys look; writes nothing.
+
+    Rows and bytes, partitions and their sizes, lengths, characters and shapes of keys (e-mail addresses,
+    dates, card numbers and the like), whether new rows go to one end, properties and their types.
+    """
+    from rekey.inspection.render import inspection_text
+
+    problem = table_name_problem(table)
+    if problem is not None:
+        raise click.UsageError(f"{problem}; {TABLE_NAME_CURE}")
+    found, _ = asyncio.run(_inspect(shell, table, exact, show_keys))
+    shell.emit({"exit_code": int(ExitCode.DONE), **found.as_json()}, inspection_text(found))
+    return ExitCode.DONE
+
+
+async def _inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> tuple[Inspection, TableProfile]:
+    from rekey.config import load_config
+    from rekey.inspection.inspect import inspect_table
+
+    config = load_config(shell.config_path)
+    accounts = shell.connect(config)
+    try:
+        return await inspect_table(
+            accounts.tables.table(table), exact=exact, show_keys=show_keys, progress=shell.progress()
+        )
+    except TableMissing:
+        raise ConfigurationError(
+            f"there is no table {table} in account {config.tables.name}",
+            hint="check the name, and [tables] endpoint in rekey.toml",
+        ) from None
+    finally:
+        await accounts.close()
