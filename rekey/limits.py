@@ -52,6 +52,8 @@ class Fault(NamedTuple):
 
 def utf16_units(text: str) -> int:
     """Return the length of `text` in UTF-16 units, as the service counts."""
+    if text.isascii():
+        return len(text)
     return len(text) + sum(character > "\uffff" for character in text)
 
 

@@ -11,10 +11,14 @@ from __future__ import annotations
 import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TypeAlias
 
 from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, TIMESTAMP, TYPE_SUFFIX, Row
 from rekey.tables.clock import format_ticks
+
+_formatted = lru_cache(maxsize=65_536)(format_ticks)
+"""A row's Timestamp is read far more often than it changes."""
 
 Order: TypeAlias = tuple[bytes, bytes]
 """`EntityKey.order`: where a row stands."""
@@ -30,7 +34,7 @@ class StoredRow:
     @property
     def timestamp(self) -> str:
         """When it was written last."""
-        return format_ticks(self.ticks)
+        return _formatted(self.ticks)
 
     @property
     def etag(self) -> str:

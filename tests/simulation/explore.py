@@ -134,13 +134,16 @@ class _Choice:
     """One thing that can happen next."""
 
     kind: str
-    text: str
     held: Held | None = None
     actor: Actor | None = None
     cost: int = 0
 
 
-_Branch = tuple[int, ...]
+_Step = tuple[str, int]
+"""A choice as it is written down: its kind, and the position of its call or its actor."""
+_Branch = tuple[_Step, ...]
+_Told = tuple[str, Held | Actor | None, bool]
+"""What happened, to whom, and whether nobody waited for it any more: to be put in words if a reader asks."""
 
 
 class Search:
@@ -172,24 +175,21 @@ class Search:
         with SimulatedLoop() as loop:
             run = _Run(Scheduler(loop), self._make, self._budget)
             run.begin()
-            texts: list[str] = []
+            told: list[_Told] = []
             try:
-                for place in branch:
-                    run.look()
-                    choice = run.choices()[place]
-                    texts.append(choice.text)
-                    run.take(choice)
+                told += [run.take(run.choice(step), replayed=True) for step in branch[:-1]]
+                told += [run.take(run.choice(step)) for step in branch[-1:]]
                 self.result.steps += len(branch)
-                if self._follow(run, branch, preemptions, texts):
+                if self._follow(run, branch, preemptions, told):
                     self.result.schedules += 1
                     run.finish()
                     self.result.ends.add(hash(run.scenario.durable()))
                     if wrong := run.scenario.wrong() or run.scenario.broken():
-                        self._lost(wrong, texts)
+                        self._lost(wrong, told)
             finally:
                 run.end()
 
-    def _follow(self, run: _Run, branch: _Branch, preemptions: int, texts: list[str]) -> bool:
+    def _follow(self, run: _Run, branch: _Branch, preemptions: int, told: list[_Told]) -> bool:
         """Go on until the run's end (True) or into a state that was seen or is broken."""
         path = list(branch)
         while True:
@@ -201,19 +201,20 @@ class Search:
             self._seen.add(state)
             self.result.states += 1
             if broken := run.scenario.broken():
-                self._lost(broken, texts)
+                self._lost(broken, told)
                 return False
             if not choices:
                 return run.is_over()
-            first = self._note_others(choices, path, preemptions)
+            first = self._note_others(run, choices, path, preemptions)
             if first is None:
                 return False
-            path.append(first)
-            texts.append(choices[first].text)
-            run.take(choices[first])
+            path.append(run.step(choices[first]))
+            told.append(run.take(choices[first]))
             self.result.steps += 1
 
-    def _note_others(self, choices: list[_Choice], path: list[int], preemptions: int) -> int | None:
+    def _note_others(
+        self, run: _Run, choices: list[_Choice], path: list[_Step], preemptions: int
+    ) -> int | None:
         """Return which choice to follow, one that costs nothing; the others are for later."""
         first = next((number for number, one in enumerate(choices) if not one.cost), None)
         bound = self._budget.preemptions
@@ -224,11 +225,11 @@ class Search:
                     self.result.bounded = bound
                 else:
                     counted = cost if bound is not None else 0
-                    self._open.setdefault(counted, []).append((*path, number))
+                    self._open.setdefault(counted, []).append((*path, run.step(choices[number])))
         return first
 
-    def _lost(self, what: str, texts: list[str]) -> None:
-        self.result.loss, self.result.schedule = what, list(texts)
+    def _lost(self, what: str, told: list[_Told]) -> None:
+        self.result.loss, self.result.schedule = what, [_in_words(one) for one in told]
 
 
 class _Run:
@@ -288,29 +289,27 @@ class _Run:
         if self._crashes:
             self._kill_choices(choices)
         if self._passages and any(not one.late for one in self.scheduler.held):
-            choices.append(_Choice("passage", "time passes"))
+            choices.append(_Choice("passage"))
         if able and all(one.late for one in self.scheduler.held):
             # Nobody is left to go on but what is under way: it lands, or time goes by without it.
-            choices.insert(0, self._waiting_choice() or _Choice("never", "what is under way never lands"))
+            choices.insert(0, self._waiting_choice() or _Choice("never"))
         elif not able and (waiting := self._waiting_choice()):
             choices.append(waiting)
         return choices
 
     def _release_choices(self, one: Held, choices: list[_Choice]) -> None:
-        actor = one.actor.name
-        text = f"{actor}: {one.call.action} {one.call.table}" + (" (late)" if one.late else "")
         cost = 0 if one.late else self._cost_of(one.actor)
         if not self._goes_first(one):
-            choices.append(_Choice("release", text, one, cost=cost))
+            choices.append(_Choice("release", one, cost=cost))
         if one.late or not self._may_crash(one.actor):
             return
         if self._lost_answers and one.call.writes:
-            choices.append(_Choice("lose", text + ", the answer is lost", one, cost=cost))
-            choices.append(_Choice("drop", text + ", the request is lost", one, cost=cost))
+            choices.append(_Choice("lose", one, cost=cost))
+            choices.append(_Choice("drop", one, cost=cost))
             if self._budget.late_requests:
-                choices.append(_Choice("break", text + ", the connection breaks on the way", one, cost=cost))
+                choices.append(_Choice("break", one, cost=cost))
         if self._failures:
-            choices.append(_Choice("fail", text + ", the service is busy", one, cost=cost))
+            choices.append(_Choice("fail", one, cost=cost))
 
     def _kill_choices(self, choices: list[_Choice]) -> None:
         for actor in self.scheduler.actors:
@@ -319,18 +318,15 @@ class _Run:
             writing = [one for one in self.scheduler.held if one.actor is actor and one.call.writes]
             if not any(not one.late for one in writing):
                 continue
-            if self._budget.late_requests:
-                text = f"{actor.name} is killed, its requests are on their way"
-                choices.append(_Choice("kill late", text, actor=actor))
-            else:
-                choices.append(_Choice("kill", f"{actor.name} is killed", actor=actor))
+            kind = "kill late" if self._budget.late_requests else "kill"
+            choices.append(_Choice(kind, actor=actor))
 
     def _waiting_choice(self) -> _Choice | None:
         """Return the passing of time until the next timer of somebody who has not come to an end."""
         waits = self.scheduler.loop.next_timer()
         if waits is None or all(actor.ended or actor.dead for actor in self.scheduler.actors):
             return None
-        return _Choice("wait", f"{waits:g} s pass")
+        return _Choice("wait")
 
     def _able(self) -> list[Held]:
         """Return the calls to choose from: all, or those of one actor that nobody can get in the way of."""
@@ -374,16 +370,32 @@ class _Run:
 
     # --- what happens ------------------------------------------------------------------------------------
 
-    def take(self, choice: _Choice) -> None:
+    def step(self, choice: _Choice) -> _Step:
+        """Write a choice down."""
+        if choice.held is not None:
+            return choice.kind, self.scheduler.held.index(choice.held)
+        return choice.kind, -1 if choice.actor is None else self.scheduler.actors.index(choice.actor)
+
+    def choice(self, step: _Step) -> _Choice:
+        """Return a choice that was written down in the same place of another run."""
+        kind, place = step
+        if kind.startswith("kill"):
+            return _Choice(kind, actor=self.scheduler.actors[place])
+        return _Choice(kind, None if place < 0 else self.scheduler.held[place])
+
+    def take(self, choice: _Choice, *, replayed: bool = False) -> _Told:
+        """Let it happen; return what happened, for a reader."""
         one, scheduler = choice.held, self.scheduler
-        waited, marks = frozenset(scheduler.held), self.scenario.marks()
+        told = (choice.kind, one or choice.actor, one is not None and one.late)
+        if not replayed:
+            waited, marks = frozenset(scheduler.held), self.scenario.marks()
         self._last = None
         if one is not None:
             if self._budget.preemptions is not None and not one.late:
                 self._current = one.actor
             ticks = scheduler.clock.ticks()
             self._answer(choice.kind, one)
-            plain = choice.kind == "release" and scheduler.clock.ticks() == ticks
+            plain = not replayed and choice.kind == "release" and scheduler.clock.ticks() == ticks
             if plain and self.scenario.marks() == marks:
                 self._last, self._waited = one, waited
         elif choice.actor is not None:
@@ -400,6 +412,7 @@ class _Run:
             self._passages -= choice.kind == "passage"
             waits = scheduler.loop.next_timer() or 0.0
             self._pass(self.scenario.passage_s if choice.kind == "passage" else waits)
+        return told
 
     def _answer(self, kind: str, one: Held) -> None:
         if kind == "fail":
@@ -429,6 +442,28 @@ class _Run:
         for actor in self.scheduler.actors:
             if not actor.dead and actor.task is not None and actor.task.done():
                 actor.task.result()
+
+
+_WORDS = {
+    "release": "",
+    "lose": ", the answer is lost",
+    "drop": ", the request is lost",
+    "break": ", the connection breaks on the way",
+    "fail": ", the service is busy",
+    "kill": " is killed",
+    "kill late": " is killed, its requests are on their way",
+    "never": "what is under way never lands",
+    "passage": "time passes",
+    "wait": "time passes until somebody's timer",
+}
+
+
+def _in_words(told: _Told) -> str:
+    kind, whom, late = told
+    if isinstance(whom, Held):
+        late_too = " (late)" if late else ""
+        return f"{whom.actor.name}: {whom.call.action} {whom.call.table}{late_too}{_WORDS[kind]}"
+    return ("" if whom is None else whom.name) + _WORDS[kind]
 
 
 def search(

@@ -47,7 +47,7 @@ class Operation:
         text: for a reader.
         outcome: DONE, EXISTS, MISSING, CONDITION or OPEN.
         act: what a write makes of a content, or `Refuses`; None for a read.
-        saw: of a read, the content.
+        saw, shows: of a read, what it saw, and what of a content it can see.
         basis: of a write on a condition, which operation read the ETag.
         replica: whether a read was of the table that follows.
         spurious: whether its condition may fail although nothing changed (the other view's ETag).
@@ -59,6 +59,7 @@ class Operation:
     outcome: str = DONE
     act: Callable[[Content], Content | Refuses] | None = None
     saw: Content = None
+    shows: Callable[[Content], Content] = lambda content: content
     basis: int | None = None
     replica: bool = False
     spurious: bool = False
@@ -127,12 +128,10 @@ class History:
         """Return the states that an operation can leave, none when its answer cannot be from this state."""
         one = self.operations[number]
         if one.act is None:
-            seen = (number, state.version, state.content)
-            return (
-                [_State(state.content, state.version, (*state.read, seen))]
-                if one.saw == state.content
-                else []
-            )
+            if one.saw != one.shows(state.content):
+                return []
+            seen = ((number, state.version, state.content),) if number in self._bases else ()
+            return [_State(state.content, state.version, state.read + seen)]
         holds = one.basis is None or self._holds(one.basis, state)
         result = one.act(state.content)
         unchanged = [state]

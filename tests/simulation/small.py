@@ -24,11 +24,11 @@ from rekey.declaration import Migration
 from rekey.delta.passes import delta_pass, sweep
 from rekey.dualwrite.propagate import Propagator
 from rekey.errors import RowExists, RowMissing
-from rekey.mapper import Mapper
+from rekey.mapper import Mapper, TargetRow
 from rekey.mapping.ids import SafeIds
 from rekey.mapping.rows import MAPPING_TABLE, MappingRows
 from rekey.mapping.store import MappingStore
-from rekey.model import EntityKey, Row, content_of, key_of
+from rekey.model import TIMESTAMP, EntityKey, Row, content_of, key_of
 from rekey.reconcile.context import ReconcileContext
 from rekey.reconcile.full import full
 from rekey.reconcile.report import FullReport
@@ -135,7 +135,7 @@ class SmallWorld(Scenario):
         self.others = HeldService(scheduler, FakeClock())
         self.source = self.sources.table(migration.source)
         self.targets = [self.others.table(name) for name in self.mapper.tables]
-        rows = SomePartitions(SCRIPT, migration.source, self.mapper.tables, SafeIds(bytes(32)))
+        rows = SomePartitions(SCRIPT, migration.source, self.mapper.tables, IDS)
         rows.known = frozenset(
             partition
             for row in (*before, *ever)
@@ -340,8 +340,43 @@ _mappers: dict[int, Mapper] = {}
 def mapper_of(migration: Migration) -> Mapper:
     """Return the mapper of a migration, made once: it is a pure value."""
     if id(migration) not in _mappers:
-        _mappers[id(migration)] = Mapper(migration, {"users": SECRET})
+        _mappers[id(migration)] = RememberingMapper(migration, {"users": SECRET})
     return _mappers[id(migration)]
+
+
+class RememberingMapper(Mapper):
+    """A mapper that works every row out once: a search maps the same few rows again and again."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._made: dict[Hashable, list[TargetRow]] = {}
+
+    def map(self, row: Row) -> list[TargetRow]:
+        content = tuple(
+            (name, row[name]) for name in row if not name.startswith("odata.") and name != TIMESTAMP
+        )
+        if self.needs_timestamp:
+            return super().map(row)
+        if content not in self._made:
+            self._made[content] = super().map(row)
+        return [TargetRow(number, dict(made)) for number, made in self._made[content]]
+
+
+class RememberingIds(SafeIds):
+    """Ids that are worked out once."""
+
+    def __init__(self) -> None:
+        super().__init__(bytes(32))
+        self._found: dict[tuple[str, EntityKey], str] = {}
+
+    def long(self, table: str, key: EntityKey) -> str:
+        found = self._found.get((table, key))
+        if found is None:
+            self._found[table, key] = found = super().long(table, key)
+        return found
+
+
+IDS = RememberingIds()
 
 
 def _fields(segment: Segment) -> dict[str, Any]:
