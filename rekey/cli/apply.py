@@ -79,7 +79,7 @@ class _Result:
 @click.option(
     "--writers-stopped",
     is_flag=True,
-    help='You confirm that no application writes (capture "delta", for cutover).',
+    help='You confirm that no application writes: for cutover in capture "delta", or with no client running.',
 )
 @click.option(
     "--plan",

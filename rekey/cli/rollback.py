@@ -44,7 +44,8 @@ def rollback(
     """Take SCRIPT back.
 
     From cutover what was written to the target since is copied back to the source and compared first; then
-    the source is the authority again. After `complete` there is no way back.
+    the source is the authority again. In capture "dual-write" the source is current already: writes wait for
+    seconds. After `complete` there is no way back.
     """
     from rekey.runner import moves
     from rekey.runner.run import Options

@@ -32,7 +32,7 @@ MAX_SAMPLE = 100_000
     show_default=True,
     help="Compare counts; random rows; or every row and every property.",
 )
-@click.option("--repair", is_flag=True, help="Make the targets equal to the source where they differ.")
+@click.option("--repair", is_flag=True, help="Make rows that differ what the authority says.")
 @click.option(
     "--rows",
     type=click.IntRange(1, MAX_SAMPLE),
