@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine, project, pure
+from benchmarks import dualwrite, machine, project, pure
 from benchmarks.measure import Measured, run
 from rekey.rehearse.azurite import Azurite
 
@@ -105,6 +105,9 @@ def main() -> None:
             "largest_to_smallest": round(applied[-1] / applied[0], 2),
         },
         "side_by_side": side_by_side(count),
+        "dual_write": dualwrite.measure(
+            2 if options.quick else dualwrite.CALLS, say, dualwrite.KINDS[: 1 if options.quick else None]
+        ),
         "rows_per_cpu_second": pure.measure(max(count, _LEAST_PURE)),
     }
     text = json.dumps(document, indent=2)

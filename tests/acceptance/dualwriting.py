@@ -24,6 +24,8 @@ from typing import Any
 from rekey.mapper import Mapper
 from rekey.model import Row, content_of, key_of
 from rekey.scripts import load_script
+from rekey.state.store import State as StateFile
+from rekey.tables.clock import TICKS_PER_SECOND, ticks_of
 from tests.acceptance.dualwriting_client import Task, main
 from tests.acceptance.dualwriting_clients import Where, mapper_of
 from tests.acceptance.dualwriting_ledger import COUNTER, State, Verdict, entries_of, judge, lines_of
@@ -129,14 +131,18 @@ class Fleet:
         """Let all clients write again."""
         (self.folder / "pause").unlink()
 
-    def stop(self) -> None:
-        """End all clients as an application ends; returns when they have ended."""
-        (self.folder / "stop").touch()
-        for name, process in self._living.items():
+    def end(self, *names: str) -> None:
+        """End clients as an application ends; returns when they have ended."""
+        for name in names:
+            (self.folder / f"stop-{name}").touch()
+        for name in names:
+            process = self._living.pop(name)
             process.join(_SECONDS)
             assert process.exitcode == 0, f"client {name} ended with {process.exitcode}"
-        self._living.clear()
-        (self.folder / "stop").unlink()
+
+    def stop(self) -> None:
+        """End all clients."""
+        self.end(*self._living)
 
     @property
     def ledgers(self) -> list[Path]:
@@ -168,6 +174,11 @@ class Stage:
             target=self.project.target,
             secrets=SECRETS,
             settings=self.settings,
+            config=self.project.folder / "rekey.toml",
+            environment=self.project.environment,
+        )
+        self.project.configure(
+            window_rows=50, tables=self.where.tables.endpoint, restricted=self.where.restricted.endpoint
         )
         self.world: World = WORLDS[self.world_name](mapper_of(self.where))
         self.mapper = Mapper(load_script(self.script).migration, SECRETS)
@@ -215,9 +226,52 @@ class Stage:
                 wanted[table][key_of(made)] = made
         return wrong + _differences("main target", wanted[0], main) + _differences("index", wanted[1], index)
 
+    # --- what the restricted store and the state file say -------------------------------------------------
+
+    def control(self) -> Row:
+        """Return the control row; {} when there is none."""
+        rows = [row for row in self.project.restricted_rows("rekeycontrol") if row["RowKey"] == "control"]
+        return content_of(rows[0]) if rows else {}
+
+    def phase(self) -> str:
+        """Return what the control row says to clients."""
+        return str(self.control().get("Phase", ""))
+
+    def at(self, name: str) -> float:
+        """Return a time of the control row, in seconds of the service's clock."""
+        return _seconds(self.control()[name])
+
+    def clients(self) -> list[dict[str, Any]]:
+        """Return the rows of the clients, with their last beat in seconds of the service's clock."""
+        rows = self.project.restricted_rows("rekeycontrol")
+        return [
+            {
+                "name": row["Name"],
+                "epoch": row["Epoch"],
+                "refuses": row["Refuses"],
+                "beat_at": _seconds(row["Timestamp"]),
+            }
+            for row in rows
+            if row["RowKey"].startswith("client.")
+        ]
+
+    def refusing(self) -> list[str]:
+        """Return what keeps clients from writing, as they say themselves."""
+        return [client["refuses"] for client in self.clients() if client["refuses"]]
+
+    def counters(self, phase: str) -> dict[str, int]:
+        """Return the counters of the last run of a phase."""
+        with StateFile.open(self.project.state, read_only=True) as state:
+            runs = [run for run in state.phase_runs(self.project.script_id) if run.phase == phase]
+        return dict(runs[-1].counters)
+
     def open_intents(self) -> int:
         """Return how many intents of this migration the journal holds."""
         return len(self.project.restricted_rows("rekeyjournal"))
+
+
+def _seconds(moment: str) -> float:
+    return ticks_of(moment) / TICKS_PER_SECOND
 
 
 def _differences(name: str, wanted: dict[Any, Row], found: dict[Any, Row]) -> list[str]:

@@ -6,7 +6,8 @@ Rules kept here:
   exception says decides what the ledger says: refused or answered with 4xx is failed, all else is open.
 * Several tasks at once, each with rows of its own, one write of a row after the other; rows named `s...` are
   everybody's.
-* It stops writing while there is a file `pause` in the control folder, and ends when there is a file `stop`.
+* It stops writing while there is a file `pause` in the control folder, and ends when there is a file
+  `stop-NAME`.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ async def _run(task: Task) -> None:
         ledger.note("opening")
         async with open_client(task.where, task.view, sync=task.sync, name=task.name) as client:
             ledger.note("opened")
-            gate = _Gate(task.folder, ledger, len(task.rows) + bool(task.shared))
+            gate = _Gate(task.folder, task.name, ledger, len(task.rows) + bool(task.shared))
             await asyncio.gather(
                 *(
                     _Writer(task, world, client, ledger, rows, f"{task.seed}/{number}").work(gate)
@@ -91,22 +92,21 @@ class _Gate:
     """Lets the tasks through, stops them while there is a file `pause`, and says so once all stand still."""
 
     folder: Path
+    name: str
     ledger: Ledger
     tasks: int
     _standing: int = field(default=0)
 
     async def __call__(self) -> bool:
         """Return when the task may write; False when it is to end."""
-        if (self.folder / "stop").exists():
-            return False
         if (self.folder / "pause").exists():
             self._standing += 1
             if self._standing == self.tasks:
                 self.ledger.note("paused")
-            while (self.folder / "pause").exists() and not (self.folder / "stop").exists():
+            while (self.folder / "pause").exists():
                 await asyncio.sleep(_IDLE_SECONDS)
             self._standing -= 1
-        return True
+        return not (self.folder / f"stop-{self.name}").exists()
 
 
 Send = Callable[[], Awaitable[Any]]

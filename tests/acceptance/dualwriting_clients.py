@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rekey import DualWriteTableClient, aio
+from rekey.dualwrite.lease import LeaseSettings
 from rekey.mapper import Mapper
 from rekey.model import Row
 from rekey.rehearse.azurite import AzuriteAccount
@@ -24,6 +27,8 @@ class Where:
     source: str
     target: str
     secrets: dict[str, bytes] = field(repr=False)
+    config: Path
+    environment: dict[str, str] = field(repr=False)
     settings: dict[str, float] = field(default_factory=dict)
 
 
@@ -40,9 +45,32 @@ def mapper_of(where: Where) -> Callable[[Row], tuple[str, str]]:
 
 @asynccontextmanager
 async def open_client(where: Where, view: str, *, sync: bool, name: str) -> AsyncIterator[Any]:
-    from azure.core.credentials import AzureNamedKeyCredential
-    from azure.data.tables.aio import TableClient
-
-    credential = AzureNamedKeyCredential(where.tables.name, where.tables.key)
-    async with TableClient(where.tables.endpoint, where.source, credential=credential) as client:
+    """Open a client of one view as an application does; one without async looks as if it had it."""
+    os.environ.update(where.environment)
+    settings = LeaseSettings(**where.settings)
+    path, script_id = where.config, where.script.stem
+    if sync:
+        with DualWriteTableClient.from_config(
+            path, script_id, view=view, name=name, settings=settings
+        ) as client:
+            yield _Awaitable(client)
+        return
+    async with aio.DualWriteTableClient.from_config(
+        path, script_id, view=view, name=name, settings=settings
+    ) as client:
         yield client
+
+
+class _Awaitable:
+    """Calls a client without async where it is awaited: its process has one task, which may be held up."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._client, name)
+
+        async def called(*args: Any, **kwargs: Any) -> Any:
+            return call(*args, **kwargs)
+
+        return called

@@ -25,5 +25,9 @@ def test_a_quick_run_prints_every_figure(tmp_path: Path) -> None:
     assert [list(life["steps"]) for life in document["lives"]] == [["plan", "apply", "verify", "cutover"]]
     assert document["side_by_side"]["ratio_same_rows"].keys() == {"wall", "cpu"}
     assert document["memory_of_apply"]["largest_to_smallest"] > 0
+    written = document["dual_write"]["key_derived"]
+    for moment in ("before_cutover", "after_cutover"):
+        for view in ("same_view", "cross_view"):
+            assert written[moment][view]["times_plain"].keys() == {"insert", "replace", "merge", "delete"}
     assert all(figure > 0 for figure in document["rows_per_cpu_second"].values())
     assert document["machine"]["azurite"] == "3.35.0"

@@ -1,0 +1,164 @@
+"""What a dual write costs its caller: wall time of single calls, against the same calls of the plain SDK.
+
+Rules kept here:
+
+* Every request takes a latency on its way (30 ms, far more than anything is computed in), put there by a line
+  between the calling process and Azurite. So a ratio reads as "round trips one after the other".
+* The same calls with the same rows: insert, replace, merge, delete; keys derived from keys alone and from
+  content with an index table; the view of the authority and the other one, before cutover and after it.
+* A figure is the median of single calls, one at a time, over a connection that is warm.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import project
+from benchmarks.latency import Latency
+from rekey.rehearse.azurite import Azurite
+
+LATENCY_SECONDS = 0.03
+CALLS = 15
+_CONFIG = """\
+[tables]
+endpoint = "http://127.0.0.1:{port}/tables"
+key_env = "BENCH_TABLES_KEY"
+[restricted]
+endpoint = "http://127.0.0.1:{port}/restricted"
+key_env = "BENCH_RESTRICTED_KEY"
+[secrets.users]
+env = "BENCH_SECRET"
+"""
+_KEY_DERIVED = '''\
+"""E-mail RowKeys to opaque ids."""
+from rekey import Migration, Target, keys, props
+
+migration = Migration(
+    source="Users",
+    target=Target(
+        "UsersV2",
+        partition_key=keys.prop("PartitionKey"),
+        row_key=keys.opaque("RowKey", domain="user", secret="users"),
+        properties=[props.copy("RowKey", to="ContactEmail")],
+    ),
+    capture="dual-write",
+)
+'''
+_CONTENT_DERIVED = '''\
+"""Posts by month, with an index by tag."""
+from rekey import Index, Migration, Target, keys, props
+
+migration = Migration(
+    source="Posts",
+    target=Target(
+        "PostsV2",
+        partition_key=keys.prop("Month"),
+        row_key=keys.prop("RowKey"),
+        properties=[props.copy("PartitionKey", to="Blog")],
+    ),
+    indexes=[
+        Index("PostsByTag", each=keys.split("Tags", ","), partition_key=keys.item(),
+              row_key=keys.prop("RowKey"), properties=[props.keep("Title")]),
+    ],
+    capture="dual-write",
+)
+'''
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One of the two migrations: its script, and its source's name."""
+
+    name: str
+    script_id: str
+    script: str
+    source: str
+
+
+KINDS = (
+    Kind("key_derived", "0001_users", _KEY_DERIVED, "Users"),
+    Kind("content_derived", "0002_posts", _CONTENT_DERIVED, "Posts"),
+)
+
+
+def measure(calls: int, say: Callable[[str], None], kinds: Sequence[Kind] = KINDS) -> dict[str, Any]:
+    """Return the figures of some kinds of migration."""
+    with (
+        Azurite() as azurite,
+        tempfile.TemporaryDirectory() as name,
+        Latency(azurite.port, LATENCY_SECONDS) as line,
+    ):
+        bench = _Bench(Path(name) / "project", azurite, line.port, calls, say)
+        plain = bench.calls("plain", "", "")
+        figures: dict[str, Any] = {
+            "latency_ms": round(1000 * LATENCY_SECONDS),
+            "calls_of_each_kind": calls,
+            "plain_sdk_ms": _milliseconds(plain),
+        }
+        for kind in kinds:
+            figures[kind.name] = bench.life(kind, plain)
+    return figures
+
+
+class _Bench:
+    def __init__(
+        self, folder: Path, azurite: Azurite, port: int, calls: int, say: Callable[[str], None]
+    ) -> None:
+        self._environ = project.make(folder, azurite)
+        self._folder, self._calls, self._say = folder, calls, say
+        (folder / "migrations" / f"{project.SCRIPT_ID}.py").unlink()
+        for kind in KINDS:
+            (folder / "migrations" / f"{kind.script_id}.py").write_text(kind.script, "utf-8")
+        (folder / "far.toml").write_text(
+            f'{_CONFIG.format(port=port)}[migrations]\npath = "migrations"\n', "utf-8"
+        )
+
+    def life(self, kind: Kind, plain: Mapping[str, float]) -> dict[str, Any]:
+        """Measure one migration before cutover and after it, in both views."""
+        self._rekey("apply", kind.script_id)
+        before = self._views(kind, plain, same="old", cross="new")
+        self._rekey("verify", kind.script_id, "--mode", "full")
+        self._rekey("apply", kind.script_id, "--to", "cutover", "--writers-stopped")
+        return {
+            "before_cutover": before,
+            "after_cutover": self._views(kind, plain, same="new", cross="old"),
+        }
+
+    def _views(self, kind: Kind, plain: Mapping[str, float], **views: str) -> dict[str, Any]:
+        found = {}
+        for name, view in views.items():
+            taken = self.calls(kind.name, kind.script_id, view)
+            found[f"{name}_view"] = {
+                "ms": _milliseconds(taken),
+                "times_plain": {verb: round(taken[verb] / plain[verb], 2) for verb in taken},
+            }
+        return found
+
+    def calls(self, kind: str, script_id: str, view: str) -> dict[str, float]:
+        """Let a process make the calls; return the median seconds by verb."""
+        self._say(f"{self._calls} calls of each kind: {kind} {view}".rstrip())
+        words = [sys.executable, "-m", "benchmarks.dualwrite_calls", kind, script_id, view, str(self._calls)]
+        return dict(json.loads(self._run(words)))
+
+    def _rekey(self, *words: str) -> None:
+        self._say(f"rekey {' '.join(words)}")
+        self._run([sys.executable, "-m", "rekey", *words])
+
+    def _run(self, words: list[str]) -> str:
+        done = subprocess.run(
+            words, cwd=self._folder, env=self._environ, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(words)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+
+def _milliseconds(taken: Mapping[str, float]) -> dict[str, float]:
+    return {verb: round(1000 * seconds, 1) for verb, seconds in taken.items()}

@@ -1,0 +1,153 @@
+"""Whole migrations while an application writes at full speed: kills and bad weather everywhere, nothing lost.
+
+Client processes of both views write through a fault proxy; so does the installed command, which is killed and
+run again. After cutover, after rollback and after completion the ledgers of all that was acknowledged are
+compared with the tables. The moments come from a seed that stands in every failure: `REKEY_SEED=… pytest …`
+draws the same ones again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rekey.rehearse.azurite import Azurite
+from tests.acceptance.dualwriting import Fleet, Stage, waited_for
+from tests.acceptance.dualwriting_proxy import STORMY, ProxyProcess
+from tests.acceptance.dualwriting_worlds import View
+from tests.acceptance.support import Project, Ran
+
+pytestmark = pytest.mark.azurite
+SETTINGS = {"poll_s": 0.25, "lease_s": 1.5, "longest_operation_s": 3.0, "freeze_wait_s": 10.0}
+"""Short leases: what a killed client holds up is waited for in every step."""
+ROWS = 240
+OWN = 12
+"""Rows that one task writes; the rest are only copied."""
+SHARED = ("s0", "s1")
+
+
+@pytest.fixture
+def seed() -> int:
+    """Draws the moments, the weather, and what clients write."""
+    return int(os.environ.get("REKEY_SEED", random.SystemRandom().randrange(2**32)))
+
+
+class Life:
+    """One migration with its clients, its proxy and its operator, who is killed a lot."""
+
+    def __init__(self, stage: Stage, fleet: Fleet, seed: int, kills: int) -> None:
+        self.stage, self.fleet, self.seed, self.kills = stage, fleet, seed, kills
+        self.lot = random.Random(seed)
+        self.rekey = stage.project
+        self._tasks = itertools.count()
+
+    def join(self, name: str, view: View, tasks: int = 2, *, sync: bool = False) -> None:
+        """Start a client process with rows of its own: half of them are in the source, half are not yet."""
+        rows = [self._own(next(self._tasks)) for _ in range(1 if sync else tasks)]
+        self.fleet.start(name, view, rows, shared=() if sync else SHARED, seed=self.seed, sync=sync)
+
+    @staticmethod
+    def _own(task: int) -> list[str]:
+        half = range(task * OWN // 2, (task + 1) * OWN // 2)
+        return [f"r{begin + number}" for begin in (0, ROWS) for number in half]
+
+    def through_kills(self, *words: str, beside: Callable[[], None] = lambda: None) -> Ran:
+        """Run a command, killing it at drawn moments, until it may run to its end."""
+        for kill in range(self.kills):
+            running = self.rekey.start(*words)
+            running.until_it_works()
+            time.sleep(self.lot.uniform(0, 0.4 * (kill + 1)))
+            ran = running.kill()
+            if ran.code != -signal.SIGKILL:
+                return ran
+            if kill == 0:
+                beside()
+        return self.rekey.run(*words)
+
+    def compare(self, when: str, authority: View) -> None:
+        """Let all clients stand still; what they were told must be in the tables, and replicas like them."""
+        self.fleet.pause()
+        waited_for("an empty journal", lambda: self.stage.open_intents() == 0)
+        verdict = self.stage.judged(self.fleet, authority)
+        print(f"{when}: {verdict}")
+        told = f"seed {self.seed}, {when}"
+        assert not verdict.wrong, f"{told}: {verdict}"
+        unlike = self.stage.unlike(authority)
+        assert not unlike, f"{told}: {unlike[:5]} and {len(unlike)} in all"
+        self.fleet.resume()
+
+
+@pytest.mark.parametrize("world", ["users", "posts"])
+def test_a_whole_life_under_writes_kills_and_faults_loses_nothing(
+    tmp_path: Path, azurite: Azurite, seed: int, world: str
+) -> None:
+    """Apply, cutover, rollback, cutover, complete: no acknowledged write lost, no deleted row back."""
+    dealt = live_once(tmp_path, azurite, world, seed, kills=2)
+    assert dealt["lost"], "the weather was too fine"
+    assert dealt["busy"], "the weather was too fine"
+
+
+@pytest.mark.soak
+def test_life_after_life_loses_nothing(tmp_path: Path, azurite: Azurite, seed: int) -> None:
+    """The same with more kills, seed after seed, for SOAK_SECONDS; both worlds in turn."""
+    ends = time.monotonic() + float(os.environ.get("SOAK_SECONDS", "60"))
+    lives = 0
+    while not lives or time.monotonic() < ends:
+        world = ("users", "posts")[lives % 2]
+        live_once(tmp_path / str(lives), azurite, world, seed + lives, kills=4)
+        lives += 1
+    print(f"{lives} lives from seed {seed} on")
+
+
+def live_once(folder: Path, azurite: Azurite, world: str, seed: int, *, kills: int) -> dict[str, int]:
+    """Live one life; return what the weather dealt out."""
+    with ExitStack() as stack:
+        proxy = stack.enter_context(ProxyProcess(azurite.tables.endpoint, replace(STORMY, seed=seed)))
+        stage = Stage(Project(folder / "project", azurite), world, proxy, settings=SETTINGS)
+        stage.load([f"r{number}" for number in range(ROWS)], SHARED)
+        fleet = stack.enter_context(Fleet(folder / "clients", stage.where, world))
+        live(Life(stage, fleet, seed, kills))
+    print(f"seed {seed}, {world}: {proxy.dealt}")
+    return proxy.dealt
+
+
+def live(life: Life) -> None:
+    """Take one migration from its first client to its last."""
+    fleet, rekey = life.fleet, life.rekey
+    life.join("old-1", "old")
+    life.join("old-sync", "old", sync=True)
+    life.join("new-1", "new")
+    fleet.until_writing("old-1", "old-sync")
+    life.through_kills("apply", beside=lambda: fleet.kill("old-1", then="old-1b")).ended(0)
+    life.join("new-sync", "new", sync=True)
+    fleet.until_writing()
+    life.through_kills("apply", "--to", "cutover").ended(0)
+    fleet.until_writing()
+    life.compare("after cutover", "new")
+    fleet.kill("new-1", then="new-1b")
+    fleet.until_writing()
+    life.through_kills("rollback")
+    fleet.until_writing()
+    life.compare("after rollback", "old")
+    rekey.run("verify", "--mode", "full").ended(0)
+    life.through_kills("apply", "--to", "cutover").ended(0)
+    fleet.until_writing()
+    rekey.run("apply", "--to", "complete").ended(3, "clients still use the old view", "old-1b")
+    fleet.end("old-1b", "old-sync")
+    life.through_kills("apply", "--to", "complete").ended(0)
+    fleet.until_writing()
+    fleet.pause()
+    verdict = life.stage.judged(fleet, "new")
+    print(f"after completion: {verdict}")
+    assert not verdict.wrong, f"seed {life.seed}, after completion: {verdict}"
+    fleet.resume()
+    fleet.stop()

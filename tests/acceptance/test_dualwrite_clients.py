@@ -1,0 +1,210 @@
+"""Clients and the moves of the installed command: who is waited for, who is told what, who refuses to write.
+
+No time is asserted anywhere; what was measured is printed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rekey import DualWriteTableClient
+from rekey.dualwrite.lease import LeaseSettings
+from rekey.dualwrite.registry import SAFETY_S
+from rekey.dualwrite.sdk.errors import DualWriteRefused
+from rekey.errors import SecretMissing
+from rekey.rehearse.azurite import Azurite
+from tests.acceptance.dualwriting import Fleet, Stage, waited_for
+from tests.acceptance.dualwriting_ledger import entries_of
+from tests.acceptance.dualwriting_proxy import ProxyProcess, Weather
+from tests.acceptance.support import Project, Ran
+
+pytestmark = pytest.mark.azurite
+CLIENTS = 10
+
+
+@contextmanager
+def staged(
+    folder: Path, azurite: Azurite, rows: int = 60, settings: dict[str, float] | None = None
+) -> Iterator[tuple[Stage, Fleet]]:
+    """Set up a project with a filled source behind a proxy in fine weather."""
+    with ExitStack() as stack:
+        proxy = stack.enter_context(ProxyProcess(azurite.tables.endpoint, Weather()))
+        stage = Stage(Project(folder / "project", azurite), "users", proxy, settings=settings or {})
+        stage.load([f"r{number}" for number in range(rows)])
+        yield stage, stack.enter_context(Fleet(folder / "clients", stage.where, "users"))
+
+
+def freeze_seconds(stage: Stage, *words: str) -> tuple[Ran, float]:
+    """Run a command that freezes; return how long the control row said so."""
+    running = stage.project.start(*words)
+    seen: list[tuple[float, str]] = []
+
+    def ended() -> bool:
+        seen.append((time.monotonic(), stage.phase()))
+        return running.process.poll() is not None
+
+    waited_for("the end of the command", ended)
+    ran = running.wait()
+    frozen = [at for at, phase in seen if phase == "freeze"]
+    return ran, frozen[-1] - frozen[0] if frozen else 0.0
+
+
+def test_a_freeze_waits_for_ten_live_clients_at_default_settings_and_no_write_fails(
+    tmp_path: Path, azurite: Azurite
+) -> None:
+    """All ten acknowledge; what they wrote meanwhile waited and went on."""
+    with staged(tmp_path, azurite) as (stage, fleet):
+        for number in range(CLIENTS):
+            rows = [f"r{number * 6 + each}" for each in range(6)]
+            fleet.start(f"client-{number}", "new" if number == 9 else "old", [rows], pause=0.05)
+        stage.project.run("apply").ended(0)
+        fleet.until_writing(more=3)
+        ran, seconds = freeze_seconds(stage, "apply", "--to", "cutover")
+        ran.ended(0)
+        fleet.until_writing(more=3)
+        counters = stage.counters("cutover")
+        assert counters["clients"] == CLIENTS
+        clients = stage.clients()
+        assert len(clients) == CLIENTS
+        assert {client["epoch"] for client in clients} == {stage.control()["Epoch"]}
+        fleet.pause()
+        entries = entries_of(fleet.ledgers)
+        assert not [entry for entry in entries if entry.outcome == "open"]
+        assert {entry.why for entry in entries if entry.outcome == "failed"} <= ALLOWED, (
+            "nobody waited too long"
+        )
+        longest = max((entry.ended or 0) - entry.began for entry in entries) / 1e9
+        verdict = stage.judged(fleet, "new")
+        assert not verdict.wrong, verdict
+        print(
+            f"freeze with {CLIENTS} live clients: {counters['freeze_ms']} ms by the command's clock,"
+            f" {seconds:.1f} s as seen in the control row; longest write {longest:.1f} s"
+        )
+        fleet.resume()
+        fleet.stop()
+
+
+ALLOWED = {"", "new-view-closed", "UpdateConditionNotSatisfied", "ConditionNotMet"}
+
+
+def test_a_silent_client_is_named_and_waited_for_until_nothing_of_it_can_take_effect(
+    tmp_path: Path, azurite: Azurite
+) -> None:
+    """SIGSTOP: the freeze begins only once its lease, its longest operation and a margin are past."""
+    settings = {"poll_s": 0.25, "lease_s": 1.5, "longest_operation_s": 2.0}
+    with staged(tmp_path, azurite, settings=settings) as (stage, fleet):
+        fleet.start("awake", "old", [["r0", "r1", "r2"]], pause=0.05)
+        fleet.start("asleep", "old", [["r10", "r11", "r12"]])
+        stage.project.run("apply").ended(0)
+        fleet.until_writing(more=5)
+        os.kill(fleet.pid("asleep"), signal.SIGSTOP)
+        [asleep] = [client for client in stage.clients() if client["name"] == "asleep"]
+        running = stage.project.start("apply", "--to", "cutover")
+        said = ""
+        while running.process.poll() is None and "silent" not in said:
+            said = stage.project.run("status").ended(0).said
+        running.wait().ended(0)
+        assert "asleep" in said
+        assert "silent" in said
+        assert f"pid {fleet.pid('asleep')}" in said
+        over_at = asleep["beat_at"] + settings["lease_s"] + settings["longest_operation_s"] + SAFETY_S
+        frozen_at = stage.at("FrozenAt")
+        assert frozen_at + 1 >= over_at, "the freeze began while it could still write; times in whole seconds"
+        print(f"one silent client: frozen {frozen_at - asleep['beat_at']:.1f} s after its last sign")
+        fleet.until_writing("awake", more=5)
+        os.kill(fleet.pid("asleep"), signal.SIGCONT)
+        fleet.until_writing("asleep", more=5)
+        fleet.pause()
+        waited_for("an empty journal", lambda: stage.open_intents() == 0)
+        verdict = stage.judged(fleet, "new")
+        assert not verdict.wrong, verdict
+        assert not stage.unlike("new")
+        fleet.resume()
+        fleet.stop()
+
+
+# --- refusals ---------------------------------------------------------------------------------------------
+
+
+def client_of(stage: Stage, **other: Any) -> DualWriteTableClient:
+    """Make a client of the old view as the application of this project does, or as `other` says."""
+    return DualWriteTableClient.from_config(
+        stage.where.config, stage.script.stem, view="old", settings=LeaseSettings(poll_s=0.2), **other
+    )
+
+
+def refused(stage: Stage, client: DualWriteTableClient, *parts: str) -> DualWriteRefused:
+    """Check that a write is refused with what to do, and that nothing was written."""
+    before = stage.project.everything()
+    with pytest.raises(DualWriteRefused) as error:
+        client.upsert_entity(stage.world.entity("r1", "old", {"name": "refused"}))
+    for part in parts:
+        assert part in str(error.value), str(error.value)
+    assert "Next:" in str(error.value)
+    after = stage.project.everything()
+    for table in (stage.project.source, stage.project.target, "rekeyjournal", "rekeymap"):
+        assert after[table] == before[table]
+    return error.value
+
+
+def test_a_client_that_may_not_write_refuses_and_says_what_to_do(
+    tmp_path: Path, azurite: Azurite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another declaration, another or no secret, an older epoch, a lease that cannot be renewed."""
+    with staged(tmp_path, azurite, rows=5) as (stage, _):
+        for name, value in stage.project.environment.items():
+            monkeypatch.setenv(name, value)
+        stage.project.run("apply").ended(0)
+        text = stage.script.read_text("utf-8")
+
+        stage.script.write_text(text.replace('props.drop("Ssn")', 'props.drop("Nothing")'), "utf-8")
+        with client_of(stage) as client:
+            assert refused(stage, client, "another declaration").code == "digest-moved"
+        stage.script.write_text(text, "utf-8")
+
+        monkeypatch.setenv("ACCEPTANCE_SECRET", "another secret of enough bytes")
+        with client_of(stage) as client:
+            assert refused(stage, client, "the secret users").code == "secret-moved"
+        monkeypatch.delenv("ACCEPTANCE_SECRET")
+        with pytest.raises(SecretMissing, match="users"):
+            client_of(stage)
+        monkeypatch.setenv("ACCEPTANCE_SECRET", stage.project.environment["ACCEPTANCE_SECRET"])
+
+        with client_of(stage) as client:
+            client.upsert_entity(stage.world.entity("r1", "old", {"name": "written"}))
+            control = stage.control()
+            stage.project.restricted.replace("rekeycontrol", {**control, "Epoch": "1"})
+            waited_for("another look", lambda: stage.refusing())
+            assert refused(stage, client, "gone back from epoch").code == "control-moved-back"
+            stage.project.restricted.replace("rekeycontrol", control)
+
+
+def test_a_client_whose_lease_ends_refuses_until_it_can_look_again(
+    tmp_path: Path, azurite: Azurite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The restricted store goes away: within a lease writes go on, then they are refused, retryably."""
+    with staged(tmp_path, azurite, rows=5) as (stage, _):
+        for name, value in stage.project.environment.items():
+            monkeypatch.setenv(name, value)
+        stage.project.run("apply").ended(0)
+        short = LeaseSettings(poll_s=0.1, lease_s=0.5)
+        with ProxyProcess(azurite.restricted.endpoint, Weather()) as away:
+            direct = stage.project.azurite
+            stage.project.configure(restricted=away.instead_of(direct.restricted.endpoint))
+            client = DualWriteTableClient.from_config(
+                stage.where.config, stage.script.stem, view="old", settings=short
+            )
+            client.upsert_entity(stage.world.entity("r1", "old", {"name": "written"}))
+        time.sleep(short.lease_s)
+        error = refused(stage, client, "lease", "[restricted]")
+        assert error.code == "lease-lost"
+        assert error.retryable
+        client.close()
