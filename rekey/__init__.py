@@ -1,25 +1,42 @@
 """Online, verified, reversible key changes for Azure Table Storage.
 
-A migration script needs these names only; see `migrations/` for examples that run. `DualWriteTableClient` is
-for applications, and imports the Azure SDK when it is asked for; `rekey.aio` has the asynchronous one.
+A migration script needs `Migration`, `Target`, `Index`, `keys` and `props`; see `migrations/` for examples
+that run. The other names are for applications: they import the Azure SDK, when they are asked for. `rekey.aio`
+has the asynchronous client.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from rekey import keys, props
 from rekey.declaration import Index, Migration, Target
 
 if TYPE_CHECKING:
+    from rekey.dualwrite.reading import LeaseSettings
     from rekey.dualwrite.sdk.client_sync import DualWriteTableClient
+    from rekey.dualwrite.sdk.errors import DualWriteRefused
 
-__all__ = ["DualWriteTableClient", "Index", "Migration", "Target", "keys", "props"]
+__all__ = [
+    "DualWriteRefused",
+    "DualWriteTableClient",
+    "Index",
+    "LeaseSettings",
+    "Migration",
+    "Target",
+    "keys",
+    "props",
+]
+
+_LATER = {
+    "DualWriteRefused": "rekey.dualwrite.sdk.errors",
+    "DualWriteTableClient": "rekey.dualwrite.sdk.client_sync",
+    "LeaseSettings": "rekey.dualwrite.reading",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "DualWriteTableClient":
-        from rekey.dualwrite.sdk.client_sync import DualWriteTableClient
-
-        return DualWriteTableClient
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

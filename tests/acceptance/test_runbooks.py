@@ -166,6 +166,7 @@ def not_begun(_project: Project) -> None:
 
 
 PRESUMED: dict[str, Callable[[Project], None]] = {
+    "application-teams": not_begun,
     "backfill": not_begun,
     "cutover": at_the_gate,
     "divergences": with_divergences,

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 from uuid import UUID
 
-from rekey import Index, Migration, Target, keys, props
+from azure.core.credentials import AzureNamedKeyCredential, TokenCredential
+from azure.data.tables import TableClient, TableEntity, UpdateMode
+
+from rekey import (
+    DualWriteRefused,
+    DualWriteTableClient,
+    Index,
+    LeaseSettings,
+    Migration,
+    Target,
+    aio,
+    keys,
+    props,
+)
 
 __depends__: set[str] = {"0000_before"}
 
@@ -72,3 +88,51 @@ keys.prop("A") + "B"  # type: ignore[operator]
 keys.opaque("A", domain="d")  # type: ignore[call-arg]
 keys.custom("m:f")  # type: ignore[call-arg]
 props.copy("A", "B")  # type: ignore[call-arg]
+
+# --- clients of applications: the SDK's methods, with the SDK's types -------------------------------------
+
+
+def write(key: AzureNamedKeyCredential, token: TokenCredential) -> None:
+    """The synchronous client."""
+    with DualWriteTableClient(
+        "https://a.table.core.windows.net",
+        "Users",
+        credential=key,
+        migration=Path("migrations/0001_users.py"),
+        restricted_endpoint="https://r.table.core.windows.net",
+        restricted_credential=token,
+        secrets={"users": b"secret"},
+        view="old",
+        name="billing-api",
+        shadow_reads=0.5,
+        settings=LeaseSettings(lease_s=10),
+        retry_total=3,
+    ) as client:
+        plain: TableClient = client
+        made: Mapping[str, Any] = client.create_entity({"PartitionKey": "p", "RowKey": "r"})
+        client.update_entity({}, mode=UpdateMode.REPLACE, etag=made["etag"])
+        found: TableEntity = plain.get_entity("p", "r", select=["A"])
+        for one in client.query_entities("A eq 1", results_per_page=5):
+            found = one
+        client.delete_entity(found)
+        try:
+            client.submit_transaction([("upsert", found)])
+        except DualWriteRefused as refused:
+            code: str = refused.code
+            again: bool = refused.retryable
+            status: int | None = refused.status_code
+            raise ValueError(code, again, status) from refused
+
+
+async def write_async(config: Path) -> None:
+    """The asynchronous client."""
+    made = aio.DualWriteTableClient.from_config(config, "0001_users", view="new", shadow_reads=0.0)
+    async with made as client:
+        found: TableEntity = await client.get_entity("p", "r")
+        async for one in client.list_entities():
+            found = one
+        await client.upsert_entity(found)
+
+
+DualWriteTableClient("https://a", "Users")  # type: ignore[call-arg]
+aio.DualWriteTableClient("https://a", "Users", credential=5)  # type: ignore[call-arg, arg-type]

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
+from typing import TYPE_CHECKING
 
 from rekey.dualwrite.counters import Counters
 from rekey.dualwrite.journal import Journal
@@ -34,9 +35,11 @@ from rekey.mapping.ids import SafeIds
 from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE, MappingRows
 from rekey.mapping.store import MappingStore
 from rekey.phases import ControlPhase
-from rekey.runner.control import ControlRow
 from rekey.tables.base import Operation, Table, TableService, Verb
 from rekey.tables.wire import decode_row, decode_rows
+
+if TYPE_CHECKING:
+    from rekey.runner.control import ControlRow
 
 TABLE_IN_USE = "table-in-use"
 
