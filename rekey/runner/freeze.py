@@ -6,6 +6,8 @@ Rules kept here (DESIGN section 5):
   settled. Under freeze there is no scan of a table.
 * Under freeze: every live client acknowledges (from then on nobody begins a write), the journal is drained,
   and only then does the row move on. The last intent is gone, so every replica says what its authority says.
+* Without a live client, or when none was there at the last verification, the journal proves nothing: then all
+  is compared under freeze. Nobody waits for it, or the operator has said that nobody writes.
 * A freeze that is not drained within `[gates] freeze_timeout`, or that fails in any other way, is left to
   where it came from; nothing is lost by it, and it is said what it waited for.
 * A freeze that a killed runner left behind is left the same way by the next command.
@@ -14,12 +16,13 @@ Rules kept here (DESIGN section 5):
 from __future__ import annotations
 
 from rekey.dualwrite.rules import authority
-from rekey.errors import GateClosed, Moved, RekeyError, ServiceError
+from rekey.errors import Findings, GateClosed, Moved, RekeyError, ServiceError
 from rekey.phases import ControlPhase
 from rekey.runner.control import ControlRow
 from rekey.runner.following import Deadline, wait_for_clients, wait_until_heard
 from rekey.runner.intents import drain, settle_stale, unsettled_hint
 from rekey.runner.run import Run
+from rekey.runner.verification import unfollowed, verify_full, wrong
 
 
 async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> dict[str, int]:
@@ -32,6 +35,7 @@ async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> dict[str, i
 
     Raises:
         GateClosed: intents cannot be settled; nothing was frozen.
+        Findings: there is no client that vouches for it, and rows differ.
         Refused: clients did not follow, or the journal was not drained; the row is in `start` again (or, if
             clients did not follow at the very end, in `end`).
     """
@@ -56,6 +60,8 @@ async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> dict[str, i
     try:
         clients = await wait_for_clients(run, frozen, deadline)
         drained = await drain(run, side, deadline)
+        if not clients or (end is ControlPhase.CUTOVER and unfollowed(run)):
+            await _prove(run)
         run.check()
         after = await run.control.move(ControlPhase.FREEZE, end)
     except Exception as error:
@@ -71,6 +77,19 @@ async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> dict[str, i
     }
     run.state.audit("freeze", run.script_id, {"to": end, **counters})
     return counters
+
+
+async def _prove(run: Run) -> None:
+    """Compare everything; raise Findings when rows differ."""
+    report = await verify_full(run)
+    if report.findings:
+        raise Findings(
+            f"full verification under freeze found {wrong(report)} rows that differ",
+            kept="both tables",
+            hint="whoever wrote them did not write through a client;"
+            f" `rekey verify {run.script_id} --mode full --repair` mends them, then verify again and run the"
+            " same command again",
+        )
 
 
 async def _give_up(run: Run, back_to: ControlPhase, error: Exception, deadline: Deadline) -> None:

@@ -8,6 +8,8 @@ Rules kept here:
   as long as writers may run; under freeze nothing is pending.
 * In capture "dual-write" a row that the journal announces a write for is in flight, and is looked at again;
   the journal is swept meanwhile, so that a client that died does not keep a row in flight for ever.
+* A verification while no client was registered says nothing about what was written since: it opens no gate
+  for clients that came later.
 * From cutover on the target is the authority: it is looked at last, and repair brings the source up to date.
 """
 
@@ -25,6 +27,7 @@ from rekey.reconcile.context import ReconcileContext
 from rekey.reconcile.full import full
 from rekey.reconcile.report import FullReport
 from rekey.runner.capture import WATERMARK
+from rekey.runner.following import look
 from rekey.runner.intents import InFlight, while_sweeping
 from rekey.runner.run import Run
 from rekey.state.models import Verification
@@ -32,6 +35,10 @@ from rekey.tables.clock import TICKS_PER_SECOND, ticks_of
 
 RETURNED_AT = "returned_at"
 """Fact: when a way back from cutover was last begun, by this machine's clock, as verifications are timed."""
+
+
+UNFOLLOWED_AT = "unfollowed_at"
+"""Fact: when the last full verification ended that was made while no client was registered."""
 
 
 class _Rows:
@@ -90,14 +97,33 @@ def _pending(run: Run) -> Callable[[EntityKey], Awaitable[bool]]:
 
 async def verify_full(run: Run, *, repair: bool = False) -> FullReport:
     """Compare everything and record the result."""
-    now = await run.control.read()
-    control = now.phase if now is not None else ControlPhase.SOURCE
+    control = await _compared_in(run)
+    followed = run.is_delta or bool((await look(run)).live)
     with run.progress.task("verify") as advance:
         report = await while_sweeping(
             run, authority(control) or SOURCE, full(context(run, control, advance), repair=repair)
         )
     record(run, report)
+    if not followed:
+        run.state.set_fact(run.script_id, UNFOLLOWED_AT, report.finished_at)
     return report
+
+
+async def _compared_in(run: Run) -> ControlPhase:
+    """Return the phase that says which side is the authority; in dual writes a freeze does not change it."""
+    now = await run.control.read()
+    if now is None:
+        return ControlPhase.SOURCE
+    if now.phase is ControlPhase.FREEZE and not run.is_delta:
+        return now.came_from or ControlPhase.DUAL_WRITE
+    return now.phase
+
+
+def unfollowed(run: Run) -> bool:
+    """Tell whether the last full verification was made while no client was registered."""
+    last = run.state.latest_verification(run.script_id, mode="full")
+    fact = run.state.get_fact(run.script_id, UNFOLLOWED_AT)
+    return last is not None and fact is not None and ticks_of(last.finished_at) <= ticks_of(fact)
 
 
 def wrong(report: FullReport) -> int:
@@ -136,6 +162,8 @@ def closed_by_verification(run: Run) -> list[str]:
     returned_at = run.state.get_fact(run.script_id, RETURNED_AT)
     if returned_at is not None and ticks_of(last.started_at) < ticks_of(returned_at):
         return [f"nothing has been verified in full since the way back from cutover; {again}"]
+    if unfollowed(run) and not run.options.writers_stopped:
+        return [f"when all was last verified, no client of the application was registered; {again}"]
     age = run.clock.ticks() - ticks_of(last.finished_at)
     if age > run.config.gates.verification_max_age_s * TICKS_PER_SECOND:
         return [f"the last full verification is of {last.finished_at}, which is too old; {again}"]

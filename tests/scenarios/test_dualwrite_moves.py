@@ -285,6 +285,46 @@ def test_without_any_client_the_operator_says_that_nobody_writes(users: Company)
     assert users.phase is ControlPhase.CUTOVER
 
 
+def test_without_clients_what_was_written_since_the_verification_is_found_under_freeze(
+    users: Company,
+) -> None:
+    users.apply()
+    users.do(users.project.tables.table("Users").merge({**place(FIRST), "Nm": "nobody followed this"}))
+    with pytest.raises(Findings, match="under freeze found 1 rows") as found:
+        users.apply(Phase.CUTOVER, STOPPED)
+    assert "back in `dual_write`" in found.value.kept
+    assert users.phase is ControlPhase.DUAL_WRITE
+    assert users.verify(repair=True).findings
+    assert not users.verify().findings
+    users.apply(Phase.CUTOVER, STOPPED)
+    users.assert_in_step()
+
+
+def test_what_was_verified_without_clients_opens_no_gate_for_those_that_came_later(users: Company) -> None:
+    users.apply()
+    users.do(users.project.tables.table("Users").merge({**place(FIRST), "Nm": "nobody followed this"}))
+    users.client()
+    with pytest.raises(GateClosed, match="no client of the application was registered"):
+        users.apply(Phase.CUTOVER)
+    with pytest.raises(Findings, match="under freeze found 1 rows"):
+        users.apply(Phase.CUTOVER, STOPPED)
+    assert users.verify(repair=True).findings
+    assert not users.verify().findings
+    users.apply(Phase.CUTOVER)
+
+
+def test_without_clients_the_way_back_brings_nothing_that_was_not_followed(users: Company) -> None:
+    users.apply(Phase.CUTOVER, STOPPED)
+    row = users.project.rows("UsersV2")[0]
+    users.do(users.project.tables.table("UsersV2").replace({**content_of(row), "Name": "not followed"}))
+    with pytest.raises(Findings, match="under freeze found 1 rows"):
+        users.rollback()
+    assert users.phase is ControlPhase.CUTOVER
+    assert users.verify(repair=True).findings
+    users.rollback()
+    assert "not followed" in [row["Nm"] for row in users.project.rows("Users")]
+
+
 # --- intents of the dead ------------------------------------------------------------------------------------
 
 
