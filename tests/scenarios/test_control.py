@@ -70,6 +70,7 @@ def test_a_row_survives_the_wire() -> None:
         NEW,
         phase=FREEZE,
         epoch=2**53 + 1,
+        copied=True,
         came_from=CUTOVER,
         frozen_at="2024-01-01T00:00:00.1234567Z",
         cutover_at="2024-01-01T00:00:01.0000000Z",
@@ -245,3 +246,34 @@ async def test_a_row_is_deleted_only_if_it_is_still_the_one_that_was_read(store:
     await store.delete(now)
     await store.delete(now)
     assert await store.read() is None
+
+
+async def test_that_all_is_copied_is_said_without_a_move_and_ends_with_the_way_back_to_source(
+    store: ControlStore,
+) -> None:
+    before = await move_along(store, DUAL_WRITE)
+    marked = await store.mark_copied()
+    assert (marked.copied, marked.epoch, marked.move_id) == (True, before.epoch, before.move_id)
+    assert await store.mark_copied() == marked, "said twice, it is said once"
+    for now, then in ((DUAL_WRITE, FREEZE), (FREEZE, CUTOVER), (CUTOVER, FREEZE), (FREEZE, DUAL_WRITE)):
+        assert (await store.move(now, then)).copied
+    assert not (await store.move(DUAL_WRITE, SOURCE)).copied
+
+
+async def test_only_where_rows_are_copied_can_they_be_said_to_be(store: ControlStore) -> None:
+    with pytest.raises(Moved, match="gone"):
+        await store.mark_copied()
+    await store.create(NEW)
+    with pytest.raises(Refused, match="where nothing is copied"):
+        await store.mark_copied()
+
+
+async def test_with_its_answer_lost_what_was_said_is_read_back(store: ControlStore, faults: OnWrite) -> None:
+    await move_along(store, DUAL_WRITE)
+    faults.kind = FaultKind.LOST_ANSWER
+    assert (await store.mark_copied()).copied
+    await store.move(DUAL_WRITE, SOURCE)
+    await store.move(SOURCE, DUAL_WRITE)
+    faults.kind = FaultKind.LOST_REQUEST
+    with pytest.raises(Ambiguous):
+        await store.mark_copied()
