@@ -40,6 +40,8 @@ PURE = {
     "evidence.keys",
     "evidence.merkle",
     "evidence.note",
+    "evidence.plots",
+    "evidence.statement",
     "inspection.checksums",
     "inspection.columns",
     "inspection.confidence",
@@ -119,6 +121,7 @@ LAYERS: dict[str, set[str]] = {
     "inspection": {"backfill", "delta", "dualwrite", "reconcile", "runner", "cli", "state"},
     "planner": {"runner", "cli", "state", "reconcile", "delta", "dualwrite"},
     "state": {"tables", "backfill", "delta", "dualwrite", "mapping", "reconcile", "planner", "cli"},
+    "evidence": {"backfill", "delta", "dualwrite", "planner", "runner", "cli", "rehearse"},
     "runner": {"cli", "rehearse"},
 }
 """What a package must not import, so that it can be read, tested and replaced without it."""

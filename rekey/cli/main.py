@@ -17,6 +17,7 @@ import click
 
 from rekey.cli import logs, signals
 from rekey.cli.apply import apply
+from rekey.cli.evidence import evidence
 from rekey.cli.faults import FaultOfRekey, as_rekey_error, places
 from rekey.cli.init import init
 from rekey.cli.inspect import inspect
@@ -67,7 +68,20 @@ def rekey() -> None:
     """Change the keys of Azure tables: online, verified, and with a way back."""
 
 
-for _command in (init, new, inspect, plan, apply, verify, status, rollback, retire, lookup, rehearse):
+for _command in (
+    init,
+    new,
+    inspect,
+    plan,
+    apply,
+    verify,
+    status,
+    rollback,
+    retire,
+    lookup,
+    evidence,
+    rehearse,
+):
     rekey.add_command(_command)
 
 

@@ -60,6 +60,18 @@ def problems_of(events: Sequence[AuditEvent], stored: Sequence[StoredCheckpoint]
     return found
 
 
+def signed_over(events: Sequence[AuditEvent], signer: Signer | None) -> note.Note:
+    """Return the checkpoint over events, at least one; without a signer it is not signed.
+
+    Raises:
+        RekeyError: what the signer raises.
+    """
+    checkpoint = checkpoint_over([event.line() for event in events], events[0].hash)
+    if signer is None:
+        return note.Note(checkpoint)
+    return note.signed(checkpoint, signer.public, signer.sign)
+
+
 def seal(state: State, signer: Signer | None, reason: str) -> note.Note | None:
     """Make a checkpoint over all events, record it, and return it.
 
@@ -74,12 +86,10 @@ def seal(state: State, signer: Signer | None, reason: str) -> note.Note | None:
     events = state.audit_events()
     if not events or problems_of(events, state.checkpoints()):
         return None
-    checkpoint = checkpoint_over([event.line() for event in events], events[0].hash)
-    made, remark = note.Note(checkpoint), f"{reason}; {UNSIGNED}"
-    if signer is not None:
-        try:
-            made, remark = note.signed(checkpoint, signer.public, signer.sign), reason
-        except RekeyError as error:
-            remark = f"{reason}; not signed: {type(error).__name__}"
-    state.add_checkpoint(checkpoint.size, made.text, remark)
+    remark = reason if signer is not None else f"{reason}; {UNSIGNED}"
+    try:
+        made = signed_over(events, signer)
+    except RekeyError as error:
+        made, remark = signed_over(events, None), f"{reason}; not signed: {type(error).__name__}"
+    state.add_checkpoint(len(events), made.text, remark)
     return made

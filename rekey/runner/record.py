@@ -25,16 +25,14 @@ from rekey.planner.result import Plan
 from rekey.progress import Progress
 from rekey.runner.run import Run
 from rekey.state.audit import expressible
+from rekey.state.models import PLAN_FACT
 from rekey.state.store import State
-
-PLAN = "plan"
-"""The fact that holds the plan a migration began with, as RFC 8785 JSON."""
 
 
 def keep_plan(state: State, script_id: str, plan: Plan, *, checked_rows: bool) -> None:
     """Keep the plan that a migration begins with."""
     document = rfc8785.dumps(expressible(plan_document(plan)))
-    state.set_fact(script_id, PLAN, document.decode())
+    state.set_fact(script_id, PLAN_FACT, document.decode())
     details = {
         "plan_sha256": hashlib.sha256(document).hexdigest(),
         "row_check": "every source row was tried" if checked_rows else "skipped (--skip-row-check)",

@@ -182,6 +182,11 @@ def ledger_ids(connection: sqlite3.Connection) -> list[str]:
     return [row[0] for row in found]
 
 
+def sqlite_version() -> str:
+    """Return the version of SQLite that is used here."""
+    return sqlite3.sqlite_version
+
+
 def schema_version(ids: Iterable[str]) -> int:
     """Return the number of the newest schema step among ledger ids, 0 when there is none."""
     return max((int(entry.split("-")[1]) for entry in ids if _is_schema(entry)), default=0)

@@ -21,6 +21,9 @@ from sqlalchemy import Column, Integer, MetaData, Table, Text
 from rekey.errors import Moved, StateUnusable
 from rekey.model import EntityKey, KeyRange
 
+PLAN_FACT = "plan"
+"""The fact that holds the plan a migration began with, as RFC 8785 JSON."""
+
 METADATA = MetaData()
 
 MIGRATION = Table(

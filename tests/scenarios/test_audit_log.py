@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from rekey.evidence import checkpoints, keyfiles, keys, note
-from rekey.runner.record import PLAN
 from rekey.state.audit import AuditEvent
+from rekey.state.models import PLAN_FACT
 from rekey.state.store import State
 from tests.commands import Commands
 from tests.projects import USERS_SCRIPT, Project
@@ -108,7 +108,7 @@ def test_the_plan_that_a_migration_began_with_is_kept_and_a_waived_check_recorde
     [planned] = events(rekey, "planned")
     assert said in planned.details["row_check"]
     with State.open(rekey.project.config.state, read_only=True) as state:
-        kept = state.get_fact(SCRIPT, PLAN) or ""
+        kept = state.get_fact(SCRIPT, PLAN_FACT) or ""
     assert planned.details["plan_sha256"] == hashlib.sha256(kept.encode()).hexdigest()
     assert json.loads(kept)["plan"]["migrations"][0]["basis"]["declaration"] == planned.details["digest"]
     assert EMAIL not in kept

@@ -18,7 +18,11 @@ from rekey.cli.shell import Shell, Surroundings, command
 from rekey.cli.text import WIDTH, duration, field
 from rekey.errors import ExitCode
 
-COMMANDS = list(rekey.commands)
+COMMANDS = [
+    f"{name} {below}".strip()
+    for name, one in rekey.commands.items()
+    for below in (one.commands if isinstance(one, click.Group) else [""])
+]
 
 
 class Terminal(io.StringIO):
@@ -32,7 +36,7 @@ class Terminal(io.StringIO):
 def test_every_command_has_help_with_an_example_and_the_common_options(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run([name, "--help"]) == 0
+    assert run([*name.split(), "--help"]) == 0
     said = capsys.readouterr().out
     assert f"  rekey {name}" in said
     for option in ("--config", "--json", "--verbose", "--no-progress", "--debug"):
@@ -43,7 +47,7 @@ def test_every_command_has_help_with_an_example_and_the_common_options(
 def test_help_of_all_and_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--help"]) == 0
     said = capsys.readouterr().out
-    assert all(f"  {name} " in said for name in COMMANDS)
+    assert all(f"  {name} " in said for name in rekey.commands)
     assert not any(line.endswith("...") for line in said.splitlines()[1:])  # no summary is cut off
     assert run(["--version"]) == 0
     assert capsys.readouterr().out.startswith("rekey ")

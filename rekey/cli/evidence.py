@@ -1,0 +1,266 @@
+"""`rekey evidence`: a key to sign with, a bundle for auditors, and its check.
+
+Rules kept here:
+
+* `verify` and `keygen` need no project: an auditor has none. With a project, a verification of a bundle that
+  this project exported is recorded in its audit log, where the gate before `retire` looks.
+* The key to check with is never taken from the bundle.
+* Exit code 1 when anything is wrong with a bundle.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rekey.cli.project import open_project
+from rekey.cli.shell import Shell, command
+from rekey.errors import ConfigurationError, ExitCode, Locked, MachineFailed, StateUnusable
+from rekey.phases import Phase
+
+if TYPE_CHECKING:
+    from rekey.evidence.keys import PublicKey
+    from rekey.evidence.verify import Verdict
+
+KEY_FILE = "evidence.pem"
+
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.group(
+    epilog="""\b
+Example:
+  rekey evidence keygen
+  rekey evidence export ./evidence-0001 0001
+  rekey evidence verify ./evidence-0001 --key evidence.pub.pem
+"""
+)
+def evidence() -> None:
+    """Show an auditor what was done.
+
+    `export` writes a bundle that can be checked without this machine, without rekey even; `verify` checks
+    one.
+    """
+
+
+@command("keygen", example="rekey evidence keygen\nrekey evidence keygen keys/evidence.pem")
+@click.argument("file", type=_FILE, default=KEY_FILE)
+def keygen(shell: Shell, file: Path) -> ExitCode:
+    """Make the Ed25519 key that signs evidence: FILE, and its public half beside it.
+
+    Hand the public half to whoever checks, before there is anything to check. Overwrites nothing.
+    """
+    from rekey.evidence.keyfiles import make_key, public_path
+
+    key = make_key(file)
+    lines = [
+        f"private  {file} (keep it to yourself)",
+        f"public   {public_path(file)} (hand it to whoever checks)",
+        f"key id   {key.key_id}",
+        "",
+        f"Next: name it in {shell.config_path}:",
+        "  [evidence]",
+        f'  key_file = "{file}"',
+    ]
+    shell.emit(
+        {
+            "exit_code": int(ExitCode.DONE),
+            "key_file": str(file),
+            "public_key_file": str(public_path(file)),
+            "key_id": key.key_id,
+        },
+        "\n".join(lines),
+    )
+    return ExitCode.DONE
+
+
+@command(
+    "export",
+    example="rekey evidence export ./evidence-0001 0001"
+    "\nrekey evidence export ./evidence-0001 0001 --timestamp https://tsa.example/",
+)
+@click.argument("folder", type=_FOLDER)
+@click.argument("script", required=False)
+@click.option(
+    "--timestamp", "authority", metavar="URL", help="Have a time stamp authority (RFC 3161) stamp it."
+)
+def export(shell: Shell, folder: Path, script: str | None, authority: str | None) -> ExitCode:
+    """Write the evidence of SCRIPT to FOLDER, which must not be there yet.
+
+    Holds the audit log with its checkpoint, declaration and script, plan, gate decisions, verifications with
+    their content digests, and a report for people. Holds no key of a row and no secret. Signed by the key of
+    [evidence]; without one it says that nobody signed it. Reads no table.
+    """
+    from rekey.evidence.export import export as write
+    from rekey.evidence.signing import open_signer
+    from rekey.state.store import State
+
+    project = open_project(shell)
+    declared = project.the_one(script, lambda applied: Phase.PREPARE in applied)
+    signer = open_signer(project.config)
+    with State.open(project.config.state) as state:
+        done = write(project.config, declared, state, folder, signer=signer, authority=authority)
+    lines = [
+        f"{declared.script_id}: {done.files} files in {folder}, {done.events:,} events of the audit log",
+        f"  signed by   {done.key_id}" if done.key_id else "  not signed  no key is configured ([evidence])",
+        *(["  stamped by  the time stamp authority"] if done.stamped else []),
+        f"  statement   sha256 {done.statement_sha256}",
+        f"  next        {shell.command(f'evidence verify {folder}')}",
+    ]
+    if not done.key_id:
+        shell.note(
+            "warning: the bundle is not signed and proves nothing against whoever can write its files;"
+            f" `{shell.command('evidence keygen')}` makes a key"
+        )
+    shell.emit(
+        {
+            "exit_code": int(ExitCode.DONE),
+            "script_id": done.script_id,
+            "folder": str(folder),
+            "files": done.files,
+            "events": done.events,
+            "signed": bool(done.key_id),
+            "key_id": done.key_id,
+            "stamped": done.stamped,
+            "statement_sha256": done.statement_sha256,
+        },
+        "\n".join(lines),
+    )
+    return ExitCode.DONE
+
+
+@command(
+    "verify",
+    example="rekey evidence verify ./evidence-0001 --key evidence.pub.pem"
+    "\nrekey evidence verify ./evidence-0001 --key evidence.pub.pem --checkpoint kept-last-year",
+)
+@click.argument("folder", type=_FOLDER)
+@click.option(
+    "--key",
+    "key_files",
+    metavar="FILE",
+    type=_FILE,
+    multiple=True,
+    help="A public key that may have signed. By default the one of this project's [evidence].",
+)
+@click.option(
+    "--checkpoint",
+    "kept",
+    metavar="FILE",
+    type=_FILE,
+    help="A checkpoint of the same log, kept from an earlier bundle: nothing before it may have changed.",
+)
+@click.option(
+    "--timestamp-root",
+    metavar="FILE",
+    type=_FILE,
+    help="The root certificate of the time stamp authority.",
+)
+@click.option("--without-timestamp", is_flag=True, help="Leave a time stamp unchecked.")
+def verify(
+    shell: Shell,
+    folder: Path,
+    key_files: tuple[Path, ...],
+    kept: Path | None,
+    timestamp_root: Path | None,
+    without_timestamp: bool,
+) -> ExitCode:
+    """Check the bundle in FOLDER. Exit code 1 when anything is wrong with it.
+
+    Finds a changed byte, a file added or removed, an event removed, moved or inserted, a log that was cut
+    off, a bundle made again or signed by somebody else. Needs the bundle and the public key, nothing else.
+    """
+    from rekey.evidence.keyfiles import read_public
+    from rekey.evidence.timestamp import read_root
+    from rekey.evidence.verify import Trusted
+    from rekey.evidence.verify import verify as check
+
+    keys = [read_public(path) for path in key_files] or _own_key(shell)
+    trusted = Trusted(
+        keys,
+        root=None if timestamp_root is None else read_root(timestamp_root),
+        ignore_timestamp=without_timestamp,
+        earlier=None if kept is None else _kept(kept),
+    )
+    verdict = check(folder, trusted)
+    recorded = verdict.is_right and _record(shell, verdict)
+    code = ExitCode.DONE if verdict.is_right else ExitCode.FINDINGS
+    document = {"exit_code": int(code), "folder": str(folder), **verdict.as_json(), "recorded": recorded}
+    shell.emit(document, "\n".join(_told(folder, verdict, recorded=recorded)))
+    return code
+
+
+def _own_key(shell: Shell) -> list[PublicKey]:
+    """Return the public half of the project's own key. Raises ConfigurationError when there is none."""
+    from rekey.config import load_config
+    from rekey.evidence.signing import open_signer
+
+    if shell.config_said or shell.config_path.exists():
+        signer = open_signer(load_config(shell.config_path))
+        if signer is not None:
+            return [signer.public]
+    raise ConfigurationError(
+        "it is not said whose signature is to be checked",
+        hint="--key FILE, the public key that you were given; never one that came with the bundle",
+    )
+
+
+def _kept(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise ConfigurationError(
+            f"the checkpoint {path} cannot be read", hint="name the file `data/audit/checkpoint` of a bundle"
+        ) from None
+
+
+def _record(shell: Shell, verdict: Verdict) -> bool:
+    """Record in the project's audit log that its own bundle was verified; tell whether it was."""
+    from rekey.config import load_config
+    from rekey.evidence.export import EXPORTED, VERIFIED
+    from rekey.state.store import State
+
+    if not shell.config_said and not shell.config_path.exists():
+        return False
+    try:
+        path = load_config(shell.config_path).state
+        if not path.exists():
+            return False
+        with State.open(path) as state:
+            ours = [
+                event
+                for event in state.audit_events()
+                if event.event == EXPORTED and event.details["statement_sha256"] == verdict.statement_sha256
+            ]
+            if not ours:
+                return False
+            details = {
+                "statement_sha256": verdict.statement_sha256,
+                "signed": verdict.signed,
+                "key_id": verdict.key_id,
+                "exported": ours[-1].seq,
+            }
+            state.audit(VERIFIED, ours[-1].script_id, details)
+    except (ConfigurationError, StateUnusable, Locked, MachineFailed) as error:
+        shell.note(f"warning: this verification is not recorded: {error.what}")
+        return False
+    return True
+
+
+def _told(folder: Path, verdict: Verdict, *, recorded: bool) -> list[str]:
+    about = verdict.predicate
+    lines = [f"{folder}: {'everything holds' if verdict.is_right else 'NOT as it was exported'}"]
+    if about:
+        lines.append(f"  about       {about.get('script_id')}, exported {about.get('exported_at')}")
+    lines += [f"  holds       {one}" for one in verdict.checked]
+    lines += [f"  WRONG       {one.what}" for one in verdict.findings]
+    if recorded:
+        lines.append("  recorded    in the audit log of this project")
+    return lines
+
+
+for _command in (keygen, export, verify):
+    evidence.add_command(_command)

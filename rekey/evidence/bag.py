@@ -1,0 +1,152 @@
+"""A bundle on disk: a BagIt bag with the statement beside its manifests.
+
+Rules kept here:
+
+* A bundle appears whole or not at all: it is made in a folder beside and moved into its place. A folder that
+  holds anything is never written to.
+* The bag (RFC 8493) is what archives know; it proves nothing against somebody who makes it again. The
+  statement does, and it covers the bag's manifests, too.
+* Only plain files belong to a bundle. Links, devices and empty folders are none of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import bagit
+
+from rekey.errors import ConfigurationError, MachineFailed, Refused
+from rekey.evidence.keys import Signer
+from rekey.evidence.statement import Envelope, Statement, signed
+
+STATEMENT = "statement.dsse.json"
+TIMESTAMP = "statement.dsse.json.tsr"
+BESIDES = frozenset({STATEMENT, TIMESTAMP})
+"""Files that the statement does not name."""
+
+logging.getLogger("bagit").setLevel(logging.CRITICAL + 1)
+
+
+def require_free(folder: Path) -> None:
+    """Refuse a folder that holds anything. Raises Refused."""
+    if folder.is_symlink() or (folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))):
+        raise Refused(
+            f"{folder} is there already and is not an empty folder",
+            kept="it, unchanged; nothing was exported",
+            hint="name a folder that is not there yet",
+        )
+
+
+class Draft:
+    """A bundle that is being made. Call `write`, `state`, perhaps `stamp`, then `publish`; or `discard`."""
+
+    def __init__(self, folder: Path) -> None:
+        """Take where the bundle is to stand. Raises Refused when something is there."""
+        require_free(folder)
+        self.folder = folder
+        self._beside = folder.with_name(f".{folder.name}.unfinished")
+
+    def write(self, files: Mapping[str, bytes], info: Mapping[str, str]) -> None:
+        """Write the payload and make it a bag.
+
+        Args:
+            files: by path below `data/`.
+            info: what `bag-info.txt` says.
+        """
+        try:
+            shutil.rmtree(self._beside, ignore_errors=True)
+            self._beside.mkdir(parents=True)
+            for name, data in files.items():
+                path = self._beside / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
+            bagit.make_bag(str(self._beside), dict(info), checksums=["sha256"])
+        except (OSError, bagit.BagError) as error:
+            raise self._failed(error) from None
+
+    def state(self, predicate: Mapping[str, Any], signer: Signer | None) -> Envelope:
+        """Write the statement over every file and return its envelope."""
+        made = signed(Statement(digests(self._beside), predicate), signer)
+        self._put(STATEMENT, made.data)
+        return made
+
+    def stamp(self, answer: bytes) -> None:
+        """Add what a time stamp authority answered."""
+        self._put(TIMESTAMP, answer)
+
+    def publish(self) -> None:
+        """Move the bundle into its place."""
+        require_free(self.folder)
+        try:
+            if self.folder.exists():
+                self.folder.rmdir()
+            self._beside.rename(self.folder)
+        except OSError as error:
+            raise self._failed(error) from None
+
+    def discard(self) -> None:
+        """Remove what is unfinished. Idempotent."""
+        shutil.rmtree(self._beside, ignore_errors=True)
+
+    def _put(self, name: str, data: bytes) -> None:
+        try:
+            (self._beside / name).write_bytes(data)
+        except OSError as error:
+            raise self._failed(error) from None
+
+    def _failed(self, error: Exception) -> MachineFailed | ConfigurationError:
+        if isinstance(error, PermissionError | NotADirectoryError):
+            return ConfigurationError(
+                f"{self.folder} cannot be written",
+                kept="everything; nothing was exported",
+                hint="name a folder that this user can make",
+            )
+        return MachineFailed(
+            f"the bundle {self.folder} could not be written ({type(error).__name__})",
+            kept="everything; nothing was exported",
+            hint="make room on the disk, then export again",
+        )
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of every file of a bundle that its statement names, by path."""
+    return {
+        name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        for name in names(folder)
+        if name not in BESIDES
+    }
+
+
+def names(folder: Path) -> list[str]:
+    """Return the paths of all plain files in a folder, in order."""
+    return sorted(
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if path.is_file() and not path.is_symlink()
+    )
+
+
+def strange(folder: Path) -> list[str]:
+    """Return what a bundle must not hold: links, devices, folders without files."""
+    return sorted(
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if path.is_symlink()
+        or not (path.is_file() or path.is_dir())
+        or (path.is_dir() and not any(path.iterdir()))
+    )
+
+
+def bag_problem(folder: Path) -> str:
+    """Return why a folder is no valid bag, "" when it is one."""
+    try:
+        bagit.Bag(str(folder)).validate()
+    except (bagit.BagError, OSError, ValueError) as error:
+        # the package's text names files of the bundle, which its reader has
+        return str(error) or type(error).__name__
+    return ""

@@ -1,0 +1,173 @@
+"""What a bundle holds, as bytes by path: made from values alone.
+
+Rules kept here:
+
+* Everything that is said twice is made from one source: gates and verifications from the events of the audit
+  log, inclusion proofs from its tree. `evidence verify` makes them again and compares.
+* Events stand as the lines that were hashed, one a line; the last line ends with a line end, too.
+* The snapshot of the state holds no key: of segments their counts, of facts those that are a time or a
+  number; other facts are named, not shown.
+* JSON is RFC 8785.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import rfc8785
+
+from rekey.evidence import merkle, note
+from rekey.state.audit import expressible
+from rekey.state.models import MigrationRecord, PhaseRun, Segment, StoredCheckpoint
+
+EVENTS = "audit/events.jsonl"
+CHECKPOINT = "audit/checkpoint"
+EARLIER = "audit/checkpoints.jsonl"
+PROOFS = "audit/proofs.json"
+DECLARATION = "declaration.json"
+SCRIPT = "script.py"
+PLAN = "plan.json"
+GATES = "gates.json"
+RECONCILIATION = "reconciliation.json"
+STATE = "state.json"
+VERSIONS = "versions.json"
+REPORT = "report.html"
+
+_HARMLESS = re.compile(r"\d{1,20}|\d{4}-\d\d-\d\d[T ][\d:.]{8,18}Z?|true|false", re.IGNORECASE)
+
+Event = Mapping[str, Any]
+"""An event as its line says it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a bundle is made from.
+
+    Attributes:
+        script_id, title: the migration, and the first line of its script's doc string.
+        declaration: its canonical JSON.
+        script: the script's text.
+        plan: the plan it began with, as kept; None when that is not known.
+        lines: all events of the state file, as lines.
+        checkpoint: over all of them.
+        earlier: the checkpoints before.
+        state: `snapshot`.
+        versions: what ran.
+    """
+
+    script_id: str
+    title: str
+    declaration: bytes = field(repr=False)
+    script: bytes = field(repr=False)
+    plan: bytes | None = field(repr=False)
+    lines: Sequence[bytes] = field(repr=False)
+    checkpoint: note.Note
+    earlier: Sequence[StoredCheckpoint]
+    state: Mapping[str, Any]
+    versions: Mapping[str, Any]
+
+
+def files(source: Source, events: Sequence[Event]) -> dict[str, bytes]:
+    """Return the files of a bundle, the report excepted, by path.
+
+    Args:
+        source: what it is made from.
+        events: `source.lines`, read.
+    """
+    found = {
+        EVENTS: b"".join(line + b"\n" for line in source.lines),
+        CHECKPOINT: source.checkpoint.text.encode(),
+        EARLIER: b"".join(as_json(_stored(one)) + b"\n" for one in source.earlier),
+        PROOFS: as_json(proofs(source.script_id, source.lines, events, source.checkpoint.checkpoint)),
+        DECLARATION: source.declaration,
+        SCRIPT: source.script,
+        GATES: as_json(told(events, source.script_id, "gate")),
+        RECONCILIATION: as_json(told(events, source.script_id, "verification")),
+        STATE: as_json(source.state),
+        VERSIONS: as_json(source.versions),
+    }
+    return found if source.plan is None else {**found, PLAN: source.plan}
+
+
+def told(events: Iterable[Event], script_id: str, kind: str) -> list[dict[str, Any]]:
+    """Return what the events of one kind tell about a migration, with their seq and moment."""
+    return [
+        {"seq": event["seq"], "at": event["at"], **event["details"]}
+        for event in events
+        if event["event"] == kind and event["script_id"] == script_id
+    ]
+
+
+def proofs(
+    script_id: str, lines: Sequence[bytes], events: Sequence[Event], checkpoint: note.Checkpoint
+) -> dict[str, Any]:
+    """Return inclusion proofs for the events of a migration, so that one can be shown without the others."""
+    leaves = [merkle.leaf_hash(line) for line in lines]
+    indexes = [number for number, event in enumerate(events) if event["script_id"] == script_id]
+    return {
+        "log": checkpoint.log,
+        "size": checkpoint.size,
+        "root": base64.b64encode(checkpoint.root).decode(),
+        "proofs": [
+            {
+                "seq": index + 1,
+                "leaf": base64.b64encode(leaves[index]).decode(),
+                "path": [base64.b64encode(one).decode() for one in path],
+            }
+            for index, path in zip(indexes, merkle.inclusion_proofs(leaves, indexes), strict=True)
+        ],
+    }
+
+
+def snapshot(
+    record: MigrationRecord | None,
+    phases: Sequence[str],
+    runs: Sequence[PhaseRun],
+    segments: Sequence[Segment],
+    facts: Mapping[str, str],
+) -> dict[str, Any]:
+    """Return what the state file knows of a migration, without keys."""
+    shown = {name: value for name, value in sorted(facts.items()) if _HARMLESS.fullmatch(value)}
+    return {
+        "migration": None
+        if record is None
+        else {
+            "script_id": record.script_id,
+            "digest": record.digest,
+            "source": record.source,
+            "run_id": record.run_id,
+            "accounts": record.endpoint_id,
+            "secret_fingerprints": dict(record.secret_fingerprints),
+            "registered_at": record.registered_at,
+        },
+        "phases": list(phases),
+        "phase_runs": [
+            {
+                "phase": run.phase,
+                "started_at": run.started_at,
+                "finished_at": run.finished_at,
+                "outcome": run.outcome,
+                "counters": dict(run.counters),
+            }
+            for run in runs
+        ],
+        "segments": [
+            {"purpose": one.purpose, "rows": one.rows, "bytes": one.bytes, "done": one.done}
+            for one in segments
+        ],
+        "facts": shown,
+        "facts_not_shown": sorted(set(facts) - set(shown)),
+    }
+
+
+def as_json(value: Any) -> bytes:
+    """Return RFC 8785 JSON."""
+    return rfc8785.dumps(expressible(value))
+
+
+def _stored(one: StoredCheckpoint) -> dict[str, Any]:
+    return {"size": one.size, "at": one.at, "note": one.note, "remark": one.remark}

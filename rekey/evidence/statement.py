@@ -1,0 +1,130 @@
+"""The in-toto statement over every file of a bundle, in a DSSE envelope.
+
+Rules kept here:
+
+* The statement (https://in-toto.io/Statement/v1) names every file of the bundle with its SHA-256, but for the
+  envelope itself and the time stamp over it. A file that it does not name does not belong to the bundle.
+* What is signed is the DSSE pre-authentication encoding
+  `DSSEv1 SP len(type) SP type SP len(body) SP body` (https://github.com/secure-systems-lab/dsse).
+* An envelope has one signature, or none when nobody signed. It stands as RFC 8785 JSON, and is accepted in no
+  other form: another byte anywhere in its file is found.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import rfc8785
+
+from rekey.evidence.keys import PublicKey, Signer
+
+STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
+PREDICATE_TYPE = "urn:rekey:evidence:v1"
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """What is stated.
+
+    Attributes:
+        digests: path within the bundle to SHA-256, hex.
+        predicate: what the bundle is about.
+    """
+
+    digests: Mapping[str, str]
+    predicate: Mapping[str, Any]
+
+    @property
+    def body(self) -> bytes:
+        """The statement as RFC 8785 JSON."""
+        subjects: list[dict[str, Any]] = [
+            {"name": name, "digest": {"sha256": digest}} for name, digest in sorted(self.digests.items())
+        ]
+        return rfc8785.dumps(
+            {
+                "_type": STATEMENT_TYPE,
+                "subject": subjects,
+                "predicateType": PREDICATE_TYPE,
+                "predicate": dict(self.predicate),
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """A body with at most one signature. `key_id` and `signature` are empty when nobody signed."""
+
+    body: bytes = field(repr=False)
+    key_id: str = ""
+    signature: bytes = b""
+
+    @property
+    def is_signed(self) -> bool:
+        """Tell whether there is a signature; not whether it is right."""
+        return bool(self.signature)
+
+    @property
+    def data(self) -> bytes:
+        """The envelope's file."""
+        signatures = [{"keyid": self.key_id, "sig": _text(self.signature)}] if self.is_signed else []
+        return rfc8785.dumps(
+            {"payload": _text(self.body), "payloadType": PAYLOAD_TYPE, "signatures": signatures}
+        )
+
+    def is_by(self, key: PublicKey) -> bool:
+        """Tell whether the holder of this key signed it."""
+        return self.key_id == key.key_id and key.verifies(self.signature, encoded(self.body))
+
+    def statement(self) -> Statement:
+        """Return what is stated. Raises ValueError when it is not a statement in the form written here."""
+        try:
+            content = json.loads(self.body)
+            digests = {one["name"]: one["digest"]["sha256"] for one in content["subject"]}
+            found = Statement(digests, content["predicate"])
+        except (ValueError, KeyError, TypeError):
+            raise ValueError("the statement lacks parts") from None
+        if found.body != self.body:
+            raise ValueError("the statement is not in the form that rekey writes")
+        return found
+
+
+def signed(statement: Statement, signer: Signer | None) -> Envelope:
+    """Return the envelope of a statement; without a signer it is not signed."""
+    body = statement.body
+    if signer is None:
+        return Envelope(body)
+    return Envelope(body, signer.public.key_id, signer.sign(encoded(body)))
+
+
+def encoded(body: bytes) -> bytes:
+    """Return the pre-authentication encoding: what the signature is over."""
+    kind = PAYLOAD_TYPE.encode()
+    return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(body), body)
+
+
+def parsed(data: bytes) -> Envelope:
+    """Read an envelope's file. Raises ValueError when it is not exactly of the form that is written here."""
+    try:
+        content = json.loads(data)
+        signatures = content["signatures"]
+        body = base64.b64decode(content["payload"], validate=True)
+        found = Envelope(body)
+        if signatures:
+            [one] = signatures
+            found = Envelope(body, one["keyid"], base64.b64decode(one["sig"], validate=True))
+        same = found.data == data
+    except (ValueError, KeyError, TypeError, binascii.Error, rfc8785.CanonicalizationError):
+        raise ValueError("the envelope lacks parts") from None
+    if not same:
+        raise ValueError("the envelope is not in the form that rekey writes")
+    return found
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()

@@ -1,0 +1,113 @@
+"""RFC 3161 time stamps: somebody else says that the statement existed at a time.
+
+Rules kept here:
+
+* The stamp is over the SHA-256 of the envelope's file. A nonce ties the answer to the request; the answer is
+  held against the statement before it is kept.
+* Who checks brings along the authority's root certificate; the ones in the answer prove nothing.
+* The authority is asked over http or https; its answer is signed either way. Only the hash travels.
+"""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from datetime import datetime
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from cryptography import x509
+from rfc3161_client import (
+    HashAlgorithm,
+    TimestampRequestBuilder,
+    VerificationError,
+    VerifierBuilder,
+    decode_timestamp_response,
+)
+
+from rekey.errors import ConfigurationError, EndpointDown, Unavailable
+
+_SECONDS = 30
+_MOST_BYTES = 1 << 20
+_QUERY = "application/timestamp-query"
+
+
+def ask(url: str, data: bytes) -> bytes:
+    """Ask an authority for a stamp over some bytes and return its answer.
+
+    Raises:
+        ConfigurationError: not an http or https URL.
+        EndpointDown: the authority cannot be reached.
+        Unavailable: it refused, or its answer is over something else.
+    """
+    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+        raise ConfigurationError(
+            "the time stamp authority is not an http or https URL", hint="write --timestamp https://HOST/PATH"
+        )
+    builder = TimestampRequestBuilder().data(data).hash_algorithm(HashAlgorithm.SHA256)
+    request = builder.cert_request(cert_request=True).nonce(nonce=True).build()
+    sent = urllib.request.Request(url, request.as_bytes(), {"Content-Type": _QUERY})  # noqa: S310 - checked
+    try:
+        with urllib.request.urlopen(sent, timeout=_SECONDS) as response:  # noqa: S310 - checked above
+            answer: bytes = response.read(_MOST_BYTES)
+    except urllib.error.HTTPError as error:
+        raise _refused(f"answered with status {error.code}", error.code) from None
+    except OSError:
+        raise EndpointDown(
+            "the time stamp authority could not be reached",
+            code="TimestampUnreachable",
+            hint="check the URL of --timestamp and the network, or export without it",
+        ) from None
+    try:
+        found = decode_timestamp_response(answer)
+        right = found.tst_info.nonce == request.nonce
+        right = right and found.tst_info.message_imprint.message == request.message_imprint.message
+    except ValueError:
+        raise _refused("did not answer with a time stamp", 200) from None
+    if not right:
+        raise _refused("stamped something else", 200)
+    return answer
+
+
+def check(answer: bytes, data: bytes, root: bytes) -> datetime:
+    """Return the time that an authority vouches for.
+
+    Args:
+        answer: what it answered.
+        data: what the stamp must be over.
+        root: the authority's root certificate, PEM.
+
+    Raises:
+        ValueError: it does not vouch for this; the message says why.
+    """
+    certificate = x509.load_pem_x509_certificate(root)
+    try:
+        found = decode_timestamp_response(answer)
+        if found.as_bytes() != answer:
+            raise ValueError("is not in its one form")
+        VerifierBuilder(roots=[certificate]).build().verify_message(found, data)
+        return found.tst_info.gen_time
+    except VerificationError as error:
+        raise ValueError(str(error)) from None
+
+
+def read_root(path: Path) -> bytes:
+    """Read a root certificate in PEM form. Raises ConfigurationError."""
+    try:
+        data = path.read_bytes()
+        x509.load_pem_x509_certificate(data)
+    except (OSError, ValueError):
+        raise ConfigurationError(
+            f"{path} is not a certificate in PEM form",
+            hint="give the root certificate of the time stamp authority",
+        ) from None
+    return data
+
+
+def _refused(what: str, status: int) -> Unavailable:
+    return Unavailable(
+        f"the time stamp authority {what}",
+        code="TimestampRefused",
+        status=status,
+        hint="check the URL of --timestamp, or export without it; the bundle was not written",
+    )

@@ -1,0 +1,249 @@
+"""Checking a bundle, with nothing but the bundle and what its reader brings along.
+
+Rules kept here:
+
+* Nothing of the bundle is trusted before its statement is: the key, an authority's root and an earlier
+  checkpoint come from whoever checks. No code of the bundle runs.
+* All is looked at, and all that is wrong is told: one finding does not hide the next.
+* A bundle that nobody signed is never right, only whole.
+* The same checks can be made by hand (`docs/verify-by-hand.md`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rekey.errors import ConfigurationError
+from rekey.evidence import bag, contents, log, note, statement, timestamp
+from rekey.evidence.keys import PublicKey
+
+_PAYLOAD = "data/"
+
+
+@dataclass(frozen=True, slots=True)
+class Trusted:
+    """What whoever checks brings along.
+
+    Attributes:
+        keys: public keys, any of which may have signed.
+        root: root certificate of the time stamp authority, PEM; None when it is not at hand.
+        ignore_timestamp: leave a time stamp unchecked.
+        earlier: a checkpoint that was kept from before, as text; None when there is none.
+    """
+
+    keys: Sequence[PublicKey]
+    root: bytes | None = None
+    ignore_timestamp: bool = False
+    earlier: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is not as it must be: a stable code, and one sentence."""
+
+    code: str
+    what: str
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What was found.
+
+    Attributes:
+        findings: all that is wrong; none when the bundle is right.
+        checked: what was checked and holds, a sentence each.
+        predicate: what the statement says the bundle is about; {} when it cannot be read.
+        statement_sha256: of the statement's file, "" when there is none.
+        key_id: of the key that signed, "" when nobody did or by none of those given.
+        signed: whether anybody signed.
+        stamped_at: when an authority stamped it; None when there is no stamp, or it was not checked.
+    """
+
+    findings: list[Finding] = field(default_factory=list)
+    checked: list[str] = field(default_factory=list)
+    predicate: dict[str, Any] = field(default_factory=dict)
+    statement_sha256: str = ""
+    key_id: str = ""
+    signed: bool = False
+    stamped_at: str | None = None
+
+    @property
+    def is_right(self) -> bool:
+        """Tell whether nothing is wrong."""
+        return not self.findings
+
+    def wrong(self, code: str, what: str) -> None:
+        """Note what is wrong."""
+        self.findings.append(Finding(code, what))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {
+            "right": self.is_right,
+            "findings": [{"code": one.code, "what": one.what} for one in self.findings],
+            "checked": list(self.checked),
+            "about": self.predicate,
+            "statement_sha256": self.statement_sha256,
+            "key_id": self.key_id,
+            "signed": self.signed,
+            "stamped_at": self.stamped_at,
+        }
+
+
+def verify(folder: Path, trusted: Trusted) -> Verdict:
+    """Check a bundle.
+
+    Raises:
+        ConfigurationError: there is no such folder; or it has a time stamp and neither is a root given nor
+            the stamp to be left unchecked.
+    """
+    if not folder.is_dir():
+        raise ConfigurationError(f"there is no folder {folder}", hint="name the folder of a bundle")
+    verdict = Verdict()
+    envelope = _statement(folder, trusted, verdict)
+    if envelope is not None:
+        _files(folder, envelope, verdict)
+    problem = bag.bag_problem(folder)
+    if problem:
+        verdict.wrong("bag", f"it is no valid bag: {problem}")
+    else:
+        verdict.checked.append("it is a valid bag")
+    files = _payload(folder)
+    _log(files, trusted, verdict)
+    _consistent(files, verdict)
+    _stamp(folder, trusted, verdict)
+    return verdict
+
+
+def _statement(folder: Path, trusted: Trusted, verdict: Verdict) -> statement.Envelope | None:
+    path = folder / bag.STATEMENT
+    if not path.is_file():
+        verdict.wrong("statement-missing", f"there is no {bag.STATEMENT}")
+        return None
+    data = path.read_bytes()
+    verdict.statement_sha256 = hashlib.sha256(data).hexdigest()
+    try:
+        envelope = statement.parsed(data)
+    except ValueError as error:
+        verdict.wrong("statement-unreadable", str(error))
+        return None
+    verdict.signed = envelope.is_signed
+    by = next((key for key in trusted.keys if envelope.is_by(key)), None)
+    if by is not None:
+        verdict.key_id = by.key_id
+        verdict.checked.append(f"the statement is signed by key {by.key_id[:16]}…")
+    elif envelope.is_signed:
+        verdict.wrong("signature", "the statement is not signed by a key that was given")
+    else:
+        verdict.wrong("unsigned", "nobody signed the statement: whoever can write the files can make it")
+    return envelope
+
+
+def _files(folder: Path, envelope: statement.Envelope, verdict: Verdict) -> None:
+    """Hold the files against the statement."""
+    try:
+        stated = envelope.statement()
+    except ValueError as error:
+        verdict.wrong("statement-unreadable", str(error))
+        return
+    verdict.predicate = dict(stated.predicate)
+    before = len(verdict.findings)
+    there = bag.digests(folder)
+    for name in sorted({*stated.digests, *there}):
+        if name not in there:
+            verdict.wrong("file-missing", f"{name} is gone")
+        elif name not in stated.digests:
+            verdict.wrong("file-added", f"{name} does not belong to the bundle")
+        elif stated.digests[name] != there[name]:
+            verdict.wrong("file-altered", f"{name} is not what was stated")
+    for name in bag.strange(folder):
+        verdict.wrong("file-added", f"{name} is no plain file of the bundle")
+    if len(verdict.findings) == before:
+        verdict.checked.append(f"{len(there)} files are those that the statement names")
+
+
+def _payload(folder: Path) -> dict[str, bytes]:
+    return {
+        name.removeprefix(_PAYLOAD): (folder / name).read_bytes()
+        for name in bag.names(folder)
+        if name.startswith(_PAYLOAD)
+    }
+
+
+def _log(files: dict[str, bytes], trusted: Trusted, verdict: Verdict) -> None:
+    before = len(verdict.findings)
+    names = (contents.EVENTS, contents.CHECKPOINT, contents.EARLIER, contents.PROOFS)
+    if any(name not in files for name in names):
+        verdict.wrong("log-unreadable", "the audit log is not whole")
+        return
+    events, checkpoint, earlier, proofs = (files[name] for name in names)
+    for code, what in log.problems(events, checkpoint, earlier, proofs, trusted.keys):
+        verdict.wrong(code, what)
+    if trusted.earlier is not None:
+        for code, what in log.problems_with_kept(events, trusted.earlier, trusted.keys):
+            verdict.wrong(code, what)
+    if len(verdict.findings) == before:
+        size = note.parsed(checkpoint.decode()).checkpoint.size
+        verdict.checked.append(f"{size:,} events are those that the checkpoints cover")
+
+
+def _consistent(files: dict[str, bytes], verdict: Verdict) -> None:
+    """Hold what stands twice against each other: the events say it, and a file of its own says it."""
+    before = len(verdict.findings)
+    try:
+        events = log.read_events(files[contents.EVENTS])
+        script_id = str(events[-1]["script_id"])
+    except (KeyError, ValueError, IndexError, TypeError):
+        return  # said by the check of the log
+    for name, kind in ((contents.GATES, "gate"), (contents.RECONCILIATION, "verification")):
+        if files.get(name) != contents.as_json(contents.told(events, script_id, kind)):
+            verdict.wrong("not-as-logged", f"{name} is not what the audit log says")
+    _digest_of(contents.DECLARATION, "phase-begun", "digest", files, events, verdict)
+    if contents.PLAN in files:
+        _digest_of(contents.PLAN, "planned", "plan_sha256", files, events, verdict)
+    if verdict.predicate and verdict.predicate.get("script_id") != script_id:
+        verdict.wrong("not-as-logged", "the statement is about another migration than the audit log's end")
+    if len(verdict.findings) == before:
+        verdict.checked.append("declaration, plan, gates and verifications are those of the audit log")
+
+
+def _digest_of(
+    name: str,
+    kind: str,
+    member: str,
+    files: dict[str, bytes],
+    events: Sequence[contents.Event],
+    verdict: Verdict,
+) -> None:
+    """Hold a file against the digest that the newest event of a kind gives."""
+    said = contents.told(events, str(events[-1]["script_id"]), kind)
+    if said and said[-1].get(member) != hashlib.sha256(files.get(name, b"")).hexdigest():
+        verdict.wrong("not-as-logged", f"{name} is not the one that the audit log names")
+
+
+def _stamp(folder: Path, trusted: Trusted, verdict: Verdict) -> None:
+    path = folder / bag.TIMESTAMP
+    if not path.is_file():
+        if trusted.root is not None:
+            verdict.wrong(
+                "timestamp", "there is no time stamp, and a root certificate was given to check one"
+            )
+        return
+    if trusted.ignore_timestamp:
+        return
+    if trusted.root is None:
+        raise ConfigurationError(
+            "the bundle has a time stamp, and no root certificate was given to check it with",
+            hint="--timestamp-root FILE, the certificate of the authority; or --without-timestamp",
+        )
+    try:
+        at = timestamp.check(path.read_bytes(), (folder / bag.STATEMENT).read_bytes(), trusted.root)
+    except (ValueError, OSError) as error:
+        verdict.wrong("timestamp", f"the time stamp does not vouch for the statement: {error}")
+        return
+    verdict.stamped_at = at.isoformat()
+    verdict.checked.append(f"an authority saw the statement at {verdict.stamped_at}")

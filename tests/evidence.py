@@ -1,0 +1,82 @@
+"""Bundles for tests: a project that was migrated, its key, and its exported evidence."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import bagit
+
+from rekey.evidence import bag, keyfiles, statement
+from rekey.evidence.keys import PublicKey, Signer
+from rekey.evidence.verify import Trusted, Verdict, verify
+from rekey.model import Row
+from tests.commands import Commands
+
+SCRIPT = "0001_users"
+TO_CUTOVER = ("apply", "0001", "--to", "cutover", "--writers-stopped")
+
+
+def rows(number: int, *, mail: str = "mail.example") -> list[Row]:
+    """Return rows whose RowKeys are e-mail addresses."""
+    return [
+        {"PartitionKey": f"p{at % 3}", "RowKey": f"user{at}@{mail}", "Nm": f"name {at}", "Ssn": "x"}
+        for at in range(number)
+    ]
+
+
+def with_key(folder: Path) -> PublicKey:
+    """Give a project a key that signs its evidence; return its public half."""
+    with (folder / "rekey.toml").open("a", encoding="utf-8") as file:
+        file.write('[evidence]\nkey_file = "evidence.pem"\n')
+    return keyfiles.make_key(folder / "evidence.pem")
+
+
+def exported(rekey: Commands, name: str = "bundle") -> Path:
+    """Export the evidence of the only script; return the folder."""
+    folder = rekey.project.folder / name
+    rekey("evidence", "export", str(folder))
+    return folder
+
+
+def checked(folder: Path, *keys: PublicKey, earlier: str | None = None) -> Verdict:
+    """Check a bundle with some keys."""
+    return verify(folder, Trusted(keys, earlier=earlier))
+
+
+def codes(verdict: Verdict) -> set[str]:
+    """Return the codes of what was found."""
+    return {one.code for one in verdict.findings}
+
+
+def rebagged(folder: Path) -> None:
+    """Make the bag's manifests again, as somebody would who changed a file; the statement stays."""
+    for name in (bag.STATEMENT, bag.TIMESTAMP):
+        path = folder / name
+        if path.exists():
+            path.rename(folder.parent / name)
+    found = bagit.Bag(str(folder))
+    found.save(manifests=True)
+    for name in (bag.STATEMENT, bag.TIMESTAMP):
+        if (folder.parent / name).exists():
+            (folder.parent / name).rename(folder / name)
+
+
+def restated(folder: Path, signer: Signer | None) -> None:
+    """Make bag and statement again, signed by somebody: what a forger does who has a key of his own."""
+    before = statement.parsed((folder / bag.STATEMENT).read_bytes()).statement()
+    rebagged(folder)
+    made = statement.signed(statement.Statement(bag.digests(folder), before.predicate), signer)
+    (folder / bag.STATEMENT).write_bytes(made.data)
+
+
+def relinked(lines: Sequence[bytes]) -> bytes:
+    """Return a log of these events whose chain holds: seq and prev are made again."""
+    prev, made = "0" * 64, []
+    for seq, line in enumerate(lines, start=1):
+        event = json.loads(line) | {"seq": seq, "prev": prev}
+        made.append(json.dumps(event, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode())
+        prev = hashlib.sha256(made[-1]).hexdigest()
+    return b"".join(line + b"\n" for line in made)

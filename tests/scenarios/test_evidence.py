@@ -1,0 +1,522 @@
+"""A bundle of evidence holds what it must; every tampering is found, by `evidence verify` and exit code 1."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import random
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import bagit
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from securesystemslib.dsse import Envelope
+from securesystemslib.exceptions import VerificationError
+from securesystemslib.signer import SSlibKey
+
+from rekey.errors import Unavailable
+from rekey.evidence import bag, contents, keyfiles, log, merkle, note, statement
+from rekey.evidence.export import export
+from rekey.evidence.keys import Ed25519Signer, PublicKey, hashes
+from rekey.state.store import State
+from tests.commands import Commands
+from tests.evidence import (
+    SCRIPT,
+    TO_CUTOVER,
+    checked,
+    codes,
+    exported,
+    rebagged,
+    relinked,
+    restated,
+    rows,
+    with_key,
+)
+from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
+
+EVENTS = f"data/{contents.EVENTS}"
+CHECKPOINT = f"data/{contents.CHECKPOINT}"
+
+
+@pytest.fixture
+async def rekey(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Commands:
+    project = Project(tmp_path)
+    project.script(USERS_SCRIPT)
+    await project.fill("Users", rows(40))
+    return Commands(project, capsys, monkeypatch)
+
+
+@pytest.fixture
+def key(rekey: Commands) -> PublicKey:
+    """The project's key; the migration is at its gate."""
+    key = with_key(rekey.project.folder)
+    rekey("apply", "0001")
+    return key
+
+
+def read(folder: Path, name: str) -> bytes:
+    return (folder / "data" / name).read_bytes()
+
+
+def signer_of(rekey: Commands) -> Ed25519Signer:
+    return keyfiles.read_private(rekey.project.folder / "evidence.pem")
+
+
+# --- what a bundle holds ------------------------------------------------------------------------------------
+
+
+def test_a_bundle_holds_what_an_auditor_asks_for(rekey: Commands, key: PublicKey) -> None:
+    rekey("verify", "0001", "--mode", "sample", "--rows", "20", "--seed", "77")
+    rekey(*TO_CUTOVER)
+    folder = exported(rekey)
+    declared = rekey.project.scripts[SCRIPT]
+    assert hashlib.sha256(read(folder, contents.DECLARATION)).hexdigest() == declared.digest
+    assert read(folder, contents.SCRIPT) == declared.path.read_bytes()
+    assert json.loads(read(folder, contents.PLAN))["plan"]["migrations"][0]["script_id"] == SCRIPT
+    modes = [one["mode"] for one in json.loads(read(folder, contents.RECONCILIATION))]
+    assert modes == ["full", "sample", "full"]
+    sample, full = json.loads(read(folder, contents.RECONCILIATION))[1:]
+    assert sample["seed"] == 77
+    assert len(full["tables"][0]["actual_digest"]) == 64
+    [gate] = json.loads(read(folder, contents.GATES))
+    assert (gate["phase"], gate["open"]) == ("cutover", True)
+    state = json.loads(read(folder, contents.STATE))
+    assert state["phases"][-1] == "cutover"
+    assert state["segments"][0]["rows"] == 40
+    assert json.loads(read(folder, contents.VERSIONS))["rekey"]
+    events = log.read_events(read(folder, contents.EVENTS))
+    assert events[-1]["event"] == "evidence-export"
+    assert note.parsed(read(folder, contents.CHECKPOINT).decode()).is_by(key)
+    assert bagit.Bag(str(folder)).is_valid()
+    stated = statement.parsed((folder / bag.STATEMENT).read_bytes()).statement()
+    assert set(stated.digests) == set(bag.names(folder)) - {bag.STATEMENT}
+    assert stated.predicate["script_id"] == SCRIPT
+    assert stated.predicate["key"] == {"algorithm": "ed25519", "key_id": key.key_id}
+
+
+def test_an_untouched_bundle_is_right_and_its_verification_is_recorded(
+    rekey: Commands, key: PublicKey
+) -> None:
+    folder = exported(rekey)
+    said = rekey("evidence", "verify", str(folder), "--json").json
+    assert said["right"] is True
+    assert said["findings"] == []
+    assert said["recorded"] is True
+    assert said["key_id"] == key.key_id
+    with State.open(rekey.project.config.state, read_only=True) as state:
+        exports, verified = state.audit_events()[-2:]
+    assert (exports.event, verified.event) == ("evidence-exported", "evidence-verified")
+    assert verified.details["exported"] == exports.seq
+    assert verified.details["statement_sha256"] == exports.details["statement_sha256"]
+
+
+def test_an_auditor_needs_the_bundle_and_the_public_key_alone(
+    rekey: Commands, key: PublicKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = exported(rekey)
+    elsewhere = tmp_path / "auditor"
+    elsewhere.mkdir()
+    shutil.copytree(folder, elsewhere / "bundle")
+    shutil.copy(rekey.project.folder / "evidence.pub.pem", elsewhere)
+    monkeypatch.delenv("REKEY_CONFIG")
+    monkeypatch.chdir(elsewhere)
+    assert "evidence.pub.pem" not in "".join(bag.names(folder)), "the key does not come with the bundle"
+    said = rekey("evidence", "verify", "bundle", "--key", "evidence.pub.pem", "--json").json
+    assert (said["right"], said["recorded"]) == (True, False)
+    said_too = rekey("evidence", "verify", "bundle", code=2)
+    assert "--key FILE" in said_too.err
+
+
+def test_another_reader_of_dsse_accepts_the_envelope(rekey: Commands, key: PublicKey) -> None:
+    """securesystemslib, which in-toto and TUF are built on, shares no code with ours."""
+    folder = exported(rekey)
+    envelope = Envelope.from_dict(json.loads((folder / bag.STATEMENT).read_bytes()))
+    theirs = SSlibKey.from_crypto(key.key, keyid=key.key_id)
+    assert list(envelope.verify([theirs], 1)) == [key.key_id]
+    other = Ed25519PrivateKey.generate().public_key()
+    with pytest.raises(VerificationError):
+        envelope.verify([SSlibKey.from_crypto(other, keyid=key.key_id)], 1)
+
+
+def test_one_event_can_be_shown_without_the_others(rekey: Commands, key: PublicKey) -> None:
+    """An inclusion proof leads from an event's line to the root that the checkpoint signs."""
+    folder = exported(rekey)
+    lines = log.lines_of(read(folder, contents.EVENTS))
+    proofs = json.loads(read(folder, contents.PROOFS))
+    assert len(proofs["proofs"]) == len(lines)
+    for one in proofs["proofs"]:
+        path = [base64.b64decode(step) for step in one["path"]]
+        leaf = merkle.leaf_hash(lines[one["seq"] - 1])
+        root = base64.b64decode(proofs["root"])
+        assert merkle.is_included(leaf, one["seq"] - 1, proofs["size"], path, root)
+
+
+def test_migrations_of_one_project_share_a_log_and_have_bundles_of_their_own(
+    rekey: Commands, key: PublicKey
+) -> None:
+    rekey.project.script(POSTS_SCRIPT, "0002_posts.py")
+    post = {"PartitionKey": "b", "RowKey": "r", "Month": "2024-01", "Tags": "a,b", "Title": "t"}
+    asyncio.run(rekey.project.fill("Posts", [post]))
+    rekey("apply", "0002")
+    for name in ("0001_users", "0002_posts"):
+        folder = rekey.project.folder / name
+        rekey("evidence", "export", str(folder), name)
+        verdict = checked(folder, key)
+        assert verdict.is_right
+        assert verdict.predicate["script_id"] == name
+        about = {one["phase"] for one in json.loads(read(folder, contents.STATE))["phase_runs"]}
+        assert about == {"prepare", "dual_write", "backfill", "reconcile"}
+
+
+def test_without_a_key_the_bundle_says_that_nobody_signed_it(rekey: Commands) -> None:
+    rekey("apply", "0001")
+    folder = rekey.project.folder / "bundle"
+    said = rekey("evidence", "export", str(folder))
+    assert "not signed" in said.out
+    assert "keygen" in said.err
+    assert b"Nobody signed this" in read(folder, contents.REPORT)
+    verdict = checked(folder)
+    assert codes(verdict) == {"unsigned"}
+    assert any("checkpoints cover" in one for one in verdict.checked)
+    key_file = rekey.project.folder / "k.pem"
+    keyfiles.make_key(key_file)
+    public = str(keyfiles.public_path(key_file))
+    assert "nobody signed" in rekey("evidence", "verify", str(folder), "--key", public, code=1).out
+
+
+def test_a_key_in_key_vault_signs_bundles_too(rekey: Commands) -> None:
+    """What Key Vault does on the wire is shown in tests/unit/test_evidence_keyvault.py."""
+    private = ec.generate_private_key(ec.SECP256R1())
+
+    class P256:
+        public = PublicKey(private.public_key())
+
+        def sign(self, data: bytes) -> bytes:
+            return private.sign(data, ec.ECDSA(hashes.SHA256()))
+
+    rekey("apply", "0001")
+    folder = rekey.project.folder / "bundle"
+    with State.open(rekey.project.config.state) as state:
+        export(rekey.project.config, rekey.project.scripts[SCRIPT], state, folder, signer=P256())
+    assert checked(folder, P256.public).is_right
+    assert codes(checked(folder)) == {"signature", "checkpoint-key"}
+
+
+# --- what is refused ----------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_holds_something_is_never_written_to(rekey: Commands, key: PublicKey) -> None:
+    folder = rekey.project.folder / "bundle"
+    folder.mkdir()
+    rekey("evidence", "export", str(folder))
+    before = bag.digests(folder)
+    said = rekey("evidence", "export", str(folder), code=3)
+    assert "not an empty folder" in said.err
+    assert bag.digests(folder) == before
+    assert [path.name for path in folder.parent.glob("*unfinished*")] == []
+
+
+def test_a_log_that_does_not_hold_together_is_not_exported(rekey: Commands, key: PublicKey) -> None:
+    with closing(sqlite3.connect(rekey.project.config.state, isolation_level=None)) as connection:
+        connection.execute("DROP TRIGGER audit_event_is_never_removed")
+        connection.execute("DELETE FROM audit_event WHERE seq = (SELECT max(seq) FROM audit_event)")
+    said = rekey("evidence", "export", str(rekey.project.folder / "bundle"), code=1)
+    assert "a checkpoint covers" in said.err
+    assert not (rekey.project.folder / "bundle").exists()
+
+
+def test_a_migration_that_has_not_begun_has_nothing_to_show(rekey: Commands) -> None:
+    said = rekey("evidence", "export", str(rekey.project.folder / "bundle"), "0001", code=3)
+    assert "has not begun" in said.err
+
+
+def test_a_script_that_was_edited_is_not_shown_as_what_was_done(rekey: Commands, key: PublicKey) -> None:
+    rekey.project.script(USERS_SCRIPT.replace('props.drop("Ssn")', ""))
+    said = rekey("evidence", "export", str(rekey.project.folder / "bundle"), "0001", code=3)
+    assert "was edited" in said.err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "# 0123456789abcdef0123456789abcdef",
+        f"# {b'0123456789abcdef0123456789abcdef'.hex()}",
+        f"# {base64.b64encode(b'ab0123456789abcdef0123456789abcdefcd').decode()}",
+        "# DefaultEndpointsProtocol=https;AccountName=a;AccountKey=" + "A" * 86 + "==",
+        "# https://a.table.core.windows.net/?sv=1&sig=" + "B" * 43,
+    ],
+)
+def test_a_script_that_holds_a_secret_is_not_handed_to_an_auditor(
+    rekey: Commands, key: PublicKey, line: str
+) -> None:
+    rekey.project.script(f"{USERS_SCRIPT}\n{line}\n")
+    said = rekey("evidence", "export", str(rekey.project.folder / "bundle"), code=1)
+    assert "script.py" in said.err
+    assert line.partition("=")[2] not in said.err or "=" not in line
+    assert "0123456789abcdef" not in said.all
+    assert not (rekey.project.folder / "bundle").exists()
+
+
+def test_a_key_that_fails_leaves_no_half_a_bundle(rekey: Commands, key: PublicKey) -> None:
+    class Failing:
+        def __init__(self, fails_at: int) -> None:
+            self.public, self._left = key, fails_at
+
+        def sign(self, data: bytes) -> bytes:
+            self._left -= 1
+            if self._left < 0:
+                raise Unavailable("away", code="x", status=503, hint="later")
+            return signer_of(rekey).sign(data)
+
+    folder = rekey.project.folder / "bundle"
+    for fails_at in (0, 1):
+        with State.open(rekey.project.config.state) as state, pytest.raises(Unavailable):
+            declared = rekey.project.scripts[SCRIPT]
+            export(rekey.project.config, declared, state, folder, signer=Failing(fails_at))
+        assert [path.name for path in folder.parent.glob("*bundle*")] == []
+    assert checked(exported(rekey), key).is_right
+
+
+# --- tampering ----------------------------------------------------------------------------------------------
+
+
+def test_one_byte_in_any_file_is_found(rekey: Commands, key: PublicKey) -> None:
+    """Changed, removed or added: at the beginning, at the end, and at places in between."""
+    folder = exported(rekey)
+    lot = random.Random(20)
+    for name in bag.names(folder):
+        path = folder / name
+        data = path.read_bytes()
+        for at in {0, len(data) - 1, *lot.sample(range(len(data)), 2)}:
+            for middle in (bytes([data[at] ^ (1 << lot.randrange(8))]), b"", data[at : at + 1] * 2):
+                path.write_bytes(data[:at] + middle + data[at + 1 :])
+                assert not checked(folder, key).is_right, (name, at, middle)
+        path.write_bytes(data)
+    assert checked(folder, key).is_right
+
+
+def test_every_single_byte_of_the_signed_statement_counts(rekey: Commands, key: PublicKey) -> None:
+    data = (exported(rekey) / bag.STATEMENT).read_bytes()
+    for at in range(len(data)):
+        try:
+            found = statement.parsed(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        except ValueError:
+            continue
+        assert not found.is_by(key), at
+
+
+def removed(lines: list[bytes]) -> bytes:
+    return b"\n".join([*lines[:3], *lines[4:], b""])
+
+
+def reordered(lines: list[bytes]) -> bytes:
+    return b"\n".join([*lines[:3], lines[4], lines[3], *lines[5:], b""])
+
+
+def inserted(lines: list[bytes]) -> bytes:
+    return b"\n".join([*lines[:3], lines[2], *lines[3:], b""])
+
+
+def changed(lines: list[bytes]) -> bytes:
+    return b"\n".join([*lines[:3], lines[3].replace(b'"actor":"', b'"actor":"not-'), *lines[4:], b""])
+
+
+def cut(lines: list[bytes]) -> bytes:
+    return b"\n".join([*lines[:-2], b""])
+
+
+@pytest.mark.parametrize("tamper", [removed, reordered, inserted, changed])
+def test_an_event_removed_moved_inserted_or_changed_is_found_by_the_chain_itself(
+    rekey: Commands, key: PublicKey, tamper: Callable[[list[bytes]], bytes]
+) -> None:
+    """Also by whoever holds the key: bag and statement are made again, with the right signature."""
+    folder = exported(rekey)
+    path = folder / EVENTS
+    path.write_bytes(tamper(log.lines_of(path.read_bytes())))
+    assert {"file-altered", "bag", "chain"} <= codes(checked(folder, key))
+    rebagged(folder)
+    assert "file-altered" in codes(checked(folder, key))
+    restated(folder, signer_of(rekey))
+    found = codes(checked(folder, key))
+    assert "chain" in found
+    assert not found & {"file-altered", "signature", "bag"}
+
+
+@pytest.mark.parametrize("tamper", [removed, reordered, inserted, changed])
+def test_a_log_whose_chain_was_made_again_is_found_by_its_checkpoints(
+    rekey: Commands, key: PublicKey, tamper: Callable[[list[bytes]], bytes]
+) -> None:
+    folder = exported(rekey)
+    path = folder / EVENTS
+    path.write_bytes(relinked(log.lines_of(tamper(log.lines_of(path.read_bytes())))))
+    restated(folder, signer_of(rekey))
+    found = codes(checked(folder, key))
+    assert "chain" not in found
+    assert found & {"checkpoint", "log-cut"}
+
+
+def test_a_log_that_was_cut_at_its_end_is_found(rekey: Commands, key: PublicKey) -> None:
+    """Against its checkpoint; and, when the checkpoint went with it, against one that somebody kept."""
+    kept = (exported(rekey, "before") / CHECKPOINT).read_text("utf-8")
+    folder = exported(rekey)
+    assert checked(folder, key, earlier=kept).is_right
+    path = folder / EVENTS
+    lines = log.lines_of(path.read_bytes())
+    path.write_bytes(cut(lines))
+    restated(folder, signer_of(rekey))
+    assert "log-cut" in codes(checked(folder, key))
+    forge(rekey, folder, lines[:4])
+    assert checked(folder, key).is_right, "whoever holds the key can do this, unless a checkpoint was kept"
+    assert codes(checked(folder, key, earlier=kept)) == {"log-cut"}
+
+
+def test_a_history_that_was_written_anew_by_the_key_s_holder_is_found_by_a_kept_checkpoint(
+    rekey: Commands, key: PublicKey
+) -> None:
+    kept = (exported(rekey, "before") / CHECKPOINT).read_text("utf-8")
+    folder = exported(rekey)
+    lines = log.lines_of((folder / EVENTS).read_bytes())
+    forge(rekey, folder, log.lines_of(relinked(log.lines_of(changed(lines)))))
+    assert checked(folder, key).is_right
+    assert codes(checked(folder, key, earlier=kept)) == {"checkpoint"}
+
+
+def forge(rekey: Commands, folder: Path, lines: list[bytes]) -> None:
+    """Make a whole bundle of other events, signed with the right key: what only its holder can do."""
+    signer = signer_of(rekey)
+    events = [json.loads(line) for line in lines]
+    root = merkle.root([merkle.leaf_hash(line) for line in lines])
+    name = note.log_name(hashlib.sha256(lines[0]).hexdigest())
+    head = note.signed(note.Checkpoint(name, len(lines), root), signer.public, signer.sign)
+    made = {
+        contents.EVENTS: b"".join(line + b"\n" for line in lines),
+        contents.CHECKPOINT: head.text.encode(),
+        contents.EARLIER: b"",
+        contents.PROOFS: contents.as_json(contents.proofs(SCRIPT, lines, events, head.checkpoint)),
+        contents.GATES: contents.as_json(contents.told(events, SCRIPT, "gate")),
+        contents.RECONCILIATION: contents.as_json(contents.told(events, SCRIPT, "verification")),
+    }
+    for path, data in made.items():
+        (folder / "data" / path).write_bytes(data)
+    restated(folder, signer)
+
+
+@pytest.mark.parametrize("where", ["more.txt", "data/more.txt", "data/audit/more", ".hidden"])
+def test_an_added_file_is_found_also_in_a_bag_that_was_made_again(
+    rekey: Commands, key: PublicKey, where: str
+) -> None:
+    folder = exported(rekey)
+    (folder / where).write_text("x", "utf-8")
+    assert "file-added" in codes(checked(folder, key))
+    rebagged(folder)
+    found = codes(checked(folder, key))
+    assert "file-added" in found
+    assert "bag" not in found
+
+
+def test_a_removed_file_is_found_also_in_a_bag_that_was_made_again(rekey: Commands, key: PublicKey) -> None:
+    folder = exported(rekey)
+    (folder / "data" / contents.PLAN).unlink()
+    rebagged(folder)
+    found = checked(folder, key)
+    assert {"file-missing", "file-altered"} <= codes(found), "the manifest is another one, too"
+    assert "bag" not in codes(found)
+
+
+def test_links_and_empty_folders_belong_to_no_bundle(rekey: Commands, key: PublicKey) -> None:
+    folder = exported(rekey)
+    (folder / "data" / "link").symlink_to(folder / bag.STATEMENT)
+    assert "file-added" in codes(checked(folder, key))
+    (folder / "data" / "link").unlink()
+    (folder / "data" / "empty").mkdir()
+    assert "file-added" in codes(checked(folder, key))
+
+
+def test_a_bag_that_was_made_again_over_a_changed_file_is_found(rekey: Commands, key: PublicKey) -> None:
+    folder = exported(rekey)
+    path = folder / "data" / contents.REPORT
+    path.write_bytes(path.read_bytes().replace(b"none differed", b"all  differed"))
+    rebagged(folder)
+    assert bagit.Bag(str(folder)).is_valid()
+    assert codes(checked(folder, key)) == {"file-altered"}
+
+
+def test_a_statement_signed_with_another_key_is_found(rekey: Commands, key: PublicKey) -> None:
+    folder = exported(rekey)
+    other = Ed25519Signer(Ed25519PrivateKey.generate())
+    restated(folder, other)
+    assert codes(checked(folder, key)) == {"signature"}
+    assert "not signed by a key" in rekey("evidence", "verify", str(folder), code=1).out
+    restated(folder, None)
+    assert codes(checked(folder, key)) == {"unsigned"}
+    (folder / bag.STATEMENT).unlink()
+    assert "statement-missing" in codes(checked(folder, key))
+
+
+def test_a_statement_by_the_right_key_with_another_body_is_found(rekey: Commands, key: PublicKey) -> None:
+    """The key id of the right key does not make a signature right."""
+    folder = exported(rekey)
+    made = statement.parsed((folder / bag.STATEMENT).read_bytes())
+    forged = statement.Envelope(made.body.replace(b'"title":"', b'"title":"X'), made.key_id, made.signature)
+    (folder / bag.STATEMENT).write_bytes(forged.data)
+    assert codes(checked(folder, key)) == {"signature"}
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        (contents.GATES, (b'"open":false', b'"open":true')),
+        (contents.RECONCILIATION, (b'"stable":0', b'"stable":1')),
+        (contents.DECLARATION, (b"UsersV2", b"UsersV3")),
+        (contents.PLAN, (b"UsersV2", b"UsersV3")),
+        (contents.PROOFS, (b'"seq":2}', b'"seq":3}')),
+    ],
+)
+def test_a_file_that_says_something_else_than_the_audit_log_is_found_even_when_signed(
+    rekey: Commands, key: PublicKey, name: str, change: tuple[bytes, bytes]
+) -> None:
+    rekey("apply", "0001", "--to", "cutover", code=3)
+    folder = exported(rekey)
+    path = folder / "data" / name
+    before = path.read_bytes()
+    path.write_bytes(before.replace(*change))
+    assert path.read_bytes() != before
+    restated(folder, signer_of(rekey))
+    assert codes(checked(folder, key)) <= {"not-as-logged", "proof"}
+    assert codes(checked(folder, key))
+
+
+def test_a_checkpoint_by_another_key_is_found_although_the_statement_is_right(
+    rekey: Commands, key: PublicKey
+) -> None:
+    folder = exported(rekey)
+    other = Ed25519Signer(Ed25519PrivateKey.generate())
+    said = note.parsed((folder / CHECKPOINT).read_text("utf-8")).checkpoint
+    (folder / CHECKPOINT).write_text(note.signed(said, other.public, other.sign).text, "utf-8")
+    restated(folder, signer_of(rekey))
+    assert codes(checked(folder, key)) == {"checkpoint-key"}
+    assert checked(folder, key, other.public).is_right, "unless that key is trusted, too"
+
+
+def test_a_bundle_that_is_not_one_is_told_and_not_a_fault(
+    rekey: Commands, key: PublicKey, tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    assert {"statement-missing", "bag", "log-unreadable"} <= codes(checked(tmp_path / "empty", key))
+    assert "there is no folder" in rekey("evidence", "verify", str(tmp_path / "none"), code=2).err
+    folder = exported(rekey)
+    for name in (EVENTS, CHECKPOINT, f"data/{contents.EARLIER}", bag.STATEMENT):
+        for data in (b"", b"\xff\xfe", b"{}", b"[]\n", b"null\n", b'{"seq":1}\n'):
+            before = (folder / name).read_bytes()
+            (folder / name).write_bytes(data)
+            assert not checked(folder, key).is_right
+            (folder / name).write_bytes(before)
