@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from rekey.dualwrite.control import ControlRow, ControlStore
 from rekey.dualwrite.lease import ClientFacts, ClientLease
 from rekey.dualwrite.registry import ClientRow, Registry
 from rekey.errors import WritesRefused
 from rekey.phases import ControlPhase
-from rekey.runner.control import ControlRow, ControlStore
 from rekey.tables.faults import Call, Fault, FaultKind
 from rekey.tables.memory import MemoryTableService
 from tests.scenarios.test_lease import HandClock

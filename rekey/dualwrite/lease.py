@@ -29,6 +29,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import asynccontextmanager, contextmanager
 from importlib.metadata import version
 
+from rekey.dualwrite.control import ControlRow, ControlStore
 from rekey.dualwrite.permits import Permit
 from rekey.dualwrite.reading import (
     ClientFacts,
@@ -44,7 +45,6 @@ from rekey.dualwrite.registry import ClientRow, Registry
 from rekey.dualwrite.underway import Going, Granted, UnderWay, first_of, granted
 from rekey.errors import RekeyError, ServiceError, Unavailable
 from rekey.phases import ControlPhase
-from rekey.runner.control import ControlRow, ControlStore
 from rekey.tables.base import TableService
 
 __all__ = ["ClientFacts", "ClientLease", "LeaseSettings", "rising_seconds"]

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rekey.dualwrite.control import ControlRow
 from rekey.errors import WritesRefused
 from rekey.phases import ControlPhase
-from rekey.runner.control import ControlRow
 
 CONTROL_GONE = "control-gone"
 OTHER_RUN = "other-run"

@@ -5,7 +5,8 @@ Rules kept here:
 * What a client goes by is numbered: one more with each epoch or run it has read. Epochs alone would not do:
   another run counts them from 1 again.
 * A write without a journal (nothing follows it yet) whose outcome is open counts until it can no longer take
-  effect: after an acknowledged `dual_write` nobody would see it. Later writes have an intent for that.
+  effect: after an acknowledged `dual_write` nobody would see it. Later writes have an intent for that, whose
+  age is told by the longest operation in the client's row: so that row stays for as long.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections import Counter
 from collections.abc import Awaitable
 from dataclasses import dataclass
 
+from rekey.dualwrite.control import ControlRow
 from rekey.dualwrite.permits import Permit
 from rekey.errors import (
     ConditionFailed,
@@ -29,7 +31,6 @@ from rekey.errors import (
     TableMissing,
 )
 from rekey.phases import ControlPhase
-from rekey.runner.control import ControlRow
 
 _NOT_APPLIED = (
     RowExists,
@@ -120,6 +121,7 @@ class UnderWay:
         """Operations that have begun since the client began."""
         self._running: Counter[int] = Counter()
         self._open_until: dict[int, float] = {}
+        self._any_open_until = float("-inf")
         self._quiet = asyncio.Event()
 
     @property
@@ -142,14 +144,17 @@ class UnderWay:
         return last
 
     def failed(self, permit: Granted, error: BaseException) -> None:
-        """Note that a write ended with an error: without a journal it stays open if it may yet be applied."""
-        if permit.phase in (None, ControlPhase.SOURCE) and not isinstance(error, _NOT_APPLIED):
-            until = max(permit.until, self._open_until.get(permit.number, permit.until))
-            self._open_until[permit.number] = until
+        """Note that a write ended with an error, after which it may yet be applied or not."""
+        if isinstance(error, _NOT_APPLIED):
+            return
+        self._any_open_until = max(permit.until, self._any_open_until)
+        if permit.phase in (None, ControlPhase.SOURCE):
+            before = self._open_until.get(permit.number, permit.until)
+            self._open_until[permit.number] = max(permit.until, before)
 
     def any_open(self, now: float) -> bool:
-        """Tell whether a write without a journal may still take effect."""
-        return any(now < until for until in self._open_until.values())
+        """Tell whether a write whose outcome is open may still take effect."""
+        return now < self._any_open_until
 
     def any_before(self, number: int, now: float) -> bool:
         """Tell whether anything is under way that was begun by something older than a number."""

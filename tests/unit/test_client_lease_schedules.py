@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
+from rekey.dualwrite.control import ControlRow, ControlStore
 from rekey.dualwrite.lease import ClientLease, LeaseSettings
 from rekey.dualwrite.registry import Registry, is_current, is_over
 from rekey.dualwrite.underway import Going
 from rekey.errors import Unavailable, WritesRefused
 from rekey.model import EntityKey, Row
-from rekey.runner.control import ControlRow, ControlStore
 from rekey.tables.memory import MemoryTable, MemoryTableService
 from tests.leasing import FACTS, SCRIPT, C, D, F, S
 from tests.scenarios.test_lease import HandClock

@@ -15,6 +15,7 @@ from rekey.dualwrite.registry import SAFETY_S, is_current, is_over
 from rekey.errors import Ambiguous, EndpointDown, StateUnusable, Unavailable, WritesRefused
 from rekey.mapping.rows import CONTROL_TABLE
 from rekey.model import EntityKey
+from rekey.phases import ControlPhase
 from rekey.tables.faults import Call, FaultKind
 from tests.leasing import FACTS, LEASE_S, LONGEST_S, SCRIPT, C, D, F, S, World, epoch_of, refused
 
@@ -266,8 +267,12 @@ async def test_a_row_that_cannot_be_deleted_is_said_and_ends_by_itself(
     assert is_over(row, world.hand.ticks())
 
 
-async def test_a_row_stays_while_a_write_without_a_journal_may_still_land(world: World) -> None:
-    await world.begin()
+@pytest.mark.parametrize("phases", [(), (D,)], ids=["source", "dual_write"])
+async def test_a_row_stays_while_a_write_may_still_land(
+    world: World, phases: tuple[ControlPhase, ...]
+) -> None:
+    """It tells for how long: without it nobody would know what the longest operation of this client is."""
+    await world.begin(*phases)
     lease = await world.started()
     with pytest.raises(Ambiguous):
         async with lease.operation(writes=True):
