@@ -21,6 +21,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from rekey.dualwrite.counters import Counters
+from rekey.dualwrite.effects import apply_operations
 from rekey.dualwrite.journal import Journal
 from rekey.dualwrite.lease import ClientLease
 from rekey.dualwrite.permits import Permit
@@ -35,7 +36,7 @@ from rekey.mapping.ids import SafeIds
 from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE, MappingRows
 from rekey.mapping.store import MappingStore
 from rekey.phases import ControlPhase
-from rekey.tables.base import Operation, Table, TableService, Verb
+from rekey.tables.base import Operation, TableService
 from rekey.tables.wire import decode_row, decode_rows
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ class ClientCore:
     async def _plainly(self, operations: Sequence[Operation]) -> list[str | None]:
         table = self._tables().tables.table(self.table)
         async with asyncio.timeout(self.plan.settings.longest_operation_s):
-            etags = await apply_plainly(table, operations)
+            etags = await apply_operations(table, operations)
         self.counters.writes += len(operations)
         return etags
 
@@ -309,21 +310,3 @@ class ClientCore:
 
     def _counted(self) -> Mapping[str, int]:
         return self.counters.as_dict()
-
-
-async def apply_plainly(table: Table, operations: Sequence[Operation]) -> list[str | None]:
-    """Do operations on one table alone: one as a plain call, several as a transaction."""
-    if len(operations) > 1:
-        return await table.transact(operations)
-    [operation] = operations
-    match operation.verb:
-        case Verb.INSERT:
-            return [await table.insert(operation.row)]
-        case Verb.REPLACE:
-            return [await table.replace(operation.row, etag=operation.etag or "*")]
-        case Verb.MERGE:
-            return [await table.merge(operation.row, etag=operation.etag or "*")]
-        case Verb.DELETE:
-            await table.delete(operation.key, etag=operation.etag or "*")
-            return [None]
-    return [await table.upsert(operation.row, merge=operation.verb is Verb.INSERT_OR_MERGE)]
