@@ -141,14 +141,12 @@ def ours(
 ) -> AbstractAsyncContextManager[Driver]:
     """Open the dual write client."""
     kind = DualWriteTableClient if sync else AsyncDualWriteTableClient
-    client = kind(
-        azurite.tables.endpoint,
-        table,
-        credential=credential(azurite.tables),
-        migration=declared,
-        restricted_endpoint=azurite.restricted.endpoint,
-        restricted_credential=credential(azurite.restricted),
-        secrets=secrets,
-        **{"settings": QUICK, "shadow_reads": 0.0, **more},
-    )
-    return Closing(client)
+    usual: dict[str, Any] = {
+        "credential": credential(azurite.tables),
+        "restricted_endpoint": azurite.restricted.endpoint,
+        "restricted_credential": credential(azurite.restricted),
+        "settings": QUICK,
+        "shadow_reads": 0.0,
+    }
+    endpoint = more.pop("endpoint", azurite.tables.endpoint)
+    return Closing(kind(endpoint, table, migration=declared, secrets=secrets, **{**usual, **more}))
