@@ -7,10 +7,10 @@ from pathlib import Path
 
 from rekey import Migration
 from rekey.declaration import Declared, required_secrets
+from rekey.dualwrite.control import ControlRow, ControlStore
 from rekey.mapping.ids import new_key
 from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE
 from rekey.phases import ControlPhase
-from rekey.runner.control import ControlRow, ControlStore
 from rekey.secrets_source import fingerprint
 from rekey.tables.base import TableService
 

@@ -18,8 +18,8 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING
 
+from rekey.dualwrite.control import ControlRow
 from rekey.dualwrite.counters import Counters
 from rekey.dualwrite.effects import apply_operations
 from rekey.dualwrite.journal import Journal
@@ -38,9 +38,6 @@ from rekey.mapping.store import MappingStore
 from rekey.phases import ControlPhase
 from rekey.tables.base import Operation, TableService
 from rekey.tables.wire import decode_row, decode_rows
-
-if TYPE_CHECKING:
-    from rekey.runner.control import ControlRow
 
 TABLE_IN_USE = "table-in-use"
 
