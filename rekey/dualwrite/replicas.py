@@ -6,7 +6,7 @@ Rules kept here:
   source, which is a replica too once the target is the authority.
 * Every write of a replica is conditional on what was read: replace and delete on the ETag, insert on absence.
 * What was read before the authority was written is older than that write, so it may be overwritten. What was
-  read beside it may be somebody's newer row: it is overwritten only if it says what the authority said before.
+  read beside it may be somebody's newer row: it is overwritten only if it holds what was expected before.
 * A row that is as it should be is written all the same right after a write of the authority: its new ETag
   stops whoever read it before and would overwrite it.
 * Where there is nothing to write because nothing was found, that has to be looked at once more.

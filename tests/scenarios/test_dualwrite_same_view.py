@@ -1,0 +1,308 @@
+"""Dual writes in the authority's own view: replicas follow, in both directions, for every verb."""
+
+from __future__ import annotations
+
+import pytest
+
+from rekey.dualwrite.rules import View
+from rekey.errors import (
+    Collision,
+    ConditionFailed,
+    RequestRejected,
+    RowExists,
+    RowMissing,
+    RowRefused,
+    WritesRefused,
+)
+from rekey.mapping.rows import TargetKey
+from rekey.model import EntityKey, Row, content_of, key_of
+from rekey.phases import ControlPhase
+from rekey.tables.memory import MemoryTableService
+from tests.dualwriting import TAGGED, delete, insert, memory_world, merge, replace, upsert
+from tests.worlds import LOWERED, POSTS, USERS, post, user
+
+ANN = EntityKey("eu", "ann@example.com")
+HELLO = EntityKey("blog", "hello")
+
+
+@pytest.mark.parametrize("migration", [USERS, TAGGED], ids=["one target", "index table"])
+async def test_every_verb_in_the_old_view_is_followed(memory: MemoryTableService, migration: object) -> None:
+    world = await memory_world(migration, memory).prepare()  # type: ignore[arg-type]
+    writer = world.writer()
+    [etag] = await writer.write([insert(user(ANN.row, Age=1))])
+    assert etag == world.etag("Users", ANN)
+    await world.assert_quiet()
+    [etag] = await writer.write([replace(user(ANN.row, Age=2), etag)])
+    await world.assert_quiet()
+    [etag] = await writer.write([merge({**user(ANN.row), "Age": 3}, etag)])
+    await world.assert_quiet()
+    await writer.write([upsert(user(ANN.row, Age=4))])
+    await writer.write([upsert(user("bob@example.com", Age=4))])
+    await writer.write([upsert({"PartitionKey": "eu", "RowKey": ANN.row, "Age": 5}, merging=True)])
+    await writer.write([upsert(user("eve@example.com", Age=6), merging=True)])
+    await world.assert_quiet()
+    assert [row["Age"] for row in memory.dump("UsersV2")].count(5) == 1
+    assert await writer.write([delete(ANN)]) == [None]
+    await world.assert_quiet()
+    assert len(memory.dump("UsersV2")) == 2
+    assert world.counters.fast == world.counters.writes == 8
+    assert world.counters.left == world.counters.replica_failures == 0
+
+
+async def test_content_derived_rows_move_and_their_old_rows_are_gone_when_the_caller_has_its_answer(
+    memory: MemoryTableService,
+) -> None:
+    world = await memory_world(POSTS, memory).prepare([post("hello", "2024-01", "a,b")])
+    writer = world.writer()
+    await writer.write([replace(post("hello", "2024-02", "b,c"))])
+    world.assert_in_step()
+    await world.assert_quiet()
+    await writer.write([merge({**_key(HELLO), "Month": "2024-03", "Tags": "d"})])
+    world.assert_in_step()
+    await world.assert_quiet()
+    await writer.write([delete(HELLO)])
+    world.assert_in_step()
+    await world.assert_quiet()
+    assert memory.dump("PostsV2") == memory.dump("PostsByTag") == []
+    forward = await world.mapping.forward(HELLO)
+    assert forward is not None
+    assert TargetKey(0, "2024-02", "hello") in forward.targets
+
+
+async def test_rows_that_the_backfill_has_not_reached_are_claimed_and_copied_by_their_write(
+    memory: MemoryTableService,
+) -> None:
+    world = await memory_world(USERS, memory).prepare()
+    await world.source.insert(user(ANN.row))
+    await world.writer().write([replace(user(ANN.row, Age=2))])
+    await world.assert_quiet()
+
+
+@pytest.mark.parametrize("migration", [USERS, POSTS], ids=["key-derived", "content-derived"])
+async def test_answers_of_the_authority_are_the_callers(
+    memory: MemoryTableService, migration: object
+) -> None:
+    row = user(ANN.row) if migration is USERS else post("hello")
+    world = await memory_world(migration, memory).prepare([row])  # type: ignore[arg-type]
+    writer = world.writer()
+    stale = world.etag(world.source.name, key_of(row))
+    await writer.write([replace({**row, "Title": "x"})])
+    missing = {**row, "RowKey": "other"}
+    for operation, error in [
+        (insert(row), RowExists),
+        (replace(row, stale), ConditionFailed),
+        (merge(row, stale), ConditionFailed),
+        (delete(key_of(row), stale), ConditionFailed),
+        (replace(missing), RowMissing),
+        (merge(missing), RowMissing),
+        (delete(key_of(missing)), RowMissing),
+        (insert({**row, "RowKey": "a/b"}), RequestRejected),
+    ]:
+        with pytest.raises(error) as raised:
+            await writer.write([operation])
+        assert raised.value.index is None
+    await world.assert_quiet()
+
+
+async def test_a_row_that_the_mapping_refuses_is_refused_before_anything_is_written(
+    memory: MemoryTableService,
+) -> None:
+    world = await memory_world(POSTS, memory).prepare([post("hello")])
+    before = {name: memory.dump(name) for name in ("Posts", "PostsV2", "PostsByTag")}
+    writer = world.writer()
+    broken = post("hello")
+    del broken["Month"]
+    for operation in (replace(broken), insert({**broken, "RowKey": "new"}), upsert(broken)):
+        with pytest.raises(RowRefused) as refused:
+            await writer.write([operation])
+        assert refused.value.row_id
+        assert "hello" not in str(refused.value)
+    with pytest.raises(RowRefused):
+        await writer.write([merge({**_key(HELLO), "Month": ""})])
+    await writer.settle()
+    assert {name: memory.dump(name) for name in before} == before
+    assert world.intents == 0
+
+
+async def test_a_collision_is_refused_before_anything_is_written(memory: MemoryTableService) -> None:
+    world = await memory_world(LOWERED, memory).prepare([user("ann@example.com")])
+    writer = world.writer()
+    with pytest.raises(Collision) as collision:
+        await writer.write([insert(user("Ann@example.com"))])
+    assert "example" not in str(collision.value)
+    assert len(memory.dump("Users")) == 1
+    await world.assert_quiet()
+
+
+async def test_an_index_row_of_another_row_is_a_collision(memory: MemoryTableService) -> None:
+    world = await memory_world(POSTS, memory).prepare([post("hello", tags="a")])
+    with pytest.raises(Collision, match="PostsByTag"):
+        await world.writer().write([insert({**post("hello", "2024-02", "a"), "PartitionKey": "other"})])
+    assert len(memory.dump("Posts")) == 1
+    await world.assert_quiet()
+
+
+async def test_a_key_passes_on_when_its_owner_is_gone(memory: MemoryTableService) -> None:
+    world = await memory_world(LOWERED, memory).prepare([user("ann@example.com")])
+    writer = world.writer()
+    await writer.write([delete(ANN)])
+    await writer.write([insert(user("Ann@example.com"))])
+    await world.assert_quiet()
+    assert [row["OldRowKey"] for row in memory.dump("UsersV2")] == ["Ann@example.com"]
+
+
+async def test_a_transaction_is_all_or_nothing_and_is_followed(memory: MemoryTableService) -> None:
+    world = await memory_world(TAGGED, memory).prepare([user("a@x.org"), user("b@x.org"), user("c@x.org")])
+    writer = world.writer()
+    etags = await writer.write(
+        [
+            replace(user("a@x.org", Age=1)),
+            merge({"PartitionKey": "eu", "RowKey": "b@x.org", "Age": 2}),
+            delete(EntityKey("eu", "c@x.org")),
+            insert(user("d@x.org", Age=4)),
+            upsert({"PartitionKey": "eu", "RowKey": "e@x.org", "Age": 5}, merging=True),
+        ]
+    )
+    assert [etag is None for etag in etags] == [False, False, True, False, False]
+    await world.assert_quiet()
+    before = world.rows("Users")
+    with pytest.raises(RowExists) as exists:
+        await writer.write([replace(user("a@x.org", Age=9)), insert(user("b@x.org"))])
+    assert exists.value.index == 1
+    assert world.rows("Users") == before
+    await world.assert_quiet()
+    assert world.counters.writes == 5
+
+
+async def test_a_refused_row_of_a_transaction_is_named_by_its_index(memory: MemoryTableService) -> None:
+    world = await memory_world(POSTS, memory).prepare()
+    broken = post("two")
+    del broken["Month"]
+    with pytest.raises(RowRefused) as refused:
+        await world.writer().write([insert(post("one")), insert(broken)])
+    assert refused.value.index == 1
+    await world.assert_quiet()
+    assert memory.dump("Posts") == []
+
+
+# --- after cutover -----------------------------------------------------------------------------------------
+
+
+async def test_every_verb_in_the_new_view_is_followed_after_cutover(memory: MemoryTableService) -> None:
+    world = await memory_world(TAGGED, memory).prepare([user(ANN.row, Age=1)])
+    world.permits.move(ControlPhase.CUTOVER)
+    writer = world.writer(View.NEW)
+    [row] = [content_of(row) for row in memory.dump("UsersV2")]
+    [etag] = await writer.write([replace({**row, "Age": 2, "Name": "Ann"})])
+    assert etag == world.etag("UsersV2", key_of(row))
+    await world.assert_quiet()
+    [ann] = memory.dump("Users")
+    assert (ann["Age"], ann["Nm"], ann["Ssn"]) == (2, "Ann", "x-1")
+    await writer.write([merge({**_key(key_of(row)), "Age": 3}, etag)])
+    await world.assert_quiet()
+    new = content_of(world.mapper.map(user("new@example.com", Age=7))[0].row)
+    await writer.write([insert(new)])
+    await world.assert_quiet()
+    await writer.write([upsert({**new, "Age": 8})])
+    await writer.write([delete(key_of(row))])
+    await world.assert_quiet()
+    assert [row["RowKey"] for row in memory.dump("Users")] == ["new@example.com"]
+    await writer.write([insert(row)])
+    await world.assert_quiet()
+    assert world.counters.left == world.counters.replica_failures == 0
+
+
+async def test_after_cutover_content_moves_index_rows_but_never_the_row(memory: MemoryTableService) -> None:
+    world = await memory_world(POSTS, memory).prepare([post("hello", "2024-01", "a,b")])
+    world.permits.move(ControlPhase.CUTOVER)
+    writer = world.writer(View.NEW)
+    [row] = [content_of(row) for row in memory.dump("PostsV2")]
+    await writer.write([replace({**row, "Tags": "b,c"})])
+    world.assert_in_step()
+    await world.assert_quiet()
+    with pytest.raises(RowRefused) as refused:
+        await writer.write([replace({**row, "Month": "2024-02"})])
+    assert refused.value.code == "not-reversible"
+    await writer.write([delete(key_of(row))])
+    await world.assert_quiet()
+    assert memory.dump("Posts") == memory.dump("PostsByTag") == []
+
+
+async def test_after_cutover_a_row_that_the_source_cannot_express_is_refused(
+    memory: MemoryTableService,
+) -> None:
+    world = await memory_world(USERS, memory).prepare([user(ANN.row)])
+    world.permits.move(ControlPhase.CUTOVER)
+    writer = world.writer(View.NEW)
+    [row] = [content_of(row) for row in memory.dump("UsersV2")]
+    anonymous = {name: value for name, value in row.items() if name != "ContactEmail"}
+    for operation, code in [
+        (replace({**row, "Ssn": "x"}), "not-reversible"),
+        (replace({**row, "ContactEmail": "bob@example.com"}), "not-reversible"),
+        (replace(anonymous), "no-old-key"),
+        (insert({**anonymous, "RowKey": "other"}), "no-old-key"),
+        (insert({**row, "RowKey": "other"}), "not-reversible"),
+    ]:
+        with pytest.raises(RowRefused) as refused:
+            await writer.write([operation])
+        assert refused.value.code == code
+        assert "example" not in str(refused.value)
+    await world.assert_quiet()
+
+
+async def test_after_cutover_an_old_key_has_one_row(memory: MemoryTableService) -> None:
+    world = await memory_world(POSTS, memory).prepare([post("hello", "2024-01")])
+    world.permits.move(ControlPhase.CUTOVER)
+    other = content_of(world.mapper.map(post("hello", "2024-02"))[0].row)
+    with pytest.raises(RowRefused) as refused:
+        await world.writer(View.NEW).write([insert(other)])
+    assert refused.value.code == "key-taken"
+    await world.assert_quiet()
+
+
+async def test_after_cutover_a_key_passes_on_with_its_former_owners_source_row(
+    memory: MemoryTableService,
+) -> None:
+    """The former owner's delete was cut off before the source followed; the key's new owner must not make
+    that row unfindable."""
+    world = await memory_world(LOWERED, memory).prepare([user("ann@example.com")])
+    world.permits.move(ControlPhase.CUTOVER)
+    await world.targets[0].delete(ANN)
+    await world.writer(View.NEW).write([insert({**user("ann@example.com"), "OldRowKey": "ANN@example.com"})])
+    await world.assert_quiet()
+    assert [row["RowKey"] for row in memory.dump("Users")] == ["ANN@example.com"]
+
+
+# --- routes ------------------------------------------------------------------------------------------------
+
+
+async def test_plain_phases_write_the_views_table_alone(memory: MemoryTableService) -> None:
+    world = await memory_world(USERS, memory).prepare()
+    world.permits.move(ControlPhase.SOURCE)
+    await world.writer().write([insert(user(ANN.row))])
+    await world.writer().write([replace(user(ANN.row, Age=2))])
+    assert memory.dump("UsersV2") == []
+    world.permits.move(ControlPhase.COMPLETE)
+    await world.writer(View.NEW).write([insert({"PartitionKey": "eu", "RowKey": "anything"})])
+    assert len(memory.dump("Users")) == 1
+    assert world.intents == 0
+
+
+async def test_routes_that_are_refused_write_nothing(memory: MemoryTableService) -> None:
+    world = await memory_world(USERS, memory).prepare()
+    world.permits.copied = False
+    for phase, view, code in [
+        (ControlPhase.DUAL_WRITE, View.NEW, "new-view-closed"),
+        (ControlPhase.FREEZE, View.OLD, "frozen"),
+        (ControlPhase.COMPLETE, View.OLD, "old-view-over"),
+    ]:
+        world.permits.move(phase)
+        with pytest.raises(WritesRefused) as refused:
+            await world.writer(view).write([insert(user(ANN.row))])
+        assert refused.value.code == code
+    assert world.intents == 0
+    assert memory.dump("Users") == memory.dump("UsersV2") == []
+
+
+def _key(key: EntityKey) -> Row:
+    return {"PartitionKey": key.partition, "RowKey": key.row}
