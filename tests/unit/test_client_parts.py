@@ -27,7 +27,7 @@ from rekey.dualwrite.reading import LeaseSettings
 from rekey.dualwrite.rules import View
 from rekey.dualwrite.sdk.answers import AsyncAnswer, SyncAnswer, answer_to_problem
 from rekey.dualwrite.sdk.calls import Read, Table, Write, call_of, row_of
-from rekey.dualwrite.sdk.connect import timeouts_for
+from rekey.dualwrite.sdk.connect import operation_seconds, timeouts_for
 from rekey.dualwrite.sdk.credentials import account_of
 from rekey.dualwrite.sdk.errors import TransactionRefused, problem_of
 from rekey.dualwrite.sdk.plan import Endpoint, Plan, configured, make_plan, policies_of, view_of
@@ -277,10 +277,12 @@ def test_policies_are_taken_as_the_sdk_takes_them() -> None:
 
 
 def test_what_is_sent_has_taken_effect_within_the_longest_operation_or_never_does() -> None:
-    for longest in (1.0, 30.0, 600.0):
-        found = timeouts_for(LeaseSettings(longest_operation_s=longest))
+    for longest in (2.0, 3.0, 30.0, 600.0):
+        settings = LeaseSettings(longest_operation_s=longest)
+        found = timeouts_for(settings)
         assert found.service is not None
-        assert 1 <= found.service <= min(30, max(1, longest / 2))
+        assert 1 <= found.service <= 30
+        assert longest / 2 <= operation_seconds(settings) <= longest - found.service
 
 
 def test_an_endpoint_and_its_credential_are_understood_as_by_the_sdk() -> None:
@@ -352,6 +354,8 @@ def test_coroutines_run_on_one_thread_which_ends_with_close() -> None:
     assert called.wait(10)
     thread.close()
     thread.close()
+    with pytest.raises(WritesRefused, match="closed"):
+        thread.run(where())
     assert not [one for one in threading.enumerate() if one.name == "rekey-dualwrite"]
 
 
@@ -388,8 +392,7 @@ def test_a_client_made_before_a_fork_says_so_instead_of_waiting(monkeypatch: pyt
     with monkeypatch.context() as forked:
         forked.setattr(os, "getpid", lambda: -1)
         assert not thread.started
-        thread.close()
-        with pytest.raises(ConfigurationError, match="fork"):
+        with pytest.raises(WritesRefused, match="fork"):
             thread.run(asyncio.sleep(0))
     thread.close()
 

@@ -4,16 +4,18 @@ Rules kept here:
 
 * A write that may have been applied is sent once: a second sending could take effect after somebody else's
   write of the same row, and overwrite it. What stays open is settled by reading back, or by the journal.
-* The service is told how long it may work on a request, so that what was sent has taken effect within the
-  longest operation, or never does.
+* Whatever a client begins has taken effect within the longest operation, or never does. So the service is
+  told how long it may work on one request, and an operation sends its last request that much earlier.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from rekey.dualwrite.reading import LeaseSettings
-from rekey.dualwrite.sdk.core import Accounts
 from rekey.dualwrite.sdk.plan import Endpoint, Plan
 from rekey.tables.azure import AzureTableService
+from rekey.tables.base import TableService
 from rekey.tables.retry import RetryPolicy
 from rekey.tables.transport import Timeouts
 
@@ -27,12 +29,31 @@ _CONNECT_S = 5.0
 _ON_THE_WAY_S = 2.0
 
 
+@dataclass(frozen=True, slots=True)
+class Accounts:
+    """The two accounts, connected."""
+
+    tables: TableService
+    restricted: TableService
+
+    async def close(self) -> None:
+        """Close both."""
+        await self.tables.close()
+        await self.restricted.close()
+
+
 def timeouts_for(settings: LeaseSettings) -> Timeouts:
-    """Return the timeouts of one request."""
+    """Return the timeouts of one request. The service counts whole seconds, at least one."""
     service = int(min(_MOST_SERVICE_S, max(1.0, settings.longest_operation_s / _SERVICE_SHARE)))
     return Timeouts(
         connect=min(_CONNECT_S, settings.longest_operation_s), read=service + _ON_THE_WAY_S, service=service
     )
+
+
+def operation_seconds(settings: LeaseSettings) -> float:
+    """Return after how many seconds an operation sends nothing more."""
+    service = timeouts_for(settings).service or 0
+    return max(settings.longest_operation_s - service, settings.longest_operation_s / 2)
 
 
 def connect(plan: Plan) -> Accounts:

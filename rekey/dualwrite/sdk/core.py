@@ -14,7 +14,7 @@ Rules kept here:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -26,8 +26,10 @@ from rekey.dualwrite.journal import Journal
 from rekey.dualwrite.lease import ClientLease
 from rekey.dualwrite.permits import Permit
 from rekey.dualwrite.propagate import Propagator
+from rekey.dualwrite.reading import CLOSED
 from rekey.dualwrite.rules import NEW_VIEW_CLOSED, View, index_write_refused, reads_refused, refusal
 from rekey.dualwrite.sdk.calls import Read
+from rekey.dualwrite.sdk.connect import Accounts, operation_seconds
 from rekey.dualwrite.sdk.plan import Plan
 from rekey.dualwrite.shadow import Shadow
 from rekey.dualwrite.writer import Writer
@@ -36,7 +38,7 @@ from rekey.mapping.ids import SafeIds
 from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE, MappingRows
 from rekey.mapping.store import MappingStore
 from rekey.phases import ControlPhase
-from rekey.tables.base import Operation, TableService
+from rekey.tables.base import Operation
 from rekey.tables.wire import decode_row, decode_rows
 
 TABLE_IN_USE = "table-in-use"
@@ -44,14 +46,6 @@ TABLE_IN_USE = "table-in-use"
 
 class _OtherRun(Exception):
     """The permit is of another run than the writer: make another writer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Accounts:
-    """The two accounts, connected."""
-
-    tables: TableService
-    restricted: TableService
 
 
 class _PermitsOfRun:
@@ -134,8 +128,7 @@ class ClientCore:
                 await self._working.writer.close()
         finally:
             if accounts is not None:
-                await accounts.tables.close()
-                await accounts.restricted.close()
+                await accounts.close()
 
     # --- writes -------------------------------------------------------------------------------------------
 
@@ -176,7 +169,7 @@ class ClientCore:
 
     async def _plainly(self, operations: Sequence[Operation]) -> list[str | None]:
         table = self._tables().tables.table(self.table)
-        async with asyncio.timeout(self.plan.settings.longest_operation_s):
+        async with asyncio.timeout(operation_seconds(self.plan.settings)):
             etags = await apply_operations(table, operations)
         self.counters.writes += len(operations)
         return etags
@@ -240,14 +233,15 @@ class ClientCore:
 
     async def _started(self) -> ClientLease:
         if self._closed:
-            raise WritesRefused("closed", "this client is closed", hint="make another one")
+            raise WritesRefused(CLOSED, "this client is closed", hint="open another one")
         self._accounts = self._connect(self.plan)
         lease = ClientLease(
             self._accounts.restricted,
             self.plan.facts,
             settings=self.plan.settings,
             settle=self._settle,
-            counters=self._counted,
+            counters=self.counters.as_dict,
+            left=self._left,
         )
         await lease.start()
         if lease.control is not None:
@@ -284,6 +278,7 @@ class ClientCore:
             journal=journal,
             permits=permits,
             counters=self.counters,
+            longest_operation_s=operation_seconds(plan.settings),
         )
         shadow = Shadow(
             plan.view,
@@ -298,12 +293,12 @@ class ClientCore:
 
     def _tables(self) -> Accounts:
         if self._accounts is None:
-            raise WritesRefused("closed", "this client is closed", hint="make another one")
+            raise WritesRefused(CLOSED, "this client is closed", hint="open another one")
         return self._accounts
 
     async def _settle(self) -> None:
         if self._working is not None:
             await self._working.writer.settle()
 
-    def _counted(self) -> Mapping[str, int]:
-        return self.counters.as_dict()
+    def _left(self) -> int:
+        return 0 if self._working is None else self._working.writer.left

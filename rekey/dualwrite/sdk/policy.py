@@ -10,10 +10,10 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from azure.core.exceptions import ServiceResponseTimeoutError
 from azure.core.pipeline import PipelineRequest, PipelineResponse
@@ -28,6 +28,7 @@ from rekey.dualwrite.sdk.thread import LoopThread
 from rekey.errors import RekeyError, RequestRejected
 from rekey.tables.base import Operation
 
+Decided = TypeVar("Decided", bound=Answer | None)
 _JUDGED = (HTTPStatus.OK, HTTPStatus.NOT_FOUND)
 _DECODE = ContentDecodePolicy(response_encoding="utf-8")
 
@@ -157,10 +158,16 @@ class SyncPolicy(HTTPPolicy[HttpRequest, HttpResponse]):
         answer = call if isinstance(call, Answer) else None
         if isinstance(call, Write):
             self._hooks.on_request(request)
-            answer = self._thread.run(answer_to(self._core, call))
+            answer = self._ask(answer_to(self._core, call))
         elif call is Table.DELETE:
-            answer = self._thread.run(refusal_to_delete(self._core))
+            answer = self._ask(refusal_to_delete(self._core))
         return self._answered(request, answer) if answer else self.next.send(request)
+
+    def _ask(self, deciding: Coroutine[Any, Any, Decided]) -> Decided | Answer:
+        try:
+            return self._thread.run(deciding)
+        except RekeyError as refused:  # closed, or left behind by a fork
+            return _refused(refused, self._core.table)
 
     def _read(
         self, request: PipelineRequest[HttpRequest], read: Read

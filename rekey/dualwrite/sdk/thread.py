@@ -19,10 +19,12 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, TypeVar
 
-from rekey.errors import ConfigurationError
+from rekey.dualwrite.reading import CLOSED
+from rekey.errors import WritesRefused
 
 T = TypeVar("T")
 _NAME = "rekey-dualwrite"
+FORKED = "forked"
 
 
 class LoopThread:
@@ -33,6 +35,7 @@ class LoopThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._pid = 0
+        self._closed = False
 
     @property
     def started(self) -> bool:
@@ -43,7 +46,7 @@ class LoopThread:
         """Run a coroutine to its end and return what it returns."""
         try:
             loop = self._started()
-        except ConfigurationError:
+        except WritesRefused:
             work.close()
             raise
         waiting = asyncio.run_coroutine_threadsafe(work, loop)
@@ -87,10 +90,12 @@ class LoopThread:
         self._started().call_soon_threadsafe(call, *args)
 
     def close(self) -> None:
-        """End the thread. Idempotent."""
+        """End the thread, for good. Idempotent."""
         if not self.started:
+            self._closed = True
             return
         with self._guard:
+            self._closed = True
             loop, thread = self._loop, self._thread
             self._loop = self._thread = None
         if loop is None or thread is None:
@@ -100,15 +105,17 @@ class LoopThread:
 
     def _started(self) -> asyncio.AbstractEventLoop:
         with self._guard:
+            if self._closed:
+                raise WritesRefused(CLOSED, "this client is closed", hint="open another one")
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 self._pid = os.getpid()
                 self._thread = threading.Thread(target=_serve, args=(self._loop,), name=_NAME, daemon=True)
                 self._thread.start()
             elif self._pid != os.getpid():
-                raise ConfigurationError(
+                raise WritesRefused(
+                    FORKED,
                     "this client was made before the process was forked, and its thread stayed behind",
-                    kept="nothing was written",
                     hint="make the client in the child process (a server's `post_fork` hook, for example)",
                 )
             return self._loop
