@@ -305,11 +305,11 @@ def rollback(session: Session, script_id: str, *, to: ControlPhase | None, drop:
         )
     undone = session.ledger.rollback(script_id, downto)
     if goal is ControlPhase.SOURCE and drop:
+        # Only a client that has seen `source` last may find tables and control row gone.
+        session.do(wait_for_present(run))
         if Phase.PREPARE not in undone:
             # An earlier rollback kept the targets; now they are to go.
             session.do(PHASES[Phase.PREPARE].undo(run))
-        # Only a client that has seen `source` last may find the control row gone.
-        session.do(wait_for_present(run))
         control = session.do(run.control.read())
         if control is not None:
             session.do(run.control.delete(control))

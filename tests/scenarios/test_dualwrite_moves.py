@@ -416,6 +416,18 @@ def test_complete_waits_for_the_last_client_of_the_old_view(users: Company) -> N
     assert users.phase is ControlPhase.COMPLETE
 
 
+def test_complete_is_not_done_before_the_last_write_of_before_has_ended(users: Company) -> None:
+    users.apply(Phase.CUTOVER, STOPPED)
+    client = users.client(View.NEW, "slow")
+    users.live(3)
+    hang = HangingOperation(client)
+    with pytest.raises(Refused, match="slow"):
+        users.apply(Phase.COMPLETE)
+    hang.end()
+    done = users.apply()
+    assert done.next_phase is Phase.RETIRE
+
+
 def test_retire_deletes_what_was_written_until_complete_and_nothing_that_came_later(users: Company) -> None:
     users.apply(Phase.CUTOVER, STOPPED)
     source = users.project.tables.table("Users")
@@ -501,6 +513,20 @@ def test_back_to_source_forgets_the_journal_with_the_tables_and_clients_go_on(us
     users.live(3)
     assert client.lease.control is not None
     assert client.lease.control.phase is ControlPhase.DUAL_WRITE
+
+
+def test_no_table_is_dropped_before_every_client_has_let_go_of_it_even_after_a_kill(users: Company) -> None:
+    client = users.client(name="slow")
+    users.apply()
+    hang = HangingOperation(client)
+    store = ControlStore(users.project.restricted, users.script_id)
+    users.do(store.move(ControlPhase.DUAL_WRITE, ControlPhase.SOURCE))
+    with pytest.raises(Refused, match="slow"):
+        users.rollback(ControlPhase.SOURCE, drop=True)
+    assert len(users.project.rows("UsersV2")) == 30
+    hang.end()
+    users.rollback(ControlPhase.SOURCE, drop=True)
+    assert users.control is None
 
 
 def test_targets_that_are_kept_are_closed_to_the_new_view_until_they_are_copied_again(users: Company) -> None:
