@@ -23,8 +23,10 @@ from rekey.phases import ControlPhase
 
 if TYPE_CHECKING:
     from rekey.declaration import Declared
-    from rekey.runner.status import Status
+    from rekey.runner.status import Client, Status
 
+_CLIENTS = 12
+"""How many clients are listed for people."""
 _FOLLOWING = (ControlPhase.SOURCE, ControlPhase.DUAL_WRITE, ControlPhase.FREEZE)
 """Where copying and comparing still say something."""
 
@@ -79,8 +81,9 @@ def _told(shell: Shell, status: Status) -> list[str]:
         lines += field("control row", f"`{control.phase}`, epoch {control.epoch}")
     if control is None or control.phase in _FOLLOWING:
         lines += _backfill(status) + _verification(status)
-    if status.lag_s is not None:
+    if facts.is_delta and status.lag_s is not None:
         lines += field("lag", f"{duration(status.lag_s)}: changes since then come with the next pass")
+    lines += _clients(status) + _journal(status) + _counted(status)
     if status.retention_ends_at is not None:
         lines += field("retention", f"ends {moment(status.retention_ends_at)}")
     if facts.lease is not None:
@@ -89,6 +92,65 @@ def _told(shell: Shell, status: Status) -> list[str]:
         lines += field("runner", f"process {lease.pid} on {lease.host}, {state}")
     lines += field("safe" if status.safe else "ATTENTION", status.sentence)
     return [*lines, *next_lines(shell, status)]
+
+
+def _clients(status: Status) -> list[str]:
+    """Return the clients, those first that somebody may have to look after."""
+    from rekey.dualwrite.registry import Standing
+
+    if status.facts.is_delta or status.facts.unreachable:
+        return []
+    if not status.clients:
+        return field("clients", "none is registered")
+    numbers = [sum(one.standing is which for one in status.clients) for which in Standing]
+    lines = field(
+        "clients", ", ".join(f"{n} {which}" for n, which in zip(numbers, Standing, strict=True) if n)
+    )
+
+    def well(one: Client) -> bool:
+        return one.current and one.standing is Standing.LIVE and not one.row.refuses
+
+    ordered = sorted(status.clients, key=lambda one: (well(one), one.standing is Standing.OVER, one.row.name))
+    for one in ordered[:_CLIENTS]:
+        lines += field("", _client(one))
+    if len(ordered) > _CLIENTS:
+        lines += field("", f"and {len(ordered) - _CLIENTS} more: --json has them all")
+    return lines
+
+
+def _client(one: Client) -> str:
+    from rekey.dualwrite.registry import Standing
+
+    row = one.row
+    said = [f"{row.name}: process {row.pid} on {row.host}, {row.view} view, rekey {row.version}"]
+    if one.standing is Standing.OVER:
+        return f"{said[0]}; over, nothing of it can take effect any more"
+    said.append(f"epoch {row.epoch}, {'current' if one.current else 'behind'}")
+    if row.refuses:
+        said.append(f"refuses dual writes (`{row.refuses}`)")
+    if row.left:
+        said.append(f"{row.left:,} keys to settle")
+    state = "" if one.standing is Standing.LIVE else f"; silent, over at {moment(one.over_at)} at the latest"
+    return "; ".join(said) + state
+
+
+def _journal(status: Status) -> list[str]:
+    intents = status.facts.intents
+    if intents is None or (status.facts.control is None and not intents.depth):
+        return []
+    if intents.oldest_at is None:
+        return field("journal", "empty: no write is under way")
+    lag = "" if status.lag_s is None else f": replicas are behind by {duration(status.lag_s)} at most"
+    return field("journal", f"{intents.depth:,} intents{lag}")
+
+
+def _counted(status: Status) -> list[str]:
+    counted = status.counted
+    if not counted:
+        return []
+    text = f"{counted.get('writes', 0):,} writes, {counted.get('replica_failures', 0):,} replica failures"
+    compared = [f"{counted.get(name, 0):,} {name}" for name in ("matched", "mismatched", "ignored")]
+    return field("counted", f"{text}; shadow reads: {', '.join(compared)}")
 
 
 def _backfill(status: Status) -> list[str]:

@@ -4,6 +4,7 @@ Rules kept here:
 
 * The control row is believed before the ledger (`align`).
 * What could not be asked is said to be unknown, never guessed.
+* A client that is over counts for nothing: whoever ended without a word leaves a row behind.
 * Nothing here holds a key, but for segments, whose keys no repr shows.
 """
 
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 
 from rekey.config import Gates
 from rekey.declaration import Declared
+from rekey.dualwrite.registry import ClientRow, is_current, is_over
 from rekey.phases import ControlPhase, Phase
 from rekey.runner.align import aligned
 from rekey.runner.control import ControlRow
@@ -36,6 +38,19 @@ class Lease:
     pid: int
     ends_at: str
     live: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Intents:
+    """What the journal holds: writes under way, and keys whose replicas are not known to be current.
+
+    Attributes:
+        depth: how many intents.
+        oldest_at: when the oldest was made, ticks of the service's clock; None without any.
+    """
+
+    depth: int
+    oldest_at: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +79,8 @@ class Facts:
         now: ticks of the service's clock; this machine's when the service could not be asked.
         waits_for: scripts that must come further before this one begins.
         unreachable: why the service could not be asked, "" when it was.
+        clients: all that have a row, in capture "dual-write".
+        intents: the journal, in capture "dual-write"; None when it was not asked.
     """
 
     declared: Declared
@@ -79,6 +96,8 @@ class Facts:
     now: int
     waits_for: tuple[Wait, ...] = ()
     unreachable: str = ""
+    clients: tuple[ClientRow, ...] = ()
+    intents: Intents | None = None
 
     @property
     def script_id(self) -> str:
@@ -101,6 +120,26 @@ class Facts:
     def at_work(self) -> bool:
         """Whether a runner works on it."""
         return self.lease is not None and self.lease.live
+
+    @property
+    def live_clients(self) -> tuple[ClientRow, ...]:
+        """Clients of which something may still take effect."""
+        return tuple(row for row in self.clients if not is_over(row, self.now))
+
+    @property
+    def clients_behind(self) -> tuple[ClientRow, ...]:
+        """Live clients that have not acknowledged what the control row says."""
+        return tuple(row for row in self.live_clients if not self.is_current(row))
+
+    @property
+    def clients_refusing(self) -> tuple[ClientRow, ...]:
+        """Live clients that refuse dual writes, or will as soon as they are due."""
+        return tuple(row for row in self.live_clients if row.refuses)
+
+    def is_current(self, row: ClientRow) -> bool:
+        """Tell whether a client has acknowledged what the control row says."""
+        control = self.control
+        return control is None or is_current(row, control.run_id, control.epoch)
 
     @property
     def source(self) -> str:

@@ -4,18 +4,25 @@ Rules kept here:
 
 * `judge` puts together what is told of a migration, for people and as JSON; nothing of it holds a key.
 * A figure that nobody can know (the rate after a kill) is left out.
+* How far replicas are behind is told by the age of the oldest intent: whatever is older is in them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from rekey.dualwrite.registry import ClientRow, Standing, over_at, standing
 from rekey.phases import ControlPhase, Phase
 from rekey.runner.capture import WATERMARK
 from rekey.runner.facts import Facts, verification_problem
 from rekey.runner.verdict import verdict
 from rekey.tables.clock import TICKS_PER_SECOND, format_ticks, ticks_of
+
+FOLLOWED = (ControlPhase.DUAL_WRITE, ControlPhase.FREEZE, ControlPhase.CUTOVER)
+"""Where replicas follow the clients' writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +49,43 @@ class Backfill:
 
 
 @dataclass(frozen=True, slots=True)
+class Client:
+    """What is told of a client.
+
+    Attributes:
+        row: what it says of itself.
+        current: it has acknowledged what the control row says.
+        standing: what the age of its last beat says.
+        over_at: when it is over for sure, unless it beats again; the service's time.
+    """
+
+    row: ClientRow
+    current: bool
+    standing: Standing
+    over_at: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        row = self.row
+        return {
+            "client_id": row.client_id,
+            "name": row.name,
+            "host": row.host,
+            "pid": row.pid,
+            "view": row.view,
+            "version": row.version,
+            "epoch": row.epoch,
+            "current": self.current,
+            "standing": str(self.standing),
+            "over_at": self.over_at,
+            "in_flight": row.in_flight,
+            "left": row.left,
+            "refuses": row.refuses,
+            "counters": dict(row.counters),
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """What is told of a migration.
 
@@ -51,7 +95,10 @@ class Status:
         backfill: how far the copying is, None before it began.
         verification_age_s: seconds since the last full verification.
         verification_closes: why that verification keeps the gate closed; "" when it opens it.
-        lag_s: seconds since the last delta pass began; changes since then are not in the targets yet.
+        lag_s: how far replicas are behind at most, in seconds: since the last delta pass began, or since the
+            oldest intent was made.
+        clients: of the application, in capture "dual-write".
+        counted: what all of them have counted, those that are over included.
         retention_ends_at: from when on `retire` may delete the source.
         safe: nothing is at risk and nobody has to act now.
         sentence: what that means.
@@ -70,6 +117,8 @@ class Status:
     sentence: str
     command: str
     remark: str = ""
+    clients: tuple[Client, ...] = ()
+    counted: Mapping[str, int] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object without keys."""
@@ -97,6 +146,16 @@ class Status:
                 "rows_target": last.rows_target,
                 "opens_cutover": not self.verification_closes,
             },
+            "clients": [client.as_json() for client in self.clients],
+            "counted": dict(self.counted),
+            "journal": None
+            if facts.intents is None
+            else {
+                "depth": facts.intents.depth,
+                "oldest_at": None
+                if facts.intents.oldest_at is None
+                else format_ticks(facts.intents.oldest_at),
+            },
             "watermark": facts.facts.get(WATERMARK),
             "lag_s": self.lag_s,
             "retention_ends_at": self.retention_ends_at,
@@ -112,8 +171,7 @@ def judge(facts: Facts) -> Status:
     """Say where a migration stands, whether that is safe, and what to do next."""
     closed = verification_problem(facts)
     said = verdict(facts, closed)
-    control, watermark = facts.control, facts.facts.get(WATERMARK)
-    following = control is not None and control.phase in (ControlPhase.DUAL_WRITE, ControlPhase.FREEZE)
+    control = facts.control
     retention = None
     if control is not None and control.phase is ControlPhase.COMPLETE:
         since = ticks_of(control.completed_at or control.updated_at)
@@ -125,12 +183,14 @@ def judge(facts: Facts) -> Status:
         backfill=_backfill(facts),
         verification_age_s=None if last is None else facts.since(last.finished_at),
         verification_closes=closed,
-        lag_s=facts.since(watermark) if watermark and following and facts.is_delta else None,
+        lag_s=_lag(facts),
         retention_ends_at=retention,
         safe=said.safe,
         sentence=said.sentence,
         command=said.command,
         remark=said.remark,
+        clients=tuple(_client(facts, row) for row in facts.clients),
+        counted=_counted(facts.clients),
     )
 
 
@@ -152,6 +212,30 @@ def _with_last_run(facts: Facts, stage: str) -> str:
         how = "at work since" if facts.at_work else "was cut off; it began"
         return f"{stage}; {last.phase} {how} {last.started_at}"
     return f"{stage}; {last.phase} stopped {last.finished_at} ({last.outcome})"
+
+
+def _lag(facts: Facts) -> float | None:
+    """Return how far replicas are behind at most, None where none follow or nobody knows."""
+    phase = None if facts.control is None else facts.control.phase
+    if facts.is_delta:
+        watermark = facts.facts.get(WATERMARK)
+        following = phase in (ControlPhase.DUAL_WRITE, ControlPhase.FREEZE)
+        return facts.since(watermark) if watermark and following else None
+    if facts.intents is None or phase not in FOLLOWED:
+        return None
+    oldest = facts.intents.oldest_at
+    return 0.0 if oldest is None else facts.since(format_ticks(oldest))
+
+
+def _client(facts: Facts, row: ClientRow) -> Client:
+    return Client(row, facts.is_current(row), standing(row, facts.now), format_ticks(over_at(row)))
+
+
+def _counted(rows: Iterable[ClientRow]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for row in rows:
+        total.update(row.counters)
+    return dict(sorted(total.items()))
 
 
 def _backfill(facts: Facts) -> Backfill | None:

@@ -4,12 +4,15 @@ Rules kept here:
 
 * The sentence says what is at risk before it says anything else; whoever reads it may have been woken up.
 * Only one command is named, the one that is right now; what else there is, is a remark.
+* A client that refuses writes is somebody's error right now, whatever else is well.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+from rekey.dualwrite.registry import ClientRow, Standing, over_at, standing
 from rekey.phases import ControlPhase, Phase
 from rekey.runner.control import ControlRow
 from rekey.runner.facts import Facts
@@ -38,17 +41,22 @@ def verdict(facts: Facts, closed: str) -> Verdict:
         return doubtful
     if facts.control is None:
         return _not_begun(facts)
-    match facts.control.phase:
+    found = _by_phase(facts, facts.control, closed)
+    return _with_clients(facts, facts.control.phase, found)
+
+
+def _by_phase(facts: Facts, control: ControlRow, closed: str) -> Verdict:
+    match control.phase:
         case ControlPhase.SOURCE:
             return _in_source(facts)
         case ControlPhase.DUAL_WRITE:
             return _in_dual_write(facts, closed)
         case ControlPhase.FREEZE:
-            return _in_freeze(facts, facts.control)
+            return _in_freeze(facts, control)
         case ControlPhase.CUTOVER:
             return _in_cutover(facts)
         case ControlPhase.COMPLETE:
-            return _in_complete(facts, facts.control)
+            return _in_complete(facts, control)
         case ControlPhase.RETIRED:
             return Verdict(True, f"{facts.source} is deleted, {facts.target} has taken over.", "")
 
@@ -82,6 +90,40 @@ def _doubtful(facts: Facts) -> Verdict | None:
             f"first put {facts.declared.path.name} back as it was",
         )
     return None
+
+
+def _with_clients(facts: Facts, phase: ControlPhase, found: Verdict) -> Verdict:
+    """Add what the clients of the application make of it, in capture "dual-write"."""
+    if facts.is_delta or phase in (ControlPhase.COMPLETE, ControlPhase.RETIRED):
+        return found
+    refusing = facts.clients_refusing
+    if refusing:
+        when = "will refuse writes" if phase is ControlPhase.SOURCE else "refuses writes"
+        return replace(
+            found,
+            safe=found.safe and phase is ControlPhase.SOURCE,
+            sentence=f"{found.sentence} But {_named(refusing)} {when} (`{refusing[0].refuses}`).",
+            command=f"status {facts.script_id}",
+            remark=f"first {_REMEDIES.get(refusing[0].refuses, _RESTART)}",
+        )
+    if phase is not ControlPhase.SOURCE and not facts.live_clients:
+        sentence = f"{found.sentence} No client of the application is registered: no write is followed."
+        return replace(found, sentence=sentence)
+    return found
+
+
+_RESTART = "see what that client logs, and restart it"
+_REMEDIES = {
+    "digest-moved": "deploy the script that the migration was begun with, unchanged",
+    "secret-moved": "give it the secrets that the migration was begun with",
+}
+
+
+def _named(rows: Sequence[ClientRow]) -> str:
+    """Return who the first one is, and how many more there are."""
+    first = rows[0]
+    more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
+    return f"{first.name} (process {first.pid} on {first.host}){more}"
 
 
 def _not_begun(facts: Facts) -> Verdict:
@@ -127,6 +169,13 @@ def _in_dual_write(facts: Facts, closed: str) -> Verdict:
     words = f"apply {name} --to cutover"
     if facts.is_delta:
         return Verdict(True, safe, f"{words} --writers-stopped", "first stop the application's writers")
+    behind = facts.clients_behind
+    if behind:
+        return Verdict(True, safe, f"status {name}", f"first see why {_named(behind)} does not follow")
+    if not facts.live_clients:
+        return Verdict(
+            True, safe, words, "first start the application's clients; --writers-stopped goes without"
+        )
     return Verdict(True, safe, words)
 
 
@@ -140,7 +189,7 @@ def _in_freeze(facts: Facts, control: ControlRow) -> Verdict:
             True,
             f"A {what} is under way: writes wait, nothing is lost; {authority} is still the authority.",
             f"status {name}",
-            "look again in a few seconds",
+            _waiting(facts, control) or "look again in a few seconds",
         )
     return Verdict(
         False,
@@ -151,16 +200,36 @@ def _in_freeze(facts: Facts, control: ControlRow) -> Verdict:
     )
 
 
+def _waiting(facts: Facts, control: ControlRow) -> str:
+    """Return which clients a freeze waits for, and until when at most; "" when it waits for none."""
+    behind = facts.clients_behind
+    if not behind:
+        return ""
+    silent = [row for row in behind if standing(row, facts.now) is not Standing.LIVE]
+    if not silent:
+        return f"it waits for {_named(behind)} to end what it has begun"
+    over = max(over_at(row) for row in silent)
+    said = f"{_named(silent)} is silent, and is waited for until {format_ticks(over)} at most"
+    frozen = control.frozen_at
+    if frozen is not None:
+        left = ticks_of(frozen) + round(facts.gates.freeze_timeout_s * TICKS_PER_SECOND)
+        if left < over:
+            return f"{said}; the freeze is given up at {format_ticks(left)}, and writes go on then"
+    return said
+
+
 def _in_cutover(facts: Facts) -> Verdict:
     name, source, target = facts.script_id, facts.source, facts.target
     if not facts.declared.migration.reverse:
         sentence = f"{target} is the authority. There is no way back (reverse=False)."
         rollback = ""
     else:
-        sentence = (
-            f"{target} is the authority, and there is a way back: what is written now is in {target} only,"
-            f" until a rollback copies it to {source}."
+        follows = (
+            f"what is written now is in {target} only, until a rollback copies it to {source}"
+            if facts.is_delta
+            else f"clients keep {source} current"
         )
+        sentence = f"{target} is the authority, and there is a way back: {follows}."
         stopped = " --writers-stopped" if facts.is_delta else ""
         rollback = f"or go back, which `complete` ends: rekey rollback {name}{stopped}"
     if facts.at_work:

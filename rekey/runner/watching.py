@@ -13,11 +13,13 @@ from pathlib import Path
 
 from rekey.config import Config
 from rekey.declaration import Declared
+from rekey.dualwrite.journal import Journal
+from rekey.dualwrite.registry import ClientRow, Registry
 from rekey.errors import ServiceError, TableMissing
-from rekey.mapping.rows import CONTROL_TABLE
+from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE
 from rekey.model import EntityKey, Row
 from rekey.runner.control import ControlRow, ControlStore
-from rekey.runner.facts import Facts, Lease, waits
+from rekey.runner.facts import Facts, Intents, Lease, waits
 from rekey.runner.lease import LEASE_ROW_KEY, Holder, ends_at, holder_of, is_over, process_exists
 from rekey.runner.ledger import applied_phases
 from rekey.runner.phases.backfill import PURPOSE
@@ -45,11 +47,13 @@ async def look_at(
         clock: this machine's, for when the service cannot be asked.
 
     Raises:
-        StateUnusable: the state file or the control row cannot be read.
+        StateUnusable: the state file, the control row or a client's row cannot be read.
     """
     script_id = declared.script_id
     control: ControlRow | None = None
     lease: Lease | None = None
+    clients: list[ClientRow] = []
+    intents: Intents | None = None
     now, unreachable = clock.ticks(), ""
     try:
         control = await ControlStore(restricted, script_id).read()
@@ -57,6 +61,9 @@ async def look_at(
         server_time = await restricted.server_time()
         now = ticks_of(server_time)
         lease = None if row is None else _lease(row, server_time, config.state)
+        if declared.migration.capture == "dual-write":
+            clients = await Registry(restricted, script_id).list()
+            intents = await _intents(restricted, script_id)
     except ServiceError as error:
         unreachable = f"the restricted store could not be asked ({type(error).__name__})"
     ids = state.ledger_ids()
@@ -74,7 +81,20 @@ async def look_at(
         now=now,
         waits_for=waits(declared, scripts, ids),
         unreachable=unreachable,
+        clients=tuple(clients),
+        intents=intents,
     )
+
+
+async def _intents(restricted: TableService, script_id: str) -> Intents:
+    """Return how many intents there are, and how old the oldest is. No key of theirs is kept."""
+    made: list[int] = []
+    try:
+        async for page in Journal(restricted.table(JOURNAL_TABLE), script_id).scan():
+            made += [intent.at for intent in page]
+    except TableMissing:
+        return Intents(0, None)
+    return Intents(len(made), min(made, default=None))
 
 
 async def _lease_row(restricted: TableService, script_id: str) -> Row | None:

@@ -8,20 +8,30 @@ from typing import Any
 
 import pytest
 
-from rekey.config import Gates
+from rekey.cli.shell import Shell
+from rekey.cli.status import _told
+from rekey.config import Account, Config, Gates, Limits
 from rekey.declaration import Declared, Migration
+from rekey.dualwrite.journal import Journal
+from rekey.dualwrite.registry import ClientRow, Registry
+from rekey.mapping.rows import JOURNAL_TABLE
+from rekey.model import EntityKey
 from rekey.phases import ORDER, ControlPhase, Phase
 from rekey.runner.capture import WATERMARK
 from rekey.runner.control import ControlRow
-from rekey.runner.facts import Facts, Lease, Wait, waits
+from rekey.runner.facts import Facts, Intents, Lease, Wait, waits
 from rekey.runner.status import judge
+from rekey.runner.watching import look_at
 from rekey.state.models import PhaseRun, Segment, Verification
-from rekey.tables.clock import ticks_of
+from rekey.state.store import State
+from rekey.tables.clock import FakeClock, ticks_of
+from rekey.tables.memory import MemoryTableService
 from tests.worlds import SCRIPT, USERS
 
 NOW = "2024-01-02T00:00:00.0000000Z"
 HOUR_AGO = "2024-01-01T23:00:00.0000000Z"
 DECLARED = Declared(SCRIPT, Path("migrations/0001_users.py"), "", frozenset(), USERS, USERS.digest())
+ACCOUNT = Account("http://127.0.0.1:1/x", None)
 LIVE = Lease("host-a", 4711, "2024-01-02T00:01:00.0000000Z", live=True)
 
 
@@ -264,3 +274,152 @@ def test_a_chained_script_waits_for_what_the_ledger_waits_for() -> None:
     entries = [f"{SCRIPT}.{phase}" for phase in upto(Phase.COMPLETE)]
     assert waits(second, scripts, entries) == ()
     assert waits(second, scripts, ["0002_more.prepare"]) == ()
+
+
+# --- the clients of capture "dual-write" ------------------------------------------------------------------
+
+DUAL = replace(DECLARED, migration=replace(USERS, capture="dual-write"))
+WEB = ClientRow(
+    "c0ffee", "web", "old", "host-b", 12, "0.1", 3, 15.0, 30.0, ticks_of(NOW), counters={}, run_id="run"
+)
+SECOND = 10_000_000
+
+
+def dual(phase: ControlPhase, last: Phase, *clients: ClientRow, **more: Any) -> Facts:
+    intents = more.pop("intents", Intents(0, None))
+    return facts(phase, last, declared=DUAL, clients=clients, intents=intents, **more)
+
+
+def aged(seconds: float, **more: Any) -> ClientRow:
+    """A client whose last beat was so long ago."""
+    return replace(WEB, beat_at=ticks_of(NOW) - round(seconds * SECOND), **more)
+
+
+def told(known: Facts) -> str:
+    return "\n".join(_told(Shell(), judge(known)))
+
+
+def test_clients_are_shown_with_what_they_go_by_and_how_long_they_may_still_act() -> None:
+    known = dual(
+        D, Phase.RECONCILE, WEB, aged(20, name="batch", epoch=2), aged(300, name="old one"), aged(1, epoch=9)
+    )
+    text = told(known)
+    assert "2 live, 1 silent, 1 over" in text
+    assert "web: process 12 on host-b, old view, rekey 0.1; epoch 3, current" in text
+    flat = " ".join(text.split())
+    assert "batch: process 12 on host-b, old view, rekey 0.1; epoch 2, behind; silent, over at" in flat
+    assert "2024-01-02 00:00:30Z at the latest" in flat
+    assert "old one: process 12 on host-b, old view, rekey 0.1; over, nothing of it" in flat
+    assert text.index("batch:") < text.index("web:"), "first whom somebody may have to look after"
+    shown = judge(known).as_json()["clients"]
+    assert [(one["name"], one["current"], one["standing"]) for one in shown] == [
+        ("web", True, "live"),
+        ("batch", False, "silent"),
+        ("old one", True, "over"),
+        ("web", True, "live"),
+    ]
+    assert shown[1]["over_at"] == "2024-01-02T00:00:30.0000000Z"
+
+
+def test_an_epoch_of_another_run_is_behind() -> None:
+    status = judge(dual(D, Phase.RECONCILE, replace(WEB, run_id="before", epoch=9), verification=verified()))
+    assert [one.current for one in status.clients] == [False]
+    assert status.command == "status 0001_users"
+    assert "why web (process 12 on host-b) does not follow" in status.remark
+
+
+def test_many_clients_are_counted_and_only_some_are_listed() -> None:
+    text = told(dual(D, Phase.RECONCILE, *(replace(WEB, name=f"web-{n}") for n in range(15))))
+    assert "15 live" in text
+    assert text.count("web-") == 12
+    assert "and 3 more" in text
+
+
+def test_without_clients_it_is_said_that_no_write_is_followed() -> None:
+    known = dual(D, Phase.RECONCILE, aged(300), verification=verified())
+    assert "No client of the application is registered" in judge(known).sentence
+    assert "--writers-stopped" in judge(known).remark
+    assert "none is registered" in told(dual(D, Phase.RECONCILE))
+    assert "clients" not in told(facts(D, Phase.RECONCILE)), "there are none in capture delta"
+
+
+def test_a_client_that_refuses_writes_needs_somebody_now_and_in_source_before_it_does() -> None:
+    refusing = replace(WEB, refuses="digest-moved")
+    now = judge(dual(D, Phase.RECONCILE, WEB, refusing, verification=verified()))
+    assert (now.safe, now.command) == (False, "status 0001_users")
+    assert "web (process 12 on host-b) refuses writes (`digest-moved`)" in now.sentence
+    assert now.remark == "first deploy the script that the migration was begun with, unchanged"
+    soon = judge(dual(ControlPhase.SOURCE, Phase.PREPARE, refusing))
+    assert soon.safe
+    assert "will refuse writes" in soon.sentence
+    gone = judge(dual(C, Phase.CUTOVER, replace(WEB, refuses="control-gone")))
+    assert "restart it" in gone.remark
+    assert "refuses dual writes (`digest-moved`)" in " ".join(
+        told(dual(D, Phase.RECONCILE, refusing)).split()
+    )
+    ended = judge(dual(D, Phase.RECONCILE, aged(300, refuses="digest-moved"), WEB))
+    assert ended.safe, "it is over"
+
+
+def test_the_journal_tells_how_far_replicas_are_behind() -> None:
+    empty = judge(dual(D, Phase.RECONCILE, WEB))
+    assert (empty.lag_s, empty.as_json()["journal"]) == (0.0, {"depth": 0, "oldest_at": None})
+    known = dual(C, Phase.CUTOVER, WEB, intents=Intents(1200, ticks_of(NOW) - 90 * SECOND))
+    assert judge(known).lag_s == 90.0
+    assert "1,200 intents: replicas are behind by 90 s at most" in told(known)
+    assert judge(known).as_json()["journal"] == {"depth": 1200, "oldest_at": "2024-01-01T23:58:30.0000000Z"}
+    assert judge(dual(ControlPhase.COMPLETE, Phase.COMPLETE, WEB)).lag_s is None
+
+
+def test_what_clients_have_counted_is_added_up_also_of_those_that_ended() -> None:
+    counters = {"writes": 600, "replica_failures": 2, "matched": 7, "mismatched": 1, "ignored": 0}
+    known = dual(C, Phase.CUTOVER, replace(WEB, counters=counters), aged(300, counters=counters))
+    assert judge(known).as_json()["counted"]["writes"] == 1200
+    text = " ".join(told(known).split())
+    assert "1,200 writes, 4 replica failures; shadow reads: 14 matched, 2 mismatched, 0 ignored" in text
+
+
+def test_a_freeze_says_whom_it_waits_for_and_until_when_at_most() -> None:
+    frozen = control(ControlPhase.FREEZE, came_from=D, frozen_at="2024-01-01T23:59:59Z")
+    known = dual(ControlPhase.FREEZE, Phase.RECONCILE, WEB, control=frozen, lease=LIVE)
+    assert judge(known).remark == "look again in a few seconds"
+    busy = replace(known, clients=(replace(WEB, epoch=2, in_flight=1), WEB))
+    assert judge(busy).remark == "it waits for web (process 12 on host-b) to end what it has begun"
+    silent = replace(known, clients=(WEB, aged(20, name="batch", epoch=2)))
+    assert judge(silent).remark == (
+        "batch (process 12 on host-b) is silent, and is waited for until 2024-01-02T00:00:30.0000000Z at most"
+    )
+    impatient = replace(silent, gates=Gates(freeze_timeout_s=10))
+    assert "the freeze is given up at 2024-01-02T00:00:09.0000000Z" in judge(impatient).remark
+    over = replace(known, clients=(WEB, aged(300, epoch=2)))
+    assert judge(over).remark == "look again in a few seconds"
+
+
+def test_after_cutover_clients_keep_the_source_current_and_a_rollback_stops_no_writers() -> None:
+    status = judge(dual(C, Phase.CUTOVER, WEB))
+    assert "clients keep Users current" in status.sentence
+    assert status.remark.endswith("rekey rollback 0001_users")
+
+
+async def test_clients_and_journal_are_looked_at_in_capture_dual_write_only(
+    memory: MemoryTableService, clock: FakeClock, tmp_path: Path
+) -> None:
+    config = Config(
+        tmp_path / "rekey.toml", ACCOUNT, ACCOUNT, tmp_path / "state", tmp_path, {}, Limits(), Gates()
+    )
+    await Registry(memory, SCRIPT).beat(WEB)
+    with State.open(config.state) as state:
+        found = await look_at(DUAL, {SCRIPT: DUAL}, config, state, memory, clock)
+        assert [row.name for row in found.clients] == ["web"]
+        assert found.intents == Intents(0, None), "no table yet"
+        journal = memory.table(JOURNAL_TABLE)
+        await memory.create_table(JOURNAL_TABLE)
+        for seconds in (1, 2):
+            clock.advance(seconds)
+            await Journal(journal, SCRIPT).begin(f"{seconds}", 3, "source", [EntityKey("p", "r")])
+        found = await look_at(DUAL, {SCRIPT: DUAL}, config, state, memory, clock)
+        assert found.intents is not None
+        assert found.intents.depth == 2
+        assert found.now - (found.intents.oldest_at or 0) == 2 * SECOND
+        delta = await look_at(DECLARED, {SCRIPT: DECLARED}, config, state, memory, clock)
+        assert (delta.clients, delta.intents) == ((), None)
