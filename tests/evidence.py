@@ -53,13 +53,13 @@ def codes(verdict: Verdict) -> set[str]:
 
 def rebagged(folder: Path) -> None:
     """Make the bag's manifests again, as somebody would who changed a file; the statement stays."""
-    for name in (bag.STATEMENT, bag.TIMESTAMP):
+    for name in bag.BESIDES:
         path = folder / name
         if path.exists():
             path.rename(folder.parent / name)
     found = bagit.Bag(str(folder))
     found.save(manifests=True)
-    for name in (bag.STATEMENT, bag.TIMESTAMP):
+    for name in bag.BESIDES:
         if (folder.parent / name).exists():
             (folder.parent / name).rename(folder / name)
 

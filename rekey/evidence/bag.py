@@ -26,7 +26,8 @@ from rekey.evidence.statement import Envelope, Statement, signed
 
 STATEMENT = "statement.dsse.json"
 TIMESTAMP = "statement.dsse.json.tsr"
-BESIDES = frozenset({STATEMENT, TIMESTAMP})
+TIMESTAMP_SIGNATURE = "statement.dsse.json.tsr.sig"
+BESIDES = frozenset({STATEMENT, TIMESTAMP, TIMESTAMP_SIGNATURE})
 """Files that the statement does not name."""
 
 logging.getLogger("bagit").setLevel(logging.CRITICAL + 1)
@@ -75,9 +76,11 @@ class Draft:
         self._put(STATEMENT, made.data)
         return made
 
-    def stamp(self, answer: bytes) -> None:
-        """Add what a time stamp authority answered."""
+    def stamp(self, answer: bytes, signer: Signer | None) -> None:
+        """Add what a time stamp authority answered, and a signature over that."""
         self._put(TIMESTAMP, answer)
+        if signer is not None:
+            self._put(TIMESTAMP_SIGNATURE, signer.sign(answer))
 
     def publish(self) -> None:
         """Move the bundle into its place."""

@@ -28,7 +28,7 @@ from typing import Any
 from rekey.config import Config, account_key, resolve_secret
 from rekey.declaration import Declared
 from rekey.errors import ConfigurationError, Findings, Moved, Refused, RekeyError
-from rekey.evidence import contents, timestamp
+from rekey.evidence import bag, contents, timestamp
 from rekey.evidence.bag import Draft, require_free
 from rekey.evidence.checkpoints import problems_of, signed_over
 from rekey.evidence.keys import Signer
@@ -113,20 +113,17 @@ def export(
     _refuse_secrets(config, files)
     draft = Draft(folder)
     try:
-        draft.write(
-            files,
-            {"External-Identifier": script_id, "Bag-Group-Identifier": source.checkpoint.checkpoint.log},
-        )
+        draft.write(files, _info(source))
         made = draft.state(_predicate(declared, source, read[-1]["at"], signer), signer)
         if authority is not None:
-            draft.stamp(timestamp.ask(authority, made.data))
+            draft.stamp(timestamp.ask(authority, made.data), signer)
         draft.publish()
     finally:
         draft.discard()
     done = Exported(
         folder=folder,
         script_id=script_id,
-        files=len(made.statement().digests) + 1 + (authority is not None),
+        files=len(bag.names(folder)),
         events=len(events),
         statement_sha256=hashlib.sha256(made.data).hexdigest(),
         key_id=key_id,
@@ -134,6 +131,12 @@ def export(
     )
     _record(state, done)
     return done
+
+
+def _info(source: contents.Source) -> dict[str, str]:
+    """Return what `bag-info.txt` says."""
+    log = source.checkpoint.checkpoint.log
+    return {"External-Identifier": source.script_id, "Bag-Group-Identifier": log}
 
 
 def _record(state: State, done: Exported) -> None:

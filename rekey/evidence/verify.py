@@ -228,11 +228,14 @@ def _digest_of(
 def _stamp(folder: Path, trusted: Trusted, verdict: Verdict) -> None:
     path = folder / bag.TIMESTAMP
     if not path.is_file():
+        if (folder / bag.TIMESTAMP_SIGNATURE).exists():
+            verdict.wrong("timestamp", "the time stamp is gone; its signature is there")
         if trusted.root is not None:
             verdict.wrong(
                 "timestamp", "there is no time stamp, and a root certificate was given to check one"
             )
         return
+    _stamp_signed(folder, trusted, verdict)
     if trusted.ignore_timestamp:
         return
     if trusted.root is None:
@@ -247,3 +250,14 @@ def _stamp(folder: Path, trusted: Trusted, verdict: Verdict) -> None:
         return
     verdict.stamped_at = at.isoformat()
     verdict.checked.append(f"an authority saw the statement at {verdict.stamped_at}")
+
+
+def _stamp_signed(folder: Path, trusted: Trusted, verdict: Verdict) -> None:
+    """Hold the time stamp against its signature: an authority's answer has bytes that it does not sign."""
+    path = folder / bag.TIMESTAMP_SIGNATURE
+    if not verdict.signed and not path.exists():
+        return  # said already: nobody signed anything
+    signature = path.read_bytes() if path.is_file() else b""
+    answer = (folder / bag.TIMESTAMP).read_bytes()
+    if not any(key.verifies(signature, answer) for key in trusted.keys):
+        verdict.wrong("timestamp", "the time stamp is not the one that the holder of the key put there")

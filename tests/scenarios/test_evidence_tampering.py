@@ -1,0 +1,291 @@
+"""Every tampering with a bundle is found: by the statement and, where somebody signs again, by the log."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import bagit
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from rekey.cli.main import run
+from rekey.cli.shell import Surroundings
+from rekey.errors import ConfigurationError
+from rekey.evidence import bag, contents, keyfiles, log, merkle, note, statement
+from rekey.evidence.keys import Ed25519Signer, PublicKey
+from tests.evidence import SCRIPT, checked, codes, rebagged, relinked, restated, rows, with_key
+from tests.projects import USERS_SCRIPT, Project
+
+EVENTS = f"data/{contents.EVENTS}"
+CHECKPOINT = f"data/{contents.CHECKPOINT}"
+
+
+@dataclass(frozen=True)
+class Made:
+    """A bundle of this test's own, the one exported before it, and the key that signed both."""
+
+    folder: Path
+    before: Path
+    signer: Ed25519Signer
+
+    @property
+    def key(self) -> PublicKey:
+        return self.signer.public
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Two bundles, exported one after the other behind a closed gate; to be copied, not changed."""
+    project = Project(tmp_path_factory.mktemp("original"))
+    project.script(USERS_SCRIPT)
+    asyncio.run(project.fill("Users", rows(40)))
+    with_key(project.folder)
+    around = Surroundings(project.connect, project.clock, is_terminal=False)
+    config = ("--config", str(project.folder / "rekey.toml"))
+    assert run(["apply", "0001", *config], around) == 0
+    assert run(["apply", "0001", "--to", "cutover", *config], around) == 3
+    for name in ("before", "bundle"):
+        assert run(["evidence", "export", str(project.folder / name), *config], around) == 0
+    signer = keyfiles.read_private(project.folder / "evidence.pem")
+    return Made(project.folder / "bundle", project.folder / "before", signer)
+
+
+@pytest.fixture
+def made(original: Made, tmp_path: Path) -> Made:
+    shutil.copytree(original.folder, tmp_path / "bundle")
+    return Made(tmp_path / "bundle", original.before, original.signer)
+
+
+def test_one_byte_in_any_file_is_found(made: Made) -> None:
+    """Changed, removed or added: at the beginning, at the end, and at places in between."""
+    folder = made.folder
+    lot = random.Random(20)
+    for name in bag.names(folder):
+        path = folder / name
+        data = path.read_bytes()
+        for at in {0, len(data) - 1, *lot.sample(range(len(data)), 2)}:
+            for middle in (bytes([data[at] ^ (1 << lot.randrange(8))]), b"", data[at : at + 1] * 2):
+                path.write_bytes(data[:at] + middle + data[at + 1 :])
+                assert not checked(folder, made.key).is_right, (name, at, middle)
+        path.write_bytes(data)
+    assert checked(folder, made.key).is_right
+
+
+def test_every_single_byte_of_the_signed_statement_counts(made: Made) -> None:
+    data = (made.folder / bag.STATEMENT).read_bytes()
+    for at in range(len(data)):
+        try:
+            found = statement.parsed(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        except ValueError:
+            continue
+        assert not found.is_by(made.key), at
+
+
+def removed(lines: list[bytes]) -> bytes:
+    return b"\n".join([*lines[:3], *lines[4:], b""])
+
+
+def reordered(lines: list[bytes]) -> bytes:
+    return b"\n".join([*lines[:3], lines[4], lines[3], *lines[5:], b""])
+
+
+def inserted(lines: list[bytes]) -> bytes:
+    return b"\n".join([*lines[:3], lines[2], *lines[3:], b""])
+
+
+def changed(lines: list[bytes]) -> bytes:
+    return b"\n".join([*lines[:3], lines[3].replace(b'"actor":"', b'"actor":"not-'), *lines[4:], b""])
+
+
+def cut(lines: list[bytes]) -> bytes:
+    return b"\n".join([*lines[:-2], b""])
+
+
+@pytest.mark.parametrize("tamper", [removed, reordered, inserted, changed])
+def test_an_event_removed_moved_inserted_or_changed_is_found_by_the_chain_itself(
+    made: Made, tamper: Callable[[list[bytes]], bytes]
+) -> None:
+    """Also by whoever holds the key: bag and statement are made again, with the right signature."""
+    folder = made.folder
+    path = folder / EVENTS
+    path.write_bytes(tamper(log.lines_of(path.read_bytes())))
+    assert {"file-altered", "bag", "chain"} <= codes(checked(folder, made.key))
+    rebagged(folder)
+    assert "file-altered" in codes(checked(folder, made.key))
+    restated(folder, made.signer)
+    found = codes(checked(folder, made.key))
+    assert "chain" in found
+    assert not found & {"file-altered", "signature", "bag"}
+
+
+@pytest.mark.parametrize("tamper", [removed, reordered, inserted, changed])
+def test_a_log_whose_chain_was_made_again_is_found_by_its_checkpoints(
+    made: Made, tamper: Callable[[list[bytes]], bytes]
+) -> None:
+    folder = made.folder
+    path = folder / EVENTS
+    path.write_bytes(relinked(log.lines_of(tamper(log.lines_of(path.read_bytes())))))
+    restated(folder, made.signer)
+    found = codes(checked(folder, made.key))
+    assert "chain" not in found
+    assert found & {"checkpoint", "log-cut"}
+
+
+def test_a_log_that_was_cut_at_its_end_is_found(made: Made) -> None:
+    """Against its checkpoint; and, when the checkpoint went with it, against one that somebody kept."""
+    kept = (made.before / CHECKPOINT).read_text("utf-8")
+    folder = made.folder
+    assert checked(folder, made.key, earlier=kept).is_right
+    path = folder / EVENTS
+    lines = log.lines_of(path.read_bytes())
+    path.write_bytes(cut(lines))
+    restated(folder, made.signer)
+    assert "log-cut" in codes(checked(folder, made.key))
+    forge(made.signer, folder, lines[:4])
+    assert checked(folder, made.key).is_right, (
+        "whoever holds the key can do this, unless a checkpoint was kept"
+    )
+    assert codes(checked(folder, made.key, earlier=kept)) == {"log-cut"}
+
+
+def test_a_history_that_was_written_anew_by_the_key_s_holder_is_found_by_a_kept_checkpoint(
+    made: Made,
+) -> None:
+    kept = (made.before / CHECKPOINT).read_text("utf-8")
+    folder = made.folder
+    lines = log.lines_of((folder / EVENTS).read_bytes())
+    forge(made.signer, folder, log.lines_of(relinked(log.lines_of(changed(lines)))))
+    assert checked(folder, made.key).is_right
+    assert codes(checked(folder, made.key, earlier=kept)) == {"checkpoint"}
+
+
+def forge(signer: Ed25519Signer, folder: Path, lines: list[bytes]) -> None:
+    """Make a whole bundle of other events, signed with the right key: what only its holder can do."""
+    events = [json.loads(line) for line in lines]
+    root = merkle.root([merkle.leaf_hash(line) for line in lines])
+    name = note.log_name(hashlib.sha256(lines[0]).hexdigest())
+    head = note.signed(note.Checkpoint(name, len(lines), root), signer.public, signer.sign)
+    made = {
+        contents.EVENTS: b"".join(line + b"\n" for line in lines),
+        contents.CHECKPOINT: head.text.encode(),
+        contents.EARLIER: b"",
+        contents.PROOFS: contents.as_json(contents.proofs(SCRIPT, lines, events, head.checkpoint)),
+        contents.GATES: contents.as_json(contents.told(events, SCRIPT, "gate")),
+        contents.RECONCILIATION: contents.as_json(contents.told(events, SCRIPT, "verification")),
+    }
+    for path, data in made.items():
+        (folder / "data" / path).write_bytes(data)
+    restated(folder, signer)
+
+
+@pytest.mark.parametrize("where", ["more.txt", "data/more.txt", "data/audit/more", ".hidden"])
+def test_an_added_file_is_found_also_in_a_bag_that_was_made_again(made: Made, where: str) -> None:
+    folder = made.folder
+    (folder / where).write_text("x", "utf-8")
+    assert "file-added" in codes(checked(folder, made.key))
+    rebagged(folder)
+    found = codes(checked(folder, made.key))
+    assert "file-added" in found
+    assert "bag" not in found
+
+
+def test_a_removed_file_is_found_also_in_a_bag_that_was_made_again(made: Made) -> None:
+    folder = made.folder
+    (folder / "data" / contents.PLAN).unlink()
+    rebagged(folder)
+    found = checked(folder, made.key)
+    assert {"file-missing", "file-altered"} <= codes(found), "the manifest is another one, too"
+    assert "bag" not in codes(found)
+
+
+def test_links_and_empty_folders_belong_to_no_bundle(made: Made) -> None:
+    folder = made.folder
+    (folder / "data" / "link").symlink_to(folder / bag.STATEMENT)
+    assert "file-added" in codes(checked(folder, made.key))
+    (folder / "data" / "link").unlink()
+    (folder / "data" / "empty").mkdir()
+    assert "file-added" in codes(checked(folder, made.key))
+
+
+def test_a_bag_that_was_made_again_over_a_changed_file_is_found(made: Made) -> None:
+    folder = made.folder
+    path = folder / "data" / contents.REPORT
+    path.write_bytes(path.read_bytes().replace(b"none differed", b"all  differed"))
+    rebagged(folder)
+    assert bagit.Bag(str(folder)).is_valid()
+    assert codes(checked(folder, made.key)) == {"file-altered"}
+
+
+def test_a_statement_signed_with_another_key_is_found(made: Made) -> None:
+    folder = made.folder
+    other = Ed25519Signer(Ed25519PrivateKey.generate())
+    restated(folder, other)
+    assert codes(checked(folder, made.key)) == {"signature"}
+    restated(folder, None)
+    assert codes(checked(folder, made.key)) == {"unsigned"}
+    (folder / bag.STATEMENT).unlink()
+    assert "statement-missing" in codes(checked(folder, made.key))
+
+
+def test_a_statement_by_the_right_key_with_another_body_is_found(made: Made) -> None:
+    """The key id of the right key does not make a signature right."""
+    folder = made.folder
+    before = statement.parsed((folder / bag.STATEMENT).read_bytes())
+    body = before.body.replace(b'"title":"', b'"title":"X')
+    forged = statement.Envelope(body, before.key_id, before.signature)
+    (folder / bag.STATEMENT).write_bytes(forged.data)
+    assert codes(checked(folder, made.key)) == {"signature"}
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        (contents.GATES, (b'"open":false', b'"open":true')),
+        (contents.RECONCILIATION, (b'"stable":0', b'"stable":1')),
+        (contents.DECLARATION, (b"UsersV2", b"UsersV3")),
+        (contents.PLAN, (b"UsersV2", b"UsersV3")),
+        (contents.PROOFS, (b'"seq":2}', b'"seq":3}')),
+    ],
+)
+def test_a_file_that_says_something_else_than_the_audit_log_is_found_even_when_signed(
+    made: Made, name: str, change: tuple[bytes, bytes]
+) -> None:
+    folder = made.folder
+    path = folder / "data" / name
+    before = path.read_bytes()
+    path.write_bytes(before.replace(*change))
+    assert path.read_bytes() != before
+    restated(folder, made.signer)
+    assert codes(checked(folder, made.key)) <= {"not-as-logged", "proof"}
+    assert codes(checked(folder, made.key))
+
+
+def test_a_checkpoint_by_another_key_is_found_although_the_statement_is_right(made: Made) -> None:
+    folder = made.folder
+    other = Ed25519Signer(Ed25519PrivateKey.generate())
+    said = note.parsed((folder / CHECKPOINT).read_text("utf-8")).checkpoint
+    (folder / CHECKPOINT).write_text(note.signed(said, other.public, other.sign).text, "utf-8")
+    restated(folder, made.signer)
+    assert codes(checked(folder, made.key)) == {"checkpoint-key"}
+    assert checked(folder, made.key, other.public).is_right, "unless that key is trusted, too"
+
+
+def test_a_bundle_that_is_not_one_is_told_and_not_a_fault(made: Made, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert {"statement-missing", "bag", "log-unreadable"} <= codes(checked(tmp_path / "empty", made.key))
+    with pytest.raises(ConfigurationError, match="there is no folder"):
+        checked(tmp_path / "none")
+    folder = made.folder
+    for name in (EVENTS, CHECKPOINT, f"data/{contents.EARLIER}", bag.STATEMENT):
+        for data in (b"", b"\xff\xfe", b"{}", b"[]\n", b"null\n", b'{"seq":1}\n'):
+            before = (folder / name).read_bytes()
+            (folder / name).write_bytes(data)
+            assert not checked(folder, made.key).is_right
+            (folder / name).write_bytes(before)
