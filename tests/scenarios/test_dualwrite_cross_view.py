@@ -171,6 +171,8 @@ async def test_without_its_row_in_the_view_a_write_gets_an_etag_that_never_match
     world.assert_in_step()
     with pytest.raises(ConditionFailed):
         await writer.write([replace(row, etag)])
+    await writer.close()
+    await world.sweep()
     await world.assert_quiet()
 
 
