@@ -120,8 +120,11 @@ class Writer:
 
     async def settle(self) -> None:
         """Wait for the work in the background, then try what is left once more, and leave the rest to the
-        sweeper. Called before an epoch is acknowledged, and at the end."""
-        while self._tasks:
+        sweeper. Called before an epoch is acknowledged, and at the end.
+
+        Waits for what is under way now, once: under steady load there is always more of the new epoch.
+        """
+        if self._tasks:
             await asyncio.wait(set(self._tasks))
         await self._leftovers.settle()
 
