@@ -1,8 +1,8 @@
 """Online, verified, reversible key changes for Azure Table Storage.
 
 A migration script needs `Migration`, `Target`, `Index`, `keys` and `props`; see `migrations/` for examples
-that run. The other names are for applications: they import the Azure SDK, when they are asked for. `rekey.aio`
-has the asynchronous client.
+that run. The other names are for applications, and import the Azure SDK when they are asked for; the
+asynchronous client is in `rekey.aio`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from rekey import keys, props
+from rekey import keys, props, query
 from rekey.declaration import Index, Migration, Target
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ __all__ = [
     "Target",
     "keys",
     "props",
+    "query",
 ]
 
 _LATER = {

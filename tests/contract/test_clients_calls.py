@@ -13,7 +13,7 @@ from uuid import UUID
 
 import pytest
 from azure.core import MatchConditions
-from azure.data.tables import EdmType, EntityProperty, UpdateMode
+from azure.data.tables import EdmType, EntityProperty, TableTransactionError, UpdateMode
 
 from rekey import Migration, Target, keys, props
 from rekey.phases import ControlPhase
@@ -304,3 +304,47 @@ async def test_while_the_replicas_follow(
     await begun.begin()
     await begun.move(ControlPhase.DUAL_WRITE)
     await compared(azurite, begun, scenario, sync=sync)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda one: one.__name__)
+async def test_in_the_old_view_when_the_target_decides(
+    azurite: Azurite, begun: Begun, scenario: Scenario
+) -> None:
+    await begun.begin()
+    await begun.move(ControlPhase.DUAL_WRITE, ControlPhase.FREEZE, ControlPhase.CUTOVER)
+    await compared(azurite, begun, scenario, sync=False)
+
+
+# --- where Azurite is no witness ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("phase", [None, ControlPhase.DUAL_WRITE], ids=["plain", "dual_write"])
+async def test_what_azurite_lets_pass_is_refused_as_the_service_documents_it(
+    azurite: Azurite, begun: Begun, phase: ControlPhase | None
+) -> None:
+    """Azurite answers a transaction of 101 operations malformed, one without operations with 500, and does
+    not look at rows that come twice. The service refuses all of them with 400."""
+    if phase is not None:
+        await begun.begin()
+        await begun.move(phase)
+    async with ours(azurite, begun.declared.migration.source, begun.declared, SECRETS, sync=False) as c:
+        assert await c.raw("submit_transaction", []) == []
+        for operations, code, index in (
+            ([("upsert", entity(f"r{number}")) for number in range(101)], "InvalidInput", 0),
+            (
+                [("upsert", entity("a")), ("upsert", entity("b")), ("delete", entity("a"))],
+                "InvalidDuplicateRow",
+                2,
+            ),
+        ):
+            with pytest.raises(TableTransactionError) as caught:
+                await c.raw("submit_transaction", operations)
+            assert (caught.value.status_code, caught.value.error_code, caught.value.index) == (
+                400,
+                code,
+                index,
+            )
+        made = await c.raw("create_entity", entity(A=1), response_preference="return-content")
+        assert made["preference_applied"] == "return-content"
+        assert made["content"] == {**entity(A=1), "odata.etag": made["etag"]}
+        assert await c.raw("list_entities") == [[await c.raw("get_entity", "eu", "a@b.c")]]

@@ -1,17 +1,15 @@
 """An application that keeps writing while its keys change: its old version, and its new one.
 
-    export USERS_SECRET=$(openssl rand -hex 32)
-    python application.py old ada@example.org     # before the migration has begun, and until `complete`
-    rekey apply 0001                              # copies; both versions may run from now on
-    python application.py new bob@example.org
-    rekey apply 0001 --to cutover                 # the authority moves; both versions go on
-    python application.py old cyd@example.org
-    rekey apply 0001 --to complete                # the end of the old version
-    python application.py new dan@example.org
+Each version runs in a terminal of its own and signs in whoever is typed: it creates the user, or counts one
+more sign-in on the condition that nobody else changed the row meanwhile. Then it lists all users. The old
+version addresses users by e-mail, the new one by the id that the migration gives them.
 
-Each run signs a user in: it creates the user, or counts one more sign-in on the condition that nobody else
-changed the row meanwhile. Then it lists all users. The old version addresses users by e-mail, the new one by
-the id that the migration gives them.
+    export USERS_SECRET=...                  # the same in every terminal: openssl rand -hex 32
+    python application.py old                # before the migration begins, and until `complete`
+    rekey apply 0001                         # copies, while the old version goes on
+    python application.py new                # beside it
+    rekey apply 0001 --to cutover            # the authority moves; both versions go on
+    rekey apply 0001 --to complete           # once the old version has ended: Ctrl-D
 """
 
 from __future__ import annotations
@@ -34,42 +32,56 @@ MIGRATION = "0001_users_opaque_ids"
 REGION = "eu"
 
 
-def old_version(email: str) -> list[str]:
-    """Sign a user in by e-mail; return the users' e-mails with their sign-ins."""
-    with rekey.DualWriteTableClient.from_config(CONFIG, MIGRATION, view="old", name="accounts 1") as users:
-        try:
-            users.create_entity({"PartitionKey": REGION, "RowKey": email, "SignIns": 1})
-        except ResourceExistsError:
-            while True:
-                user = users.get_entity(REGION, email)
-                user["SignIns"] += 1
-                try:
-                    users.update_entity(user, match_condition=MatchConditions.IfNotModified)
-                    break
-                except ResourceModifiedError:
-                    continue  # somebody else signed in at the same moment: read again
-        return sorted(f"{user['RowKey']} {user['SignIns']}" for user in users.list_entities())
+# --- the old version: synchronous, by e-mail ---------------------------------------------------------------
 
 
-async def new_version(email: str) -> list[str]:
-    """Sign a user in by id; return the users' e-mails with their sign-ins."""
+def open_old() -> rekey.DualWriteTableClient:
+    """Return the old version's client. One for the life of the process."""
+    return rekey.DualWriteTableClient.from_config(CONFIG, MIGRATION, view="old", name="accounts 1")
+
+
+def sign_in(users: rekey.DualWriteTableClient, email: str) -> list[str]:
+    """Sign a user in; return all e-mails with their sign-ins."""
+    try:
+        users.create_entity({"PartitionKey": REGION, "RowKey": email, "SignIns": 1})
+    except ResourceExistsError:
+        while True:
+            user = users.get_entity(REGION, email)
+            user["SignIns"] += 1
+            try:
+                users.update_entity(user, match_condition=MatchConditions.IfNotModified)
+                break
+            except ResourceModifiedError:
+                continue  # somebody else signed in at the same moment: read again
+    return sorted(f"{user['RowKey']} {user['SignIns']}" for user in users.list_entities())
+
+
+# --- the new version: asynchronous, by id -------------------------------------------------------------------
+
+
+def open_new() -> rekey.aio.DualWriteTableClient:
+    """Return the new version's client."""
+    return rekey.aio.DualWriteTableClient.from_config(CONFIG, MIGRATION, view="new", name="accounts 2")
+
+
+async def sign_in_by_id(users: rekey.aio.DualWriteTableClient, email: str) -> list[str]:
+    """Sign a user in; return all e-mails with their sign-ins."""
     user_id = id_of(email)
-    client = rekey.aio.DualWriteTableClient.from_config(CONFIG, MIGRATION, view="new", name="accounts 2")
-    async with client as users:
-        try:
-            await users.create_entity(
-                {"PartitionKey": REGION, "RowKey": user_id, "ContactEmail": email, "SignIns": 1}
-            )
-        except ResourceExistsError:
-            while True:
-                user = await users.get_entity(REGION, user_id)
-                user["SignIns"] += 1
-                try:
-                    await users.update_entity(user, match_condition=MatchConditions.IfNotModified)
-                    break
-                except ResourceModifiedError:
-                    continue
-        return sorted([f"{user['ContactEmail']} {user['SignIns']}" async for user in users.list_entities()])
+    try:
+        # ContactEmail leads back to the old key: without it a new row would be refused before `complete`
+        await users.create_entity(
+            {"PartitionKey": REGION, "RowKey": user_id, "ContactEmail": email, "SignIns": 1}
+        )
+    except ResourceExistsError:
+        while True:
+            user = await users.get_entity(REGION, user_id)
+            user["SignIns"] += 1
+            try:
+                await users.update_entity(user, match_condition=MatchConditions.IfNotModified)
+                break
+            except ResourceModifiedError:
+                continue
+    return sorted([f"{user['ContactEmail']} {user['SignIns']}" async for user in users.list_entities()])
 
 
 def id_of(email: str) -> str:
@@ -81,17 +93,31 @@ def id_of(email: str) -> str:
     return new
 
 
-def main() -> int:
-    """Run one version, as the command line says."""
-    version, email = sys.argv[1:]
-    try:
-        users = old_version(email) if version == "old" else asyncio.run(new_version(email))
-    except rekey.DualWriteRefused as refused:
-        print(f"{refused.code}: {refused}", file=sys.stderr)
-        return 1
-    print("\n".join(users))
-    return 0
+# --- the terminals ------------------------------------------------------------------------------------------
+
+
+def run_old() -> None:
+    """Sign in whoever is typed."""
+    with open_old() as users:
+        for line in sys.stdin:
+            try:
+                print("\n".join(sign_in(users, line.strip())), flush=True)
+            except rekey.DualWriteRefused as refused:
+                print(f"{refused.code}: {refused}", flush=True)
+
+
+async def run_new() -> None:
+    """Sign in whoever is typed; the loop is free while nobody types."""
+    async with open_new() as users:
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            try:
+                print("\n".join(await sign_in_by_id(users, line.strip())), flush=True)
+            except rekey.DualWriteRefused as refused:
+                print(f"{refused.code}: {refused}", flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if sys.argv[1:] == ["old"]:
+        run_old()
+    else:
+        asyncio.run(run_new())
