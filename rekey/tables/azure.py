@@ -350,7 +350,7 @@ class AzureTable:
             now = await asyncio.gather(*(self.get(operation.key) for operation in operations))
         except (Unavailable, EndpointDown) as failed:
             raise _left_open(error, failed.code) from None
-        verdict = all_landed(operations, now)
+        verdict = all_landed(operations, now, by_content=self._requester.content_settles)
         if verdict is Landed.YES:
             return [None if row is None else row[ETAG] for row in now]
         if verdict is Landed.NO or not outcome.final:

@@ -68,6 +68,11 @@ class Requester:
         self._random = source
         self._ever_answered = False
 
+    @property
+    def content_settles(self) -> bool:
+        """Whether what a row holds proves who wrote it, see `RetryPolicy`."""
+        return self._policy.content_settles
+
     async def call(self, request: Request, read: Callable[[Answer], T]) -> Outcome[T]:
         """Send a request until it is answered for good or it is enough.
 

@@ -34,6 +34,9 @@ class RetryPolicy:
         repeats_open_writes: whether a write that may have been applied is sent again. Where others write the
             same rows it must not be: the first sending may take effect long after the second was answered,
             and overwrite what came in between.
+        content_settles: whether a row that holds what was written proves that an insert or a conditional
+            write was applied. Where others write the same rows it does not: two that raise a counter from the
+            same number, conditionally, write the same content, and one of them must be told that it failed.
     """
 
     attempts: int = 10
@@ -42,6 +45,7 @@ class RetryPolicy:
     max_wait: float = 20.0
     max_retry_after: float = 120.0
     repeats_open_writes: bool = True
+    content_settles: bool = True
 
     def wait(self, failures: int, retry_after: float | None, draw: float) -> float:
         """Return how long to wait after a number of failures.

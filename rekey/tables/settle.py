@@ -5,8 +5,10 @@ An attempt whose answer was lost may have been applied. Repeating it then meets 
 
 Rules kept here:
 
-* The row holds what was written: it landed. (Another writer may have written the very same content; nothing
-  tells the two apart, and the content is what was asked for.)
+* The row holds what was written: it landed. Another writer may have written the very same content; nothing
+  tells the two apart. Of an unconditional write that is no matter: the content is what was asked for. An
+  insert, and a write that is conditional on one ETag, says more than its content: "I was the one". Whoever
+  shares rows with others and must not be told so wrongly leaves those open (`by_content=False`).
 * The row still has the ETag that the write was conditional on, or is absent after an insert: it did not land.
   ETags change with every write, so the first is proof.
 * Anything else stays open, and is said to be: it may have landed and been overwritten since.
@@ -34,24 +36,40 @@ class Landed(Enum):
     OPEN = "open"
 
 
-def landed(operation: Operation, now: Row | None) -> Landed:
-    """Tell whether a write was applied, from the row that is there now (None: there is none)."""
+def landed(operation: Operation, now: Row | None, *, by_content: bool = True) -> Landed:
+    """Tell whether a write was applied.
+
+    Args:
+        operation: the write.
+        now: the row that is there now, None when there is none.
+        by_content: whether what is there proves who wrote it, also of an insert and a conditional write.
+    """
     if now is None:
         # Of an update: whatever it wrote is gone too, which is how "there is no such row" is answered.
-        return Landed.YES if operation.verb is Verb.DELETE else Landed.NO
+        return _claimed(operation, by_content) if operation.verb is Verb.DELETE else Landed.NO
     if operation.etag is not None and etag_of(now) == operation.etag:
         return Landed.NO
     if operation.verb is not Verb.DELETE and _holds(operation, now):
-        return Landed.YES
+        return _claimed(operation, by_content)
     return Landed.OPEN
 
 
-def all_landed(operations: Sequence[Operation], now: Sequence[Row | None]) -> Landed:
+def all_landed(
+    operations: Sequence[Operation], now: Sequence[Row | None], *, by_content: bool = True
+) -> Landed:
     """Tell whether a transaction was applied, from the rows that are there now, in the same order."""
-    found = [landed(operation, row) for operation, row in zip(operations, now, strict=True)]
+    found = [
+        landed(operation, row, by_content=by_content) for operation, row in zip(operations, now, strict=True)
+    ]
     if Landed.NO in found:
         return Landed.NO
     return Landed.YES if all(one is Landed.YES for one in found) else Landed.OPEN
+
+
+def _claimed(operation: Operation, by_content: bool) -> Landed:
+    """Return what it means that the table is as the write would have left it."""
+    conditional = operation.verb is Verb.INSERT or operation.etag not in (None, "*")
+    return Landed.OPEN if conditional and not by_content else Landed.YES
 
 
 def _holds(operation: Operation, now: Row) -> bool:

@@ -495,6 +495,27 @@ async def test_a_write_that_may_have_been_applied_is_sent_once_and_settled_by_re
     assert world.proxy.count("POST") == 1
 
 
+async def test_two_that_raise_a_counter_from_one_number_are_never_both_told_that_they_did(
+    world: World, azurite: Azurite
+) -> None:
+    """The other one wrote the very same content while this one's answer was lost."""
+    account = azurite.tables
+    etag = await world.direct.insert(row(Counter=1))
+
+    async def raised_by_the_other() -> None:
+        await world.direct.merge(row(Counter=2), etag=etag)
+
+    world.proxy.faults.append(Fault("PATCH", meanwhile=raised_by_the_other))
+    async with AzureTableService.open(
+        f"{world.proxy.address}/{account.name}",
+        SharedKey.of(account.name, account.key),
+        retry=RetryPolicy(attempts=ATTEMPTS, repeats_open_writes=False, content_settles=False),
+        clock=world.waits,
+    ) as service:
+        with pytest.raises(Ambiguous):
+            await service.table(world.table.name).merge(row(Counter=2), etag=etag)
+
+
 async def test_a_write_that_was_turned_away_is_sent_again(world: World, cautious: AzureTable) -> None:
     world.proxy.faults.append(LOSSES["busy"](method="POST"))
     await cautious.insert(row(Name="Ann"))

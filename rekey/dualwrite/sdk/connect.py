@@ -4,13 +4,16 @@ Rules kept here:
 
 * A write that may have been applied is sent once: a second sending could take effect after somebody else's
   write of the same row, and overwrite it. What stays open is settled by reading back, or by the journal.
+* In the application's tables a row that holds what was written does not prove who wrote it: inserts and
+  conditional writes stay open then. In the restricted store it does: nobody else writes an intent or a beat
+  of this client, and a claim of the same key for the same row is as good as one's own.
 * Whatever a client begins has taken effect within the longest operation, or never does. So the service is
   told how long it may work on one request, and an operation sends its last request that much earlier.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rekey.dualwrite.reading import LeaseSettings
 from rekey.dualwrite.sdk.plan import Endpoint, Plan
@@ -59,9 +62,10 @@ def operation_seconds(settings: LeaseSettings) -> float:
 def connect(plan: Plan) -> Accounts:
     """Return both accounts; the first request connects."""
 
-    def service(endpoint: Endpoint) -> AzureTableService:
+    def service(endpoint: Endpoint, retry: RetryPolicy) -> AzureTableService:
         return AzureTableService.open(
-            endpoint.address, endpoint.credential, retry=RETRY, timeouts=timeouts_for(plan.settings)
+            endpoint.address, endpoint.credential, retry=retry, timeouts=timeouts_for(plan.settings)
         )
 
-    return Accounts(service(plan.tables), service(plan.restricted))
+    shared = replace(RETRY, content_settles=False)
+    return Accounts(service(plan.tables, shared), service(plan.restricted, RETRY))
