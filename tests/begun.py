@@ -50,15 +50,15 @@ class Begun:
             await self.restricted.create_table(name)
         return self
 
-    async def begin(self) -> None:
-        """Make the control row, in `source`."""
+    async def begin(self, run_id: str = "1" * 32) -> None:
+        """Make the control row of a run, in `source`."""
         migration = self.declared.migration
         await self.store.create(
             ControlRow(
                 script_id=self.declared.script_id,
                 phase=ControlPhase.SOURCE,
                 epoch=1,
-                run_id="1" * 32,
+                run_id=run_id,
                 digest=self.declared.digest,
                 source=migration.source,
                 targets=migration.tables,

@@ -124,8 +124,8 @@ class Shadow:
             self._workers = [asyncio.create_task(self._work(), name="shadow reads") for _ in range(WORKERS)]
 
     def offer_page(self, rows: Sequence[Row], *, whole: bool = True) -> None:
-        """Compare a few rows of a page some time. Rows whose keys were not selected cannot be."""
-        named = [row for row in rows if PARTITION_KEY in row and ROW_KEY in row]
+        """Compare a few rows of a page some time. Rows without their keys or ETags cannot be."""
+        named = [row for row in rows if {PARTITION_KEY, ROW_KEY, ETAG} <= row.keys()]
         for row in self._draw.sample(named, min(len(named), MAX_ROWS_OF_A_PAGE)):
             self.offer(key_of(row), row, whole=whole)
 

@@ -30,11 +30,13 @@ from azure.data.tables import (
 from rekey import DualWriteRefused, DualWriteTableClient, Index, LeaseSettings, Migration, Target, keys, props
 from rekey.aio import DualWriteTableClient as AsyncDualWriteTableClient
 from rekey.dualwrite.registry import ClientRow, Registry
+from rekey.dualwrite.sdk.core import OtherRun
 from rekey.errors import ConfigurationError, DeclarationError, SecretMissing
 from rekey.model import EntityKey
 from rekey.phases import ControlPhase
 from rekey.rehearse.azurite import Azurite
 from rekey.tables.azure import AzureTableService
+from rekey.tables.base import Operation, Verb
 from tests.begun import SECRETS, Begun, declared_as
 from tests.clients import QUICK, Driver, credential, ours
 
@@ -357,6 +359,13 @@ async def test_a_client_registers_counts_and_leaves(setting: Setting, sync: bool
         await (asyncio.to_thread(client.client._thread.run, compared) if sync else compared)
         counters = client.client._core.counters
         assert (counters.writes, counters.matched, counters.mismatched) == (1, 1, 0)
+        bare = {"Accept": "application/json;odata=nometadata"}  # without what a comparison needs
+        await client.raw("get_entity", "blog", "one", headers=bare)
+        await client.raw("list_entities", headers=bare)
+        await client.raw("get_entity", "blog", "one")
+        compared = client.client._core.shadows_compared()
+        await (asyncio.to_thread(client.client._thread.run, compared) if sync else compared)
+        assert (counters.matched, counters.mismatched, counters.ignored) == (2, 0, 1)
         [row] = await setting.clients()
         assert (row.name, row.view) == ("billing-api", "old")
     assert await setting.clients() == []
@@ -468,6 +477,26 @@ async def test_a_migration_may_begin_under_a_client_that_writes_already(setting:
         await seen_by(old, DUAL)
         await old.raw("create_entity", post("after"))
     assert [key.row for key in await setting.rows(setting.source)] == ["after", "before"]
+    assert len(await setting.rows(setting.main)) == 1
+
+
+async def test_a_migration_may_begin_anew_while_nothing_followed_yet(setting: Setting) -> None:
+    """The ids of the mapping are another run's then: a writer of the first run must not go on."""
+    await setting.begun.begin()
+    async with setting.client(setting.source) as old:
+        await old.raw("create_entity", post("first"))
+        working = old.client._core._working
+        control = await setting.begun.store.read()
+        assert control is not None
+        await setting.begun.store.delete(control)
+        await setting.begun.begin("2" * 32)
+        await setting.begun.move(DUAL)
+        await seen_by(old, DUAL)
+        with pytest.raises(OtherRun):
+            await working.writer.write([Operation(Verb.INSERT, post("lost"))])
+        await old.raw("create_entity", post("second"))
+        assert old.client._core._working.run_id == "2" * 32
+    assert [key.row for key in await setting.rows(setting.source)] == ["first", "second"]
     assert len(await setting.rows(setting.main)) == 1
 
 

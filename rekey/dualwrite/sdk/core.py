@@ -44,7 +44,7 @@ from rekey.tables.wire import decode_row, decode_rows
 TABLE_IN_USE = "table-in-use"
 
 
-class _OtherRun(Exception):
+class OtherRun(Exception):
     """The permit is of another run than the writer: make another writer."""
 
 
@@ -58,9 +58,10 @@ class _PermitsOfRun:
     @asynccontextmanager
     async def operation(self, *, writes: bool) -> AsyncIterator[Permit]:
         async with self._lease.operation(writes=writes) as permit:
-            if not self._is_current():
-                raise _OtherRun
-            yield permit
+            if self._is_current():
+                yield permit
+                return
+        raise OtherRun
 
     @contextmanager
     def hold(self, permit: Permit) -> Iterator[None]:
@@ -138,7 +139,7 @@ class ClientCore:
         while True:
             if self.plan.is_index:
                 return await self._write_index(lease, operations)
-            if not lease.trusted or lease.control is None:
+            if lease.control is None:
                 etags = await self._write_before(lease, operations)
                 if etags is not None:
                     return etags
@@ -146,7 +147,7 @@ class ClientCore:
             working = await self._worker(lease, lease.control)
             try:
                 return await working.writer.write(operations)
-            except _OtherRun:
+            except OtherRun:
                 continue
 
     async def _write_before(
@@ -200,12 +201,14 @@ class ClientCore:
         if self._working is None or self._closed:
             return
         shadow = self._working.shadow
-        if read.key is None:
-            if status == HTTPStatus.OK:
+        try:
+            if read.key is not None:
+                row = decode_row(body) if status == HTTPStatus.OK else None
+                shadow.offer(read.key, row, whole=row is None or not read.partial)
+            elif status == HTTPStatus.OK:
                 shadow.offer_page(decode_rows(body), whole=not read.partial)
-            return
-        row = decode_row(body) if status == HTTPStatus.OK else None
-        shadow.offer(read.key, row, whole=row is None or not read.partial)
+        except ValueError:
+            self.counters.ignored += 1  # asked for in another format, without ETags
 
     async def shadows_compared(self) -> None:
         """Wait until all shadow reads so far are compared."""
