@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from rekey.concurrency import cancel
 from rekey.dualwrite.counters import Counters
@@ -22,7 +22,8 @@ from rekey.dualwrite.lease import ClientLease
 from rekey.dualwrite.propagate import Propagator
 from rekey.dualwrite.reading import ClientFacts, LeaseSettings
 from rekey.dualwrite.rules import View
-from rekey.errors import WritesRefused
+from rekey.dualwrite.writer import Writer
+from rekey.errors import RowRefused, ServiceError, WritesRefused
 from rekey.mapper import Mapper
 from rekey.mapping.ids import SafeIds
 from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE, MappingRows
@@ -39,19 +40,16 @@ from rekey.tables.clock import TICKS_PER_SECOND
 from tests.projects import Project
 from tests.worlds import SECRET
 
-if TYPE_CHECKING:
-    from rekey.dualwrite.writer import Writer
-
 T = TypeVar("T")
 
-application: contextvars.ContextVar[bool] = contextvars.ContextVar("application", default=False)
-"""True in tasks of the application: a gate can tell its calls from the runner's."""
+application: contextvars.ContextVar[str] = contextvars.ContextVar("application", default="")
+"""The name of the client that calls, "" for the runner: so a gate can tell whose call it is."""
 
 
 @contextmanager
-def as_application() -> Iterator[None]:
-    """Mark what is called, and what tasks are begun, as the application's."""
-    token = application.set(True)
+def as_application(name: str) -> Iterator[None]:
+    """Mark what is called, and what tasks are begun, as those of a client."""
+    token = application.set(name)
     try:
         yield
     finally:
@@ -70,6 +68,7 @@ class Company:
     loop: asyncio.Runner = field(default_factory=asyncio.Runner)
     clients: list[Client] = field(default_factory=list)
     traffic: list[asyncio.Task[None]] = field(default_factory=list)
+    stopping: bool = False
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         """Let the application, and whatever else is under way, run until some work is done."""
@@ -90,19 +89,18 @@ class Company:
         """Begin traffic that goes on while the runner works."""
 
         async def begin() -> asyncio.Task[None]:
-            with as_application():
+            with as_application("traffic"):
                 return asyncio.ensure_future(work)
 
         self.traffic.append(self.do(begin()))
 
     def quiet(self) -> None:
-        """End all traffic, and show its faults."""
+        """Let all traffic end with the write it is at, and show its faults."""
 
         async def end() -> None:
-            for task in self.traffic:
-                if task.done():
-                    task.result()
-            await cancel(self.traffic)
+            self.stopping = True
+            await asyncio.gather(*self.traffic)
+            self.stopping = False
 
         self.do(end())
         self.traffic.clear()
@@ -228,18 +226,19 @@ class Client:
             settings=settings,
             settle=self._settle,
             counters=self.counters.as_dict,
+            left=lambda: self.writer.left if self.writer is not None else 0,
             monotonic=lambda: clock.ticks() / TICKS_PER_SECOND,
             sleep=clock.sleep,
         )
 
     async def start(self) -> None:
         """Register."""
-        with as_application():
+        with as_application(self.name):
             await self.lease.start()
 
     async def close(self) -> None:
         """End as a process ends that is stopped."""
-        with as_application():
+        with as_application(self.name):
             await self.lease.close()
             if self.writer is not None:
                 await self.writer.close()
@@ -251,7 +250,7 @@ class Client:
 
     async def write(self, *operations: Operation) -> list[str | None]:
         """Write through the client."""
-        with as_application():
+        with as_application(self.name):
             return await self._write(operations)
 
     async def _write(self, operations: Sequence[Operation]) -> list[str | None]:
@@ -276,8 +275,6 @@ class Client:
             mapper,
             MappingStore(project.restricted.table(MAPPING_TABLE), rows),
         )
-        from rekey.dualwrite.writer import Writer
-
         return Writer(
             self.view,
             self.lease.client_id,
@@ -285,6 +282,7 @@ class Client:
             journal=Journal(project.restricted.table(JOURNAL_TABLE), self.company.script_id),
             permits=self.lease,
             counters=self.counters,
+            sleep=project.clock.sleep,
         )
 
     async def _settle(self) -> None:
@@ -292,39 +290,65 @@ class Client:
             await self.writer.settle()
 
 
-Change = Callable[[random.Random, Row | None], Row]
-"""Makes the next content of a row of one client's view from what it is now."""
+Change = Callable[[random.Random, EntityKey], Row]
+"""Makes the next content of a row of one client's view."""
 
 
-async def traffic(
-    client: Client, keys: list[EntityKey], change: Change, ledger: dict[EntityKey, Row | None], seed: int
-) -> None:
-    """Insert, replace, merge and delete rows of a client's own, without end, and note what was acknowledged.
+@dataclass
+class Ledger:
+    """What a client was told of its own rows.
+
+    Attributes:
+        rows: what is there, None for a row that was deleted.
+        doubtful: keys with an answer that left it open; they are not written again.
+        longest_wait_s: the longest that a write took, by the clock that everybody waits by.
+        writes: how many were acknowledged.
+    """
+
+    rows: dict[EntityKey, Row | None] = field(default_factory=dict)
+    doubtful: set[EntityKey] = field(default_factory=set)
+    longest_wait_s: float = 0.0
+    writes: int = 0
+
+
+async def traffic(client: Client, keys: list[EntityKey], change: Change, ledger: Ledger, seed: int) -> None:
+    """Insert, replace, merge and delete rows of a client's own, and note what was acknowledged.
 
     Args:
         client: through which.
         keys: its own keys, in its view; nobody else writes under them.
         change: makes content; the key is added.
-        ledger: what is there, None for a row that was deleted.
+        ledger: takes what was acknowledged.
         seed: of the choices.
     """
     rng = random.Random(seed)
     clock = client.company.project.clock
-    while True:
-        key = rng.choice(keys)
-        now = ledger.get(key)
-        row = {**change(rng, now), "PartitionKey": key.partition, "RowKey": key.row}
+    while not client.company.stopping:
+        key = rng.choice([one for one in keys if one not in ledger.doubtful] or keys)
+        if key in ledger.doubtful:
+            return
+        now = ledger.rows.get(key)
+        row = {**change(rng, key), "PartitionKey": key.partition, "RowKey": key.row}
         verb = Verb.INSERT if now is None else rng.choice((Verb.REPLACE, Verb.MERGE, Verb.DELETE))
         if rng.random() < 0.2:
             verb = Verb.INSERT_OR_REPLACE
         operation = Operation(verb, row, None if verb in (Verb.INSERT, Verb.INSERT_OR_REPLACE) else "*")
+        began = clock.ticks()
         try:
             await client.write(operation)
         except WritesRefused as refused:
             if not refused.retryable:
                 raise
+        except RowRefused as refused:
+            if refused.code != "key-moves":
+                raise
+        except ServiceError:
+            ledger.doubtful.add(key)
+            ledger.rows.pop(key, None)
         else:
-            ledger[key] = None if verb is Verb.DELETE else row
+            ledger.rows[key] = None if verb is Verb.DELETE else row
+            ledger.writes += 1
+        ledger.longest_wait_s = max(ledger.longest_wait_s, (clock.ticks() - began) / TICKS_PER_SECOND)
         await clock.sleep(rng.choice((0.0, 0.05, 0.3)))
 
 

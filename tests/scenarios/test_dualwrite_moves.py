@@ -171,7 +171,7 @@ def test_a_freeze_that_cannot_be_drained_is_given_up_with_nothing_lost(users: Co
         await asyncio.sleep(0)
         if call.table == JOURNAL_TABLE and call.action == "page":
             [intent] = users.intents
-            token = application.set(True)
+            token = application.set("somebody")
             users.project.restricted.gate = quietly
             await users.project.restricted.table(JOURNAL_TABLE).upsert(content_of(intent))
             users.project.restricted.gate = again
@@ -546,7 +546,7 @@ class Killed(BaseException):
     """Stands for SIGKILL: no handler of the runner runs, nothing is given back."""
 
 
-@pytest.mark.parametrize("at", [20, 45, 70, 85, 100, 125, 150, 175])
+@pytest.mark.parametrize("at", [25, 110, 150, 185, 220, 260, 300])
 def test_killed_before_any_effect_the_next_run_ends_in_the_same_state(users: Company, at: int) -> None:
     """The application lives on; the runner's next effect, on either account, is its last."""
     users.client(View.NEW)
