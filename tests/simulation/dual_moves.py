@@ -1,0 +1,232 @@
+"""Small worlds in which the authority moves: a runner takes it across a freeze while clients write and look.
+
+Rules kept here:
+
+* Clients have the program's lease, the runner its moves (`rekey.runner.freeze.cross`). Of a migration opened
+  for work only what these ask for is there.
+* When a client looks at the control row, and when it begins an operation, is a choice of the search: a step
+  of its own at the gate, which is no call on a table. A client looks a few times and then no more: what the
+  runner waits for then is that its time is over.
+* Time passes where everybody waits for it, and as a choice as often as the world says: then leases end and
+  operations are cut off, and what they sent is late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from rekey.declaration import Migration
+from rekey.dualwrite import control as control_module
+from rekey.dualwrite.control import ControlRow, ControlStore, from_row
+from rekey.dualwrite.counters import Counters
+from rekey.dualwrite.lease import ClientFacts, ClientLease, LeaseSettings
+from rekey.dualwrite.registry import Registry
+from rekey.dualwrite.rules import SOURCE, TARGET, Side
+from rekey.errors import RekeyError
+from rekey.mapping.rows import CONTROL_TABLE
+from rekey.model import Row
+from rekey.phases import ControlPhase
+from rekey.runner import following, freeze, intents
+from rekey.tables.faults import Call
+from tests.simulation.dual_small import DualParts, DualWorld, Works
+from tests.simulation.scheduler import Scheduler
+from tests.simulation.witness import Client
+from tests.worlds import SCRIPT, go_on
+
+DIGEST = "digest"
+TIMES = LeaseSettings(poll_s=1.0, lease_s=4.0, longest_operation_s=6.0, freeze_wait_s=8.0)
+POLL_S = 5.0
+OVER_S = 20.0
+"""After this nothing of a silent client is left, margins included."""
+
+
+_numbers = [itertools.count()]
+
+
+@contextmanager
+def repeatable() -> Iterator[None]:
+    """Number the moves of each run instead of drawing words, let the runner look less often, and leave the
+    comparison out that is made when there are no clients: these worlds are about what comes without it."""
+
+    async def verified(_run: object) -> SimpleNamespace:
+        return SimpleNamespace(findings=False)
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.multiple(freeze, verify_full=verified, unfollowed=lambda _run: False))
+        words = mock.patch.object(control_module.secrets, "token_hex", lambda _n: f"move-{next(_numbers[0])}")
+        stack.enter_context(words)
+        for module in (following, intents):
+            stack.enter_context(mock.patch.object(module, "POLL_S", POLL_S))
+        yield
+
+
+class Waits:
+    """The runner's clock: the tables' time, and waiting as timers of the loop."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def ticks(self) -> int:
+        return self._scheduler.clock.ticks()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class MovingWorld(DualWorld):
+    """Clients that write while a runner moves the authority from one side to the other."""
+
+    longest = TIMES.longest_operation_s
+    passage_s = 5.0
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        migration: Migration,
+        before: Sequence[Row],
+        clients: Sequence[Works],
+        parts: DualParts,
+        *,
+        start: ControlPhase = ControlPhase.DUAL_WRITE,
+        looks: int = 2,
+        passages: int = 0,
+        cross: Callable[..., Any] = freeze.cross,
+    ) -> None:
+        """Take the world as `DualWorld` does.
+
+        Args:
+            scheduler, migration, before, clients, parts: as there.
+            start: `dual_write` or `cutover`; the runner goes to the other one.
+            looks: how often each client looks at the control row after its first look.
+            passages: how often time may pass although somebody could go on.
+            cross: what moves the authority.
+        """
+        super().__init__(scheduler, migration, before, clients, parts, phase=start)
+        self.others.clock = scheduler.clock
+        self.start, self.looks, self.cross = start, looks, cross
+        self.end = ControlPhase.CUTOVER if start is ControlPhase.DUAL_WRITE else ControlPhase.DUAL_WRITE
+        self.passages = passages
+        self.crashing = self.mortal
+        self.store = ControlStore(self.others, SCRIPT)
+        _numbers[0] = itertools.count()
+
+    @property
+    def control(self) -> ControlRow:
+        """The control row as it stands."""
+        rows = [row for row in self.others.dump(CONTROL_TABLE) if row["RowKey"] == "control"]
+        return from_row(rows[0])
+
+    @property
+    def authority(self) -> Side:
+        phase = self.control.phase
+        if phase is ControlPhase.FREEZE:
+            phase = self.control.came_from or phase
+        return TARGET if phase is ControlPhase.CUTOVER else SOURCE
+
+    async def prepare(self) -> None:
+        await super().prepare()
+        control = ControlRow(
+            SCRIPT, ControlPhase.SOURCE, 1, "run", DIGEST, self.source.name, self.mapper.tables, {},
+            id_key=bytes(32), copied=True,
+        )  # fmt: skip
+        await self.store.create(control)
+        await self.store.move(ControlPhase.SOURCE, ControlPhase.DUAL_WRITE)
+        if self.start is ControlPhase.CUTOVER:
+            await self.store.move(ControlPhase.DUAL_WRITE, ControlPhase.FREEZE)
+            await self.store.move(ControlPhase.FREEZE, ControlPhase.CUTOVER)
+
+    def actors(self) -> dict[str, Callable[[], object]]:
+        return {**super().actors(), "runner": self._move}
+
+    def is_marking(self, one: Any) -> bool:
+        return super().is_marking(one) or one.call.action in ("begins", "looks")
+
+    async def _work(self, name: str) -> None:
+        works = self.clients[name]
+        lease = self.lease(name, str(works.view))
+        writer = self.writer(name, works.view, lease)
+        lease._settle = writer.settle
+
+        async def read(*given: Any) -> Row | None:
+            async with lease.operation(writes=False):
+                return await table.get(*given)
+
+        table = self.source if works.view.side == SOURCE else self.targets[0]
+        client = Client(
+            name, works.view, self.witness, table=SimpleNamespace(get=read),  # type: ignore[arg-type]
+            write=writer.write, is_replica=lambda: True,
+        )  # fmt: skip
+        await lease.poll()
+        looking = asyncio.ensure_future(self._look(lease))
+        for step in works.steps:
+            await self._gate("begins")
+            await client.do(step)
+        await writer.settle()
+        await looking
+
+    def lease(self, name: str, view: str) -> ClientLease:
+        """Return a client's lease, on the loop's time."""
+        return ClientLease(
+            self.others,
+            ClientFacts(SCRIPT, DIGEST, {}, view, name),
+            settings=TIMES,
+            client_id=name.replace(" ", ""),
+            monotonic=self.scheduler.loop.time,
+            jitter=lambda: 0.5,
+        )
+
+    def writer(self, name: str, view: Any, permits: Any = None) -> Any:
+        return self.dual.writer(
+            view,
+            name.replace(" ", ""),
+            propagator=self.propagator(),
+            journal=self.journal(name),
+            permits=permits,
+            counters=Counters(),
+        )
+
+    async def _look(self, lease: ClientLease) -> None:
+        for _ in range(self.looks):
+            await self._gate("looks")
+            try:
+                await lease.poll()
+            except RekeyError:
+                continue
+
+    async def _move(self) -> None:
+        try:
+            await self.cross(self.run(), self.start, self.end)
+        except RekeyError:
+            return  # given up: back where it came from
+
+    def run(self) -> Any:
+        """Return of an open migration what moving the authority asks for."""
+        propagator = self.propagator()
+        journal = self.journal("runner")
+        gates = SimpleNamespace(clients_timeout_s=2 * OVER_S, freeze_timeout_s=2 * OVER_S)
+        return SimpleNamespace(
+            script_id=SCRIPT,
+            is_delta=False,
+            control=self.store,
+            registry=Registry(self.others, SCRIPT),
+            restricted=self.others,
+            journal=journal,
+            mapping=self.mapping,
+            sweeper=self.dual.sweeper(journal, propagator, self.dual.reverse(propagator)),
+            config=SimpleNamespace(gates=gates, limits=SimpleNamespace(concurrency=1)),
+            clock=Waits(self.scheduler),
+            check=go_on,
+            still_alone=go_on,
+            progress=SimpleNamespace(note=lambda _text: None),
+            state=SimpleNamespace(audit=lambda *_: None),
+        )
+
+    async def _gate(self, action: str) -> None:
+        """Wait until the search lets this actor go on."""
+        await self.scheduler.hold(Call(action, "", (), 0))

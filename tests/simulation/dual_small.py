@@ -1,0 +1,262 @@
+"""Small worlds of dual writes for exhaustive search: two clients on one key, everything else is the program.
+
+Rules kept here:
+
+* Clients write through the program's `Writer`, with a journal, mapping and propagators of their own, as
+  processes have. Their permit is fixed: the authority does not move in these worlds (see `dual_moves`).
+* A client that is killed does not come back. Its requests under way land later or never, its intents are
+  swept when they are old.
+* At the end, when nothing is under way any more and intents are old, the sweeper sweeps. Then the journal is
+  empty, the replicas are what the authority says, the mapping accounts for every target row, and what the
+  clients were told fits one row that changes at once.
+* Random words and times in row keys are drawn from what names the actor: a run can be repeated.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rekey.dualwrite.writer import Writer
+
+from rekey.declaration import Migration
+from rekey.dualwrite.counters import Counters
+from rekey.dualwrite.journal import Journal
+from rekey.dualwrite.permits import Permit
+from rekey.dualwrite.reverse import ReversePropagator
+from rekey.dualwrite.rules import SOURCE, TARGET, Side, View
+from rekey.dualwrite.sweeper import Sweeper
+from rekey.mapper import Mapper
+from rekey.mapping.rows import JOURNAL_TABLE
+from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row, key_of
+from rekey.phases import ControlPhase
+from rekey.tables.clock import TICKS_PER_SECOND
+from rekey.tables.faults import Call
+from tests.simulation.scheduler import Held, Scheduler
+from tests.simulation.small import Parts, SmallWorld
+from tests.simulation.witness import DELETE, READ, Client, Do, Step, Witness
+from tests.worlds import SCRIPT, go_on, nothing
+
+LONGEST_S = 30.0
+"""The longest operation."""
+
+
+@dataclass(frozen=True)
+class Works:
+    """What one client does: its steps. Rows are given as source rows, whatever the view."""
+
+    view: View
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class DualParts(Parts):
+    """The program's parts; a test that switches a rule off puts another one in."""
+
+    writer: Callable[..., Writer] = Writer
+    journal: Callable[..., Journal] = Journal
+    reverse: Callable[..., ReversePropagator] = ReversePropagator
+    sweeper: Callable[..., Sweeper] = Sweeper
+    older_than_s: float | None = LONGEST_S
+    """How old an intent is when the sweeper takes it; None: any."""
+
+
+class FixedPermits:
+    """Permits of a phase that does not end."""
+
+    def __init__(self, permit: Permit) -> None:
+        self.permit = permit
+
+    @asynccontextmanager
+    async def operation(self, *, writes: bool) -> AsyncIterator[Permit]:
+        yield self.permit
+
+    @contextmanager
+    def hold(self, permit: Permit) -> Iterator[None]:
+        yield
+
+    def check(self, permit: Permit) -> None:
+        return
+
+    def current(self) -> Permit | None:
+        return self.permit
+
+
+class DualWorld(SmallWorld):
+    """Clients that write dual, beside a backfill or a sweeper if so wished."""
+
+    longest = LONGEST_S
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        migration: Migration,
+        before: Sequence[Row],
+        clients: Sequence[Works],
+        parts: DualParts,
+        *,
+        phase: ControlPhase = ControlPhase.DUAL_WRITE,
+        copied: bool = True,
+        backfill: bool = False,
+        sweeps: bool = False,
+        abandoned: Sequence[EntityKey] = (),
+    ) -> None:
+        """Take the rows at the beginning (source rows) and what the clients do.
+
+        Args:
+            scheduler, migration, before, clients, parts: the world and the parts it is made of.
+            phase: `dual_write` or `cutover`, throughout.
+            copied: whether all rows are copied at the beginning.
+            backfill: whether a backfill runs beside the clients.
+            sweeps: whether a sweeper runs beside the clients.
+            abandoned: source keys whose intents somebody left behind long ago.
+        """
+        self.dual = parts
+        rows = [*before, *(do.row for one in clients for step in one.steps for do in step)]
+        super().__init__(scheduler, migration, before, rows, parts)
+        self.clients = {
+            f"client {number}": in_view(one, self.mapper) for number, one in enumerate(clients, start=1)
+        }
+        self.mortal = self.crashing = frozenset(self.clients)
+        if backfill:
+            self.crashing |= {"backfill"}
+        self.permit = Permit(phase, 2, copied)
+        self.copied, self.backfill, self.sweeps = copied, backfill, sweeps
+        self.abandoned = abandoned
+        self.witness = Witness(self.mapper, sorted({key_of(row) for row in rows}))
+        self.journal_table = self.others.table(JOURNAL_TABLE)
+        scheduler.released = self._released
+        self.unswept = 0
+
+    @property
+    def authority(self) -> Side:
+        """The side that decides."""
+        return TARGET if self.permit.phase is ControlPhase.CUTOVER else SOURCE
+
+    # --- the scenario --------------------------------------------------------------------------------------
+
+    async def prepare(self) -> None:
+        await self.others.create_table(JOURNAL_TABLE)
+        await super().prepare()
+        if self.copied:
+            for row in self.before:
+                await self.propagator().propagate(key_of(row))
+        if self.abandoned:
+            await self.journal("abandoned").begin("abandoned", 1, SOURCE, self.abandoned)
+            self.scheduler.clock.advance(2 * LONGEST_S)
+            self.others.clock.advance(2 * LONGEST_S)  # type: ignore[attr-defined]
+
+    def actors(self) -> dict[str, Callable[[], object]]:
+        found: dict[str, Callable[[], object]] = {
+            name: lambda name=name: self._work(name)  # type: ignore[misc]
+            for name in self.clients
+        }
+        if self.backfill:
+            found["backfill"] = self._backfill
+        if self.sweeps:
+            found["sweeper"] = self._sweep_once
+        return found
+
+    def marks(self) -> Hashable:
+        return self.witness.marks()
+
+    def durable(self) -> Hashable:
+        return (super().durable(), self.witness.marks())
+
+    def is_marking(self, one: Held) -> bool:
+        return self.witness.is_beginning(one.actor.name)
+
+    def ticking(self, _call: Call) -> bool:
+        return False
+
+    async def finish(self) -> None:
+        """Everything that was under way is over, intents are old: sweep until nothing is left."""
+        self.others.clock.advance(10 * LONGEST_S)  # type: ignore[attr-defined]
+        for _ in range(3):
+            swept = await self.sweep()
+            self.unswept = swept.left
+            if not swept.left:
+                return
+
+    def wrong(self) -> str:
+        if self.unswept:
+            return f"{self.unswept} intents are left"
+        if left := self.others.dump(JOURNAL_TABLE):
+            return f"the journal holds {len(left)} intents"
+        if wrong := super().wrong():
+            return wrong
+        history = self.witness.history(self.before, self.sources.dump(self.source.name))
+        return "" if history.is_linearizable() else f"clients were told what cannot be:\n{history}"
+
+    # --- the actors ----------------------------------------------------------------------------------------
+
+    def writer(self, name: str, view: View) -> Writer:
+        """Return a writer of one's own, as each process has."""
+        return self.dual.writer(
+            view,
+            name.replace(" ", ""),
+            propagator=self.propagator(),
+            journal=self.journal(name),
+            permits=FixedPermits(self.permit),
+            counters=Counters(),
+        )
+
+    def journal(self, name: str) -> Journal:
+        """Return a journal whose row keys depend on nothing but who writes them."""
+        numbers = itertools.count()
+        return self.dual.journal(
+            self.journal_table, SCRIPT, now=lambda: 0, token=lambda: f"{name}-{next(numbers)}"
+        )
+
+    async def sweep(self) -> Any:
+        """Sweep once, as the runner does."""
+        propagator = self.propagator()
+        sweeper = self.dual.sweeper(self.journal("sweeper"), propagator, self.dual.reverse(propagator))
+        older_than = None
+        if self.dual.older_than_s is not None:
+            now = self.others.clock.ticks()
+            older_than = now - round(self.dual.older_than_s * TICKS_PER_SECOND)
+        return await sweeper.sweep(self.authority, older_than=older_than, concurrency=1, check=go_on)
+
+    async def _work(self, name: str) -> None:
+        works = self.clients[name]
+        writer = self.writer(name, works.view)
+        client = Client(
+            name,
+            works.view,
+            self.witness,
+            table=self.source if works.view is View.OLD else self.targets[0],
+            write=writer.write,
+            is_replica=lambda: works.view.side != self.authority,
+        )
+        for step in works.steps:
+            await client.do(step)
+        await writer.settle()
+
+    async def _backfill(self) -> None:
+        propagator = self.propagator()
+        copier = self.parts.copier(propagator, self.parts.concurrency)
+        async for page in self.source.scan():
+            await copier.copy(page.rows)
+        await self.parts.sweep(propagator, concurrency=self.parts.concurrency, advance=nothing, check=go_on)
+
+    async def _sweep_once(self) -> None:
+        await self.sweep()
+
+    def _released(self, one: Held) -> None:
+        self.witness.released(one.actor.name)
+
+
+def in_view(works: Works, mapper: Mapper) -> Works:
+    """Return what a client does with its rows, given as source rows, as they are in its view."""
+
+    def seen(do: Do) -> Do:
+        row = do.row if works.view is View.OLD else mapper.map(do.row)[0].row
+        if do.verb in (DELETE, READ):
+            row = dict(zip((PARTITION_KEY, ROW_KEY), key_of(row), strict=True))
+        return replace(do, row=row)
+
+    return replace(works, steps=tuple(tuple(seen(do) for do in step) for step in works.steps))
