@@ -5,15 +5,17 @@ from __future__ import annotations
 import base64
 
 import pytest
-from azure.core.credentials import AccessToken
+from azure.core.credentials import AccessToken, AzureNamedKeyCredential
 from azure.core.exceptions import ClientAuthenticationError
+from azure.core.pipeline import PipelineContext, PipelineRequest
+from azure.core.pipeline.transport import HttpRequest
 from azure.identity.aio import DefaultAzureCredential
 
 from rekey.config import Account
 from rekey.errors import ConfigurationError, CredentialRefused
 from rekey.model import EntityKey
 from rekey.tables.azure import AzureTableService
-from rekey.tables.credentials import SharedKey, credential_for, signature_of
+from rekey.tables.credentials import SharedKey, SharedKeyLitePolicy, credential_for, signature_of
 
 KEY = base64.b64encode(b"0123456789abcdef").decode()
 
@@ -43,6 +45,25 @@ def test_a_signature_is_over_date_account_and_the_address_as_it_goes_out() -> No
         signature_of(credential, date, url.partition("?")[0])
         == "52TeP3i59t5SVzelCBs+Ik10Q3ZaT+i2OkJaqZJICIU="
     )
+
+
+def test_a_key_that_its_owner_renews_signs_the_next_request() -> None:
+    """An application's own credential object, which it may update at any time."""
+    named = AzureNamedKeyCredential("tables", KEY)
+    policy = SharedKeyLitePolicy(named)
+
+    def signed() -> tuple[str, str]:
+        message = HttpRequest("GET", "http://127.0.0.1:10002/tables/T()")
+        policy.on_request(PipelineRequest(message, PipelineContext(None)))
+        return message.headers["x-ms-date"], message.headers["Authorization"]
+
+    date, first = signed()
+    url = "http://127.0.0.1:10002/tables/T()"
+    assert first == f"SharedKeyLite tables:{signature_of(SharedKey.of('tables', KEY), date, url)}"
+    renewed = base64.b64encode(b"another key").decode()
+    named.update("tables", renewed)
+    date, second = signed()
+    assert second == f"SharedKeyLite tables:{signature_of(SharedKey.of('tables', renewed), date, url)}"
 
 
 async def test_https_without_a_key_uses_ones_own_identity() -> None:
