@@ -45,7 +45,7 @@ class CrossView(Flow):
     side: SourceSide | TargetSide
 
     async def prepare(self) -> bool:
-        await self.for_each_work([self.named(work, self.locate(work)) for work in self.works])
+        await self.for_each_work([self.named(work, self.locate) for work in self.works])
         self.check_partitions([old_key(work) for work in self.works])
         new = [
             (work, old_key(work))
@@ -59,7 +59,7 @@ class CrossView(Flow):
         async def look(work: Work) -> None:
             in_step.append(await self._look(work))
 
-        await self.for_each_work([self.named(work, look(work)) for work in self.works])
+        await self.for_each_work([self.named(work, look) for work in self.works])
         return all(in_step)
 
     def raced(self, error: RekeyError, work: Work, sent: Operation) -> bool:  # noqa: ARG002

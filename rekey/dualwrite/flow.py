@@ -13,7 +13,7 @@ Rules kept here (DESIGN section 5, ADR 0017):
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from rekey.dualwrite.counters import Counters
@@ -136,10 +136,10 @@ class Flow(ABC):
                 hint="repeat the operation; if it stays so, look at the restricted account",
             ) from error
 
-    async def named(self, work: Work, call: Awaitable[None]) -> None:
+    async def named(self, work: Work, call: Callable[[Work], Awaitable[None]]) -> None:
         """Make a call for one key; an error says which operation of a transaction it is about."""
         try:
-            await call
+            await call(work)
         except RekeyError as error:
             if len(self.works) > 1:
                 error.index = work.index
@@ -265,7 +265,7 @@ class SameView(Flow):
     """The view's table is the authority."""
 
     async def prepare(self) -> bool:
-        calls: list[Awaitable[None]] = [self.named(work, self.side.prepare(work)) for work in self.works]
+        calls: list[Awaitable[None]] = [self.named(work, self.side.prepare) for work in self.works]
         if not self.works[0].intents:
             calls.insert(0, self.begin(self.side.side, [(work, work.key) for work in self.works]))
         await self.for_each_work(calls)

@@ -12,9 +12,9 @@ Rules kept here (DESIGN section 5, ADR 0017):
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from functools import partial
 
 from rekey.dualwrite.counters import Counters
 from rekey.dualwrite.cross_view import NewViewFirst, OldViewAfter
@@ -171,9 +171,9 @@ class Writer:
             self._leave_unfinished(flow)
         except BaseException:
             self._leave_unfinished(flow)
-            self._go_on(self._finish(flow, permit), permit, deadline)
+            self._go_on(partial(self._finish, flow, permit), permit, deadline)
             raise
-        self._go_on(self._finish(flow, permit), permit, deadline)
+        self._go_on(partial(self._finish, flow, permit), permit, deadline)
         return flow.etags()
 
     # --- behind the answer ------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ class Writer:
             else:
                 needless += work.intents
         if needless:
-            self._go_on(self._end(flow, needless, permit), permit, deadline)
+            self._go_on(partial(self._end, flow, needless, permit), permit, deadline)
 
     def _leave_unfinished(self, flow: Flow) -> None:
         """The authority is written, but the replicas were cut off in the middle."""
@@ -228,7 +228,7 @@ class Writer:
         for intent in intents:
             self._leftovers.add(intent, permit, flow.side.side, still_open=still_open, decided=decided)
 
-    def _go_on(self, work: Coroutine[Any, Any, None], permit: Permit, deadline: float) -> None:
+    def _go_on(self, work: Callable[[], Awaitable[None]], permit: Permit, deadline: float) -> None:
         """Go on behind the caller's back: under the operation's permit, until its deadline."""
         stack = ExitStack()
         stack.enter_context(self._permits.hold(permit))
@@ -236,7 +236,7 @@ class Writer:
         async def bounded() -> None:
             try:
                 async with asyncio.timeout_at(deadline):
-                    await work
+                    await work()
             except (TimeoutError, RekeyError):
                 self._counters.replica_failures += 1
 

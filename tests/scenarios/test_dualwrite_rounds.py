@@ -1,0 +1,159 @@
+"""What a dual write costs: round trips one after the other until the caller has its answer, and requests.
+
+A gate holds all calls of one moment and lets them go together: each time it does is a round trip.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from rekey.declaration import Migration
+from rekey.dualwrite.rules import View
+from rekey.model import Row, content_of, key_of
+from rekey.phases import ControlPhase
+from rekey.tables.base import Operation
+from rekey.tables.faults import Call
+from rekey.tables.memory import MemoryTableService
+from tests.dualwriting import TAGGED, DualWorld, delete, insert, key_row, memory_world, merge, replace, upsert
+from tests.worlds import POSTS, USERS, post, user
+
+
+class Rounds:
+    """Counts the round trips of a call: whatever can be under way at the same time is one."""
+
+    def __init__(self, world: DualWorld) -> None:
+        self.world = world
+        self.count = 0
+        self.calls: Counter[str] = Counter()
+        self._waiting: list[asyncio.Future[None]] = []
+
+    async def hold(self, call: Call) -> None:
+        self.calls[call.action] += 1
+        released: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(released)
+        await released
+
+    async def of(self, view: View, *operations: Operation) -> int:
+        """Return how many round trips one write takes until it returns."""
+        writer = self.world.writer(view)
+        self.world.service.gate = self.hold
+        self.count = 0
+        self.calls.clear()
+        writing = asyncio.ensure_future(writer.write(operations))
+        while not writing.done():
+            await self._let_run()
+            if writing.done():
+                break
+            self._release()
+            self.count += 1
+            await self._let_run()
+        answered = self.count
+        settling = asyncio.ensure_future(writer.settle())
+        while not settling.done():
+            await self._let_run()
+            self._release()
+            await self._let_run()
+        self.world.service.gate = _pass
+        await writing
+        await self.world.assert_quiet()
+        return answered
+
+    async def _let_run(self) -> None:
+        for _ in range(50):
+            await asyncio.sleep(0)
+
+    def _release(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for released in waiting:
+            released.set_result(None)
+
+
+async def _pass(_call: Call) -> None:
+    await asyncio.sleep(0)
+
+
+def first_row(migration: Migration) -> Row:
+    """A source row of a migration's world."""
+    return post("hello") if migration is POSTS else user("ann@example.com")
+
+
+MIGRATIONS = pytest.mark.parametrize(
+    "migration", [USERS, TAGGED, POSTS], ids=["key-derived", "key-derived with index", "content-derived"]
+)
+
+
+@MIGRATIONS
+async def test_in_the_old_view_a_write_takes_three_round_trips(
+    memory: MemoryTableService, migration: Migration
+) -> None:
+    row = first_row(migration)
+    key = key_of(row)
+    world = await memory_world(migration, memory).prepare([row])
+    rounds = Rounds(world)
+    other = {**row, "RowKey": "other"}
+    assert await rounds.of(View.OLD, replace({**row, "Title": "2"})) == 3
+    assert await rounds.of(View.OLD, upsert({**row, "Title": "3"})) == 3
+    assert await rounds.of(View.OLD, insert(other)) == 3
+    assert await rounds.of(View.OLD, delete(key)) == 3
+    assert await rounds.of(View.OLD, insert(row)) == 3
+    assert await rounds.of(View.OLD, replace({**row, "Title": "4"}), delete(key_of(other))) == 3
+    assert await rounds.of(View.OLD, merge({**key_row(key), "Title": "5"})) == 4
+    assert world.counters.fast == world.counters.writes
+
+
+async def test_a_row_that_moves_takes_three_round_trips_too(memory: MemoryTableService) -> None:
+    world = await memory_world(POSTS, memory).prepare([post("hello", "2024-01", "a,b")])
+    rounds = Rounds(world)
+    assert await rounds.of(View.OLD, replace(post("hello", "2024-02", "b,c"))) == 3
+    assert await rounds.of(View.OLD, replace(post("hello", "2024-01", "a"))) == 3
+
+
+async def test_a_row_that_the_backfill_has_not_reached_takes_three_round_trips_too(
+    memory: MemoryTableService,
+) -> None:
+    world = await memory_world(USERS, memory).prepare()
+    await world.source.insert(user("ann@example.com"))
+    assert await Rounds(world).of(View.OLD, replace(user("ann@example.com", Age=2))) == 3
+
+
+@MIGRATIONS
+async def test_in_the_new_view_after_cutover_a_write_takes_three_round_trips(
+    memory: MemoryTableService, migration: Migration
+) -> None:
+    world = await memory_world(migration, memory).prepare([first_row(migration)])
+    world.permits.move(ControlPhase.CUTOVER)
+    rounds = Rounds(world)
+    [row] = [content_of(row) for row in memory.dump(world.mapper.tables[0])]
+    new = content_of(world.mapper.map({**first_row(migration), "RowKey": "new"})[0].row)
+    assert await rounds.of(View.NEW, replace({**row, "Title": "2"})) == 3
+    assert await rounds.of(View.NEW, insert(new)) == 3
+    assert await rounds.of(View.NEW, upsert({**new, "Title": "3"})) == 3
+    assert await rounds.of(View.NEW, delete(key_of(row))) == 3
+
+
+async def test_what_a_replace_asks_of_the_service(memory: MemoryTableService) -> None:
+    """Nine requests, six of them before the answer. A second write of a row claims nothing again."""
+    world = await memory_world(USERS, memory).prepare([user("ann@example.com")])
+    writer = world.writer()
+    calls: Counter[str] = Counter()
+
+    async def note(call: Call) -> None:
+        calls[f"{call.action} {call.table}"] += 1
+
+    await writer.write([replace(user("ann@example.com", Age=2))])
+    await writer.settle()
+    memory.gate = note
+    await writer.write([replace(user("ann@example.com", Age=3))])
+    await writer.settle()
+    assert calls == {
+        "insert rekeyjournal": 1,
+        "get rekeymap": 2,
+        "get UsersV2": 1,
+        "replace Users": 1,
+        "replace UsersV2": 1,
+        "get Users": 1,
+        "delete rekeyjournal": 1,
+    }
