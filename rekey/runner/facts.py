@@ -23,6 +23,11 @@ from rekey.runner.ledger import LedgerScript, applied_phases, handover
 from rekey.state.models import PhaseRun, Segment, Verification
 from rekey.tables.clock import TICKS_PER_SECOND, ticks_of
 
+RETURNED_AT = "returned_at"
+"""Fact: when a way back from cutover was last begun, by this machine's clock, as verifications are timed."""
+UNFOLLOWED_AT = "unfollowed_at"
+"""Fact: when the last full verification ended that was made while no client was registered."""
+
 
 @dataclass(frozen=True, slots=True)
 class Lease:
@@ -175,6 +180,11 @@ def verification_problem(facts: Facts) -> str:
         return "nothing has been verified in full"
     if last.divergences:
         return f"the last full verification found {last.divergences:,} rows that differ"
+    returned_at, unfollowed_at = facts.facts.get(RETURNED_AT), facts.facts.get(UNFOLLOWED_AT)
+    if returned_at is not None and ticks_of(last.started_at) < ticks_of(returned_at):
+        return "nothing has been verified in full since the way back from cutover"
+    if unfollowed_at is not None and ticks_of(last.finished_at) <= ticks_of(unfollowed_at):
+        return "when all was last verified, no client of the application was registered"
     if facts.since(last.finished_at) > facts.gates.verification_max_age_s:
         return "the last full verification is too old"
     return ""

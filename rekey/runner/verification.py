@@ -27,18 +27,12 @@ from rekey.reconcile.context import ReconcileContext
 from rekey.reconcile.full import full
 from rekey.reconcile.report import FullReport
 from rekey.runner.capture import WATERMARK
+from rekey.runner.facts import RETURNED_AT, UNFOLLOWED_AT
 from rekey.runner.following import look
 from rekey.runner.intents import InFlight, while_sweeping
 from rekey.runner.run import Run
 from rekey.state.models import Verification
 from rekey.tables.clock import TICKS_PER_SECOND, ticks_of
-
-RETURNED_AT = "returned_at"
-"""Fact: when a way back from cutover was last begun, by this machine's clock, as verifications are timed."""
-
-
-UNFOLLOWED_AT = "unfollowed_at"
-"""Fact: when the last full verification ended that was made while no client was registered."""
 
 
 class _Rows:

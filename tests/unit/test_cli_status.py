@@ -19,7 +19,7 @@ from rekey.model import EntityKey
 from rekey.phases import ORDER, ControlPhase, Phase
 from rekey.runner.capture import WATERMARK
 from rekey.runner.control import ControlRow
-from rekey.runner.facts import Facts, Intents, Lease, Wait, waits
+from rekey.runner.facts import RETURNED_AT, UNFOLLOWED_AT, Facts, Intents, Lease, Wait, waits
 from rekey.runner.status import judge
 from rekey.runner.watching import look_at
 from rekey.state.models import PhaseRun, Segment, Verification
@@ -105,6 +105,20 @@ CASES = [
         "a copy",
         "verify 0001_users --mode full",
         id="verification too old",
+    ),
+    pytest.param(
+        facts(D, Phase.RECONCILE, verification=verified(), facts={RETURNED_AT: NOW}),
+        True,
+        "a copy",
+        "verify 0001_users --mode full",
+        id="verified before the way back",
+    ),
+    pytest.param(
+        facts(D, Phase.RECONCILE, verification=verified(), facts={UNFOLLOWED_AT: HOUR_AGO}),
+        True,
+        "a copy",
+        "verify 0001_users --mode full",
+        id="verified without clients",
     ),
     pytest.param(
         facts(D, Phase.BACKFILL, verification=verified(3)),

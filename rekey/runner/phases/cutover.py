@@ -34,13 +34,14 @@ from rekey.phases import ControlPhase, Phase
 from rekey.reconcile.report import FullReport
 from rekey.runner.capture import WATERMARK, catch_up
 from rekey.runner.control import ControlRow
+from rekey.runner.facts import RETURNED_AT
 from rekey.runner.following import closed_by_clients
 from rekey.runner.freeze import cross, leave_freeze
 from rekey.runner.phases.backfill import swept_rows
 from rekey.runner.phases.complete import next_second
 from rekey.runner.phases.operation import Counters, Operation
 from rekey.runner.run import Run
-from rekey.runner.verification import RETURNED_AT, closed_by_verification, verify_full, wrong
+from rekey.runner.verification import closed_by_verification, verify_full, wrong
 from rekey.tables.base import Table
 from rekey.tables.clock import format_ticks, ticks_of
 
