@@ -65,7 +65,7 @@ async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> dict[str, i
         run.check()
         after = await run.control.move(ControlPhase.FREEZE, end)
     except Exception as error:
-        await _give_up(run, start, error, deadline)
+        await _give_up(run, frozen, start, error, deadline)
         raise
     frozen_ms = round(deadline.elapsed_s * 1000)
     await wait_for_clients(run, after)
@@ -92,9 +92,11 @@ async def _prove(run: Run) -> None:
         )
 
 
-async def _give_up(run: Run, back_to: ControlPhase, error: Exception, deadline: Deadline) -> None:
+async def _give_up(
+    run: Run, frozen: ControlRow, back_to: ControlPhase, error: Exception, deadline: Deadline
+) -> None:
     """Leave the freeze, and say in the error that it was left."""
-    left = await leave_freeze(run, back_to)
+    left = await leave_freeze(run, back_to, only=frozen.move_id)
     run.state.audit(
         "freeze-given-up",
         run.script_id,
@@ -104,14 +106,19 @@ async def _give_up(run: Run, back_to: ControlPhase, error: Exception, deadline: 
         error.kept = f"{error.kept or 'everything'}; the migration is back in `{back_to}`, and writes go on"
 
 
-async def leave_freeze(run: Run, back_to: ControlPhase) -> bool:
+async def leave_freeze(run: Run, back_to: ControlPhase, *, only: str = "") -> bool:
     """Leave a freeze the way it was entered; tell whether the row was moved.
 
     If the service fails now, the next run does it.
+
+    Args:
+        run: the migration.
+        back_to: where the freeze came from.
+        only: the id of the move that froze: a freeze of another runner is not ours to leave.
     """
     try:
         now = await run.control.read()
-        if now is None or now.phase is not ControlPhase.FREEZE:
+        if now is None or now.phase is not ControlPhase.FREEZE or (only and now.move_id != only):
             return False
         await run.control.move(ControlPhase.FREEZE, back_to)
     except ServiceError:
