@@ -10,10 +10,12 @@ Rules kept here:
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
-from rekey.dualwrite.rules import TARGET, authority
+from rekey.dualwrite.rules import SOURCE, TARGET, authority
 from rekey.errors import (
     ConfigurationError,
     Findings,
@@ -33,7 +35,7 @@ from rekey.reconcile.sample import sample
 from rekey.runner.capture import catch_up
 from rekey.runner.control import ControlStore
 from rekey.runner.following import wait_for_present
-from rekey.runner.intents import sweep_journal
+from rekey.runner.intents import sweep_journal, while_sweeping
 from rekey.runner.phases import PHASES
 from rekey.runner.phases.backfill import swept_rows
 from rekey.runner.record import keep_plan, pass_gate
@@ -224,7 +226,8 @@ def verify(
         return session.do(verify_full(run, repair=repair))
     with session.progress.task(f"verify {mode}") as advance:
         ctx = context(run, phase, advance)
-        report: Report = session.do(count(ctx)) if mode is Mode.COUNT else session.do(sample(ctx, rows, seed))
+        compare: Coroutine[Any, Any, Report] = count(ctx) if mode is Mode.COUNT else sample(ctx, rows, seed)
+        report = session.do(while_sweeping(run, authority(phase) or SOURCE, compare))
     session.state.audit("verification", script_id, report.as_json())
     return report
 
