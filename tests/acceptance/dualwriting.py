@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from rekey.dualwrite.registry import SAFETY_S
 from rekey.mapper import Mapper
 from rekey.model import Row, content_of, key_of
 from rekey.scripts import load_script
@@ -106,7 +107,7 @@ class Fleet:
         """Return how many writes of a client were acknowledged so far."""
         return sum(line["what"] == "acknowledged" for line in lines_of(self.tasks[name].ledger))
 
-    def until_writing(self, *names: str, more: int = 10) -> None:
+    def until_writing(self, *names: str, more: int = 5) -> None:
         """Wait until clients (all that live) have had some more writes acknowledged."""
         for name in names or tuple(self._living):
             enough = self.acknowledged(name) + more
@@ -241,6 +242,11 @@ class Stage:
         """Return a time of the control row, in seconds of the service's clock."""
         return _seconds(self.control()[name])
 
+    def living(self, view: View) -> list[dict[str, Any]]:
+        """Return the clients of a view that the command waits for."""
+        now = time.time()
+        return [one for one in self.clients() if one["view"] == view and one["over_at"] > now]
+
     def clients(self) -> list[dict[str, Any]]:
         """Return the rows of the clients, with their last beat in seconds of the service's clock."""
         rows = self.project.restricted_rows("rekeycontrol")
@@ -249,7 +255,9 @@ class Stage:
                 "name": row["Name"],
                 "epoch": row["Epoch"],
                 "refuses": row["Refuses"],
+                "view": row["View"],
                 "beat_at": _seconds(row["Timestamp"]),
+                "over_at": _seconds(row["Timestamp"]) + (row["LeaseMs"] + row["LongestMs"]) / 1000 + SAFETY_S,
             }
             for row in rows
             if row["RowKey"].startswith("client.")

@@ -239,7 +239,7 @@ class _Writer:
         read = await self._read(self._world.key(row, self._view, {}))
         if read is None:
             return
-        slot = f"{SLOT}{self._task.name}"
+        slot = f"{SLOT}_{self._task.name}".replace("-", "_")
         keys = {name: read[name] for name in ("PartitionKey", "RowKey")}
         if self._lot.random() < 0.5:
             value = self._slots.get(row, 0) + 1

@@ -4,7 +4,8 @@
 
 Rules kept here:
 
-* It prints the address it listens on, serves until its standard input ends, and prints what it dealt out.
+* It prints the port it listens on, serves until its standard input ends, and prints what it dealt out. A line
+  on its standard input is the weather from then on.
 * It reads as little of HTTP as it must (where a message ends), and keeps one connection to Azurite for each
   one of a client: hundreds of requests a second go through it at full speed.
 * What a request meets is drawn before it is passed on. A request that was read is passed on or not, as drawn,
@@ -73,6 +74,8 @@ STORMY = Weather(
     delayed=0.05, lost=0.01, cut=0.005, busy=0.01, failed=0.005, applied_and_failed=0.005, late=0.005
 )
 """One request of twenty-five goes wrong: a write of a client takes about eight."""
+BREEZY = Weather(delayed=0.05, busy=0.02)
+"""Nothing stays open: every request is applied and answered, or turned away."""
 
 
 @dataclass
@@ -114,6 +117,10 @@ class SeededProxy:
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.dealt: Counter[str] = Counter()
+
+    def change(self, weather: Weather) -> None:
+        """Let requests meet another weather from now on; its seed is of no account."""
+        self._weather = weather
 
     async def start(self) -> int:
         """Listen on a free port of 127.0.0.1 and return it."""
@@ -215,6 +222,13 @@ class ProxyProcess:
         """Return an account's endpoint behind the proxy."""
         return f"http://127.0.0.1:{self.port}{urlsplit(endpoint).path}"
 
+    def change(self, weather: Weather) -> None:
+        """Let requests meet another weather from now on."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(asdict(weather)) + "\n")
+        self._process.stdin.flush()
+
     def __enter__(self) -> ProxyProcess:
         self._process = subprocess.Popen(
             [sys.executable, "-m", __spec__.name, self._words],
@@ -239,7 +253,8 @@ async def _main(upstream: list[Any], **weather: Any) -> None:
     proxy = SeededProxy((upstream[0], upstream[1]), Weather(**weather))
     print(await proxy.start(), flush=True)
     loop = asyncio.get_running_loop()
-    await loop.run_in_executor(None, sys.stdin.read)
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        proxy.change(Weather(**json.loads(line)))
     await proxy.stop()
     print(json.dumps(proxy.dealt))
 

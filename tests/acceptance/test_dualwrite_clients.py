@@ -17,7 +17,6 @@ import pytest
 
 from rekey import DualWriteTableClient
 from rekey.dualwrite.lease import LeaseSettings
-from rekey.dualwrite.registry import SAFETY_S
 from rekey.dualwrite.sdk.errors import DualWriteRefused
 from rekey.errors import SecretMissing
 from rekey.rehearse.azurite import Azurite
@@ -115,7 +114,7 @@ def test_a_silent_client_is_named_and_waited_for_until_nothing_of_it_can_take_ef
         assert "asleep" in said
         assert "silent" in said
         assert f"pid {fleet.pid('asleep')}" in said
-        over_at = asleep["beat_at"] + settings["lease_s"] + settings["longest_operation_s"] + SAFETY_S
+        over_at = asleep["over_at"]
         frozen_at = stage.at("FrozenAt")
         assert frozen_at + 1 >= over_at, "the freeze began while it could still write; times in whole seconds"
         print(f"one silent client: frozen {frozen_at - asleep['beat_at']:.1f} s after its last sign")
