@@ -141,10 +141,10 @@ class Company:
         with self.session(Options(drop_targets=bool(drop))) as session:
             return moves.rollback(session, self.script_id, to=to, drop=drop)
 
-    def verify(self, *, repair: bool = False) -> Any:
-        """`rekey verify --mode full`; returns the report."""
+    def verify(self, mode: Mode = Mode.FULL, *, repair: bool = False) -> Any:
+        """`rekey verify`; returns the report."""
         with self.session() as session:
-            return moves.verify(session, self.script_id, mode=Mode.FULL, repair=repair)
+            return moves.verify(session, self.script_id, mode=mode, repair=repair)
 
     def retire(self) -> None:
         """`rekey retire`."""

@@ -16,6 +16,7 @@ from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import EntityKey, Row, content_of, etag_of, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.runner.control import ControlStore
+from rekey.runner.moves import Mode
 from rekey.runner.run import Options
 from rekey.tables.faults import Call
 from rekey.tables.memory import Gate
@@ -345,6 +346,9 @@ def test_verification_waits_for_what_the_journal_announces(users: Company) -> No
     half_write(users, "0dead", FIRST, "late")
     report = users.verify()
     assert (report.findings, report.found.transient) == (False, 1)
+    users.assert_in_step()
+    half_write(users, "0dead", FIRST, "later")
+    assert not users.verify(Mode.SAMPLE).findings
     users.assert_in_step()
 
 
