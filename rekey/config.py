@@ -140,12 +140,7 @@ class Gates:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceKey:
-    """Where the key is that signs evidence; both None when there is none.
-
-    Attributes:
-        key_file: an Ed25519 private key in PEM form, an absolute path.
-        key_vault: the https URL of a P-256 key in Key Vault.
-    """
+    """Where the key is that signs evidence: an Ed25519 key in a PEM file, or a P-256 key in Key Vault."""
 
     key_file: Path | None = None
     key_vault: str | None = None
@@ -219,6 +214,13 @@ def load_config(path: Path) -> Config:
         ),
         evidence=_evidence(document.section("evidence")),
     )
+
+
+def reading(endpoint: str, key_env: str | None) -> Config:
+    """Return a configuration that only tables can be read with. Raises ConfigurationError."""
+    said = {"endpoint": endpoint, "key_env": key_env}
+    account = _account(Section(Path("the command line"), "", said))
+    return Config(Path(), account, account, state=Path(), migrations=Path())
 
 
 def resolve_secret(config: Config, name: str, *, environ: Mapping[str, str] | None = None) -> bytes:

@@ -10,24 +10,44 @@ Rules kept here:
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from rekey.cli.project import open_project
 from rekey.cli.shell import Shell, command
-from rekey.errors import ConfigurationError, ExitCode, Locked, MachineFailed, StateUnusable
+from rekey.errors import (
+    ConfigurationError,
+    ExitCode,
+    Findings,
+    Locked,
+    MachineFailed,
+    Moved,
+    StateUnusable,
+)
 from rekey.phases import Phase
 
 if TYPE_CHECKING:
     from rekey.evidence.keys import PublicKey
+    from rekey.evidence.recompute import Compared
     from rekey.evidence.verify import Verdict
+    from rekey.mapper import Mapper
 
 KEY_FILE = "evidence.pem"
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 _FILE = click.Path(dir_okay=False, path_type=Path)
+_KEY = click.option(
+    "--key",
+    "key_files",
+    metavar="FILE",
+    type=_FILE,
+    multiple=True,
+    help="A public key that may have signed. By default the one of this project's [evidence].",
+)
 
 
 @click.group(
@@ -42,7 +62,7 @@ def evidence() -> None:
     """Show an auditor what was done.
 
     `export` writes a bundle that can be checked without this machine, without rekey even; `verify` checks
-    one.
+    one; `recompute` computes its content digests again from the tables.
     """
 
 
@@ -138,14 +158,7 @@ def export(shell: Shell, folder: Path, script: str | None, authority: str | None
     "\nrekey evidence verify ./evidence-0001 --key evidence.pub.pem --checkpoint kept-last-year",
 )
 @click.argument("folder", type=_FOLDER)
-@click.option(
-    "--key",
-    "key_files",
-    metavar="FILE",
-    type=_FILE,
-    multiple=True,
-    help="A public key that may have signed. By default the one of this project's [evidence].",
-)
+@_KEY
 @click.option(
     "--checkpoint",
     "kept",
@@ -173,12 +186,11 @@ def verify(
     Finds a changed byte, a file added or removed, an event removed, moved or inserted, a log that was cut
     off, a bundle made again or signed by somebody else. Needs the bundle and the public key, nothing else.
     """
-    from rekey.evidence.keyfiles import read_public
     from rekey.evidence.timestamp import read_root
     from rekey.evidence.verify import Trusted
     from rekey.evidence.verify import verify as check
 
-    keys = [read_public(path) for path in key_files] or _own_key(shell)
+    keys = _keys(shell, key_files)
     trusted = Trusted(
         keys,
         root=None if timestamp_root is None else read_root(timestamp_root),
@@ -193,11 +205,119 @@ def verify(
     return code
 
 
-def _own_key(shell: Shell) -> list[PublicKey]:
-    """Return the public half of the project's own key. Raises ConfigurationError when there is none."""
+@command(
+    "recompute",
+    example="rekey evidence recompute ./evidence-0001"
+    "\nrekey evidence recompute ./evidence-0001 --key evidence.pub.pem"
+    " --endpoint https://ACCOUNT.table.core.windows.net",
+)
+@click.argument("folder", type=_FOLDER)
+@_KEY
+@click.option("--endpoint", metavar="URL", help="The account of the tables. By default this project's.")
+@click.option("--key-env", metavar="NAME", help="The environment variable with that account's shared key.")
+@click.option(
+    "--mapping", is_flag=True, help="Map the source's rows again, with this project's script and secrets."
+)
+def recompute(
+    shell: Shell,
+    folder: Path,
+    key_files: tuple[Path, ...],
+    endpoint: str | None,
+    key_env: str | None,
+    mapping: bool,
+) -> ExitCode:
+    """Compute the content digests of the bundle in FOLDER again, from the tables.
+
+    Reads the tables, nothing else. Exit code 1 when one differs: it was written since the verification, or
+    is not what was verified. The bundle is checked first.
+    """
+    from rekey.evidence.bag import payload
+    from rekey.evidence.recompute import last_full
+    from rekey.evidence.verify import Trusted
+    from rekey.evidence.verify import verify as check
+
+    if key_env is not None and endpoint is None:
+        raise click.UsageError("--key-env goes with --endpoint")
+    keys = _keys(shell, key_files)
+    verdict = check(folder, Trusted(keys, ignore_timestamp=True))
+    if not verdict.is_right:
+        raise Findings(
+            f"{folder} is not as it was exported: {'; '.join(one.what for one in verdict.findings)}",
+            kept="everything; no table was read",
+            hint=f"`{shell.command(f'evidence verify {folder}')}` shows it all",
+        )
+    recorded = last_full(payload(folder))
+    mapper = _mapper(shell, verdict) if mapping else None
+    found = asyncio.run(_recompute(shell, recorded, mapper, endpoint, key_env))
+    code = ExitCode.DONE if all(one.is_equal for one in found) else ExitCode.FINDINGS
+    document = {
+        "exit_code": int(code),
+        "script_id": verdict.predicate["script_id"],
+        "verified_at": recorded["finished_at"],
+        "digests": [one.as_json() for one in found],
+    }
+    shell.emit(document, "\n".join(_compared(recorded, found)))
+    return code
+
+
+async def _recompute(
+    shell: Shell,
+    recorded: dict[str, Any],
+    mapper: Mapper | None,
+    endpoint: str | None,
+    key_env: str | None,
+) -> list[Compared]:
+    from rekey.config import load_config, reading
+    from rekey.evidence.recompute import recompute as compute
+
+    config = load_config(shell.config_path) if endpoint is None else reading(endpoint, key_env)
+    accounts = shell.connect(config)
+    try:
+        return await compute(recorded, accounts.tables, shell.progress(), mapper=mapper)
+    finally:
+        await accounts.close()
+
+
+def _mapper(shell: Shell, verdict: Verdict) -> Mapper:
+    """Return the mapping of the script that the bundle is about."""
+    from rekey.mapper import Mapper
+    from rekey.runner.session import secrets_of
+
+    project = open_project(shell)
+    declared = project.choose(verdict.predicate["script_id"])
+    if declared.digest != verdict.predicate["declaration_sha256"]:
+        raise Moved(
+            f"the script {declared.script_id} of this project is not the one of the bundle",
+            kept="everything; no table was read",
+            hint="use the script that is in the bundle (data/script.py)",
+        )
+    return Mapper(declared.migration, secrets_of(project.config, declared.migration))
+
+
+def _compared(recorded: dict[str, Any], found: list[Compared]) -> list[str]:
+    lines = [f"verified on {recorded['finished_at']}; now:"]
+    names = {"source": "source", "target": "target", "expected": "what the source gives for"}
+    for one in found:
+        if not one.found:
+            said = "NOT there"
+        elif one.is_equal:
+            said = "the same" if one.recorded else "as many rows (too few for its digest to be told)"
+        else:
+            said = f"ANOTHER, {one.recorded_rows:,} rows then"
+        lines.append(f"  {names[one.what]} {one.table}: {one.found_rows:,} rows, {said}")
+        lines += [f"    then  {one.recorded}"] if one.recorded else []
+        lines += [f"    now   {one.found}"] if one.found else []
+    return lines
+
+
+def _keys(shell: Shell, files: Sequence[Path]) -> list[PublicKey]:
+    """Return the given keys, else the project's own. Raises ConfigurationError when there is none."""
     from rekey.config import load_config
+    from rekey.evidence.keyfiles import read_public
     from rekey.evidence.signing import open_signer
 
+    if files:
+        return [read_public(path) for path in files]
     if shell.config_said or shell.config_path.exists():
         signer = open_signer(load_config(shell.config_path))
         if signer is not None:
@@ -262,5 +382,5 @@ def _told(folder: Path, verdict: Verdict, *, recorded: bool) -> list[str]:
     return lines
 
 
-for _command in (keygen, export, verify):
+for _command in (keygen, export, verify, recompute):
     evidence.add_command(_command)

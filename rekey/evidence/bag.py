@@ -24,6 +24,7 @@ from rekey.errors import ConfigurationError, MachineFailed, Refused
 from rekey.evidence.keys import Signer
 from rekey.evidence.statement import Envelope, Statement, signed
 
+_PAYLOAD = "data/"
 STATEMENT = "statement.dsse.json"
 TIMESTAMP = "statement.dsse.json.tsr"
 TIMESTAMP_SIGNATURE = "statement.dsse.json.tsr.sig"
@@ -122,6 +123,15 @@ def digests(folder: Path) -> dict[str, str]:
         name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
         for name in names(folder)
         if name not in BESIDES
+    }
+
+
+def payload(folder: Path) -> dict[str, bytes]:
+    """Return the files below `data/`, by path below it."""
+    return {
+        name.removeprefix(_PAYLOAD): (folder / name).read_bytes()
+        for name in names(folder)
+        if name.startswith(_PAYLOAD)
     }
 
 

@@ -21,8 +21,6 @@ from rekey.errors import ConfigurationError
 from rekey.evidence import bag, contents, log, note, statement, timestamp
 from rekey.evidence.keys import PublicKey
 
-_PAYLOAD = "data/"
-
 
 @dataclass(frozen=True, slots=True)
 class Trusted:
@@ -112,7 +110,7 @@ def verify(folder: Path, trusted: Trusted) -> Verdict:
         verdict.wrong("bag", f"it is no valid bag: {problem}")
     else:
         verdict.checked.append("it is a valid bag")
-    files = _payload(folder)
+    files = bag.payload(folder)
     _log(files, trusted, verdict)
     _consistent(files, verdict)
     _stamp(folder, trusted, verdict)
@@ -164,14 +162,6 @@ def _files(folder: Path, envelope: statement.Envelope, verdict: Verdict) -> None
         verdict.wrong("file-added", f"{name} is no plain file of the bundle")
     if len(verdict.findings) == before:
         verdict.checked.append(f"{len(there)} files are those that the statement names")
-
-
-def _payload(folder: Path) -> dict[str, bytes]:
-    return {
-        name.removeprefix(_PAYLOAD): (folder / name).read_bytes()
-        for name in bag.names(folder)
-        if name.startswith(_PAYLOAD)
-    }
 
 
 def _log(files: dict[str, bytes], trusted: Trusted, verdict: Verdict) -> None:

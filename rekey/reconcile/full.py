@@ -28,7 +28,7 @@ from rekey.reconcile.recheck import Candidate, settle
 from rekey.reconcile.repair import repair_all
 from rekey.reconcile.report import FullReport, TableComparison
 from rekey.reconcile.spill import Record, Spill, hash_of, private_folder
-from rekey.reconcile.sums import SOURCE, Part, Partial
+from rekey.reconcile.sums import SOURCE, Part, Partial, told_digest
 from rekey.tables.base import Page
 
 CHECKPOINT_ROWS = 200_000
@@ -61,12 +61,11 @@ async def full(
         ServiceError: a table could not be read.
     """
     started_at = ctx.now()
-    work = Partial.fresh(len(ctx.targets)) if partial is None else partial
+    work = partial or Partial.fresh(len(ctx.targets))
     with patient_collector():
         await sum_up(ctx, work, checkpoint=checkpoint, checkpoint_rows=checkpoint_rows)
-    differing = [
-        expected.differing(actual) for expected, actual in zip(work.expected, work.actual, strict=True)
-    ]
+    sides = zip(work.expected, work.actual, strict=True)
+    differing = [expected.differing(actual) for expected, actual in sides]
     found, repaired = Findings(), None
     if work.refused or any(differing):
         found, repaired = await _find_and_settle(ctx, work, differing, enough, repair=repair)
@@ -94,6 +93,7 @@ async def full(
         ),
         found=found,
         repair=repaired,
+        source_digest=told_digest(work.source),
     )
 
 
@@ -111,9 +111,11 @@ async def sum_up(
     """
     since = 0
     digests = [digester(target.name, ctx.not_compared(number)) for number, target in enumerate(ctx.targets)]
+    source_digest = digester(ctx.source_name)
 
     def add_source(page: Page) -> None:
         for row in page.rows:
+            work.source.add(bucket_of(row[PARTITION_KEY], row[ROW_KEY]), source_digest(row))
             try:
                 mapped = ctx.mapper.map(row)
             except RowRefused:

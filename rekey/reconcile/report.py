@@ -70,6 +70,8 @@ class FullReport:
     tables: tuple[TableComparison, ...]
     found: Findings
     repair: RepairReport | None = None
+    source_digest: str = ""
+    """The content digest of the source as it is; "" when it has too few rows for one to be told."""
 
     mode = "full"
 
@@ -96,6 +98,7 @@ class FullReport:
             "finished_at": self.finished_at,
             "source": self.source,
             "source_rows": self.source_rows,
+            "source_digest": self.source_digest,
             "refused_rows": self.refused_rows,
             "tables": [table.as_json(sums=sums) for table in self.tables],
             **self.found.as_json(),

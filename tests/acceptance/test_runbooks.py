@@ -170,6 +170,7 @@ PRESUMED: dict[str, Callable[[Project], None]] = {
     "backfill": not_begun,
     "cutover": at_the_gate,
     "divergences": with_divergences,
+    "evidence": at_the_gate,
     "lookup": at_the_gate,
     "plan": not_begun,
     "resume": Project.killed_while_copying,

@@ -1,0 +1,216 @@
+"""The report of a bundle: one page that loads nothing, escapes all, says first what was not proved, prints.
+
+Where a Chromium is on the machine it is opened in it, without a window; where there is none, that test says
+so and the others check the page's text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import html.parser
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from rekey.evidence import contents
+from rekey.evidence.plots import Pair, pairs, timeline
+from rekey.model import content_of
+from tests.commands import Commands
+from tests.evidence import TO_CUTOVER, exported, rows, with_key
+from tests.projects import USERS_SCRIPT, Project
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "headless_shell")
+SVG = "{http://www.w3.org/2000/svg}"
+NASTY = '<script>alert("x")</script> & <b>'
+
+
+@pytest.fixture
+def rekey(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Commands:
+    project = Project(tmp_path)
+    project.script(USERS_SCRIPT.replace("E-mail RowKeys", NASTY))
+    asyncio.run(project.fill("Users", rows(40)))
+    return Commands(project, capsys, monkeypatch)
+
+
+def report(rekey: Commands, name: str = "bundle") -> str:
+    return (exported(rekey, name) / "data" / contents.REPORT).read_text("utf-8")
+
+
+def parsed(plot: str) -> ElementTree.Element:
+    return ElementTree.fromstring(plot)  # noqa: S314 - made here
+
+
+class Reader(html.parser.HTMLParser):
+    """Collects what a page would load, whether its tags are closed, and its text."""
+
+    VOID = frozenset({"meta", "br", "hr", "img", "link", "input"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.loads: list[str] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.loads += [value or "" for name, value in attrs if name in ("src", "href", "data", "action")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def read(page: str) -> Reader:
+    reader = Reader()
+    reader.feed(page)
+    reader.close()
+    assert reader.open == []
+    return reader
+
+
+def test_the_page_needs_nothing_from_outside_and_runs_nothing(rekey: Commands) -> None:
+    with_key(rekey.project.folder)
+    rekey("apply", "0001")
+    page = report(rekey)
+    found = read(page)
+    assert found.loads == []
+    assert not found.tags & {"script", "img", "link", "iframe", "object", "embed", "form"}
+    assert "default-src 'none'" in page
+    assert not re.search(r"url\(|@import|\son\w+=", page)
+    assert set(re.findall(r"https?://[^\"'<\s]+", page)) <= {
+        "http://www.w3.org/2000/svg",
+        "http://127.0.0.1:10002/devstoreaccount1",
+    }
+
+
+def test_it_tells_what_the_bundle_holds(rekey: Commands) -> None:
+    with_key(rekey.project.folder)
+    rekey("apply", "0001")
+    rekey("apply", "0001", "--to", "cutover", code=3)
+    rekey(*TO_CUTOVER)
+    page = report(rekey)
+    text = " ".join(" ".join(read(page).text).split())
+    assert "Every row and every property was compared" in text
+    assert "UsersV2 held 40 rows, as its source rows give." in text
+    for word in ("cutover", "closed", "open", "rekey apply --to=cutover --writers-stopped"):
+        assert word in text
+    declared = rekey.project.scripts["0001_users"]
+    assert declared.digest in text
+    digests = re.findall(r"<code>([0-9a-f]{64})</code>", page)
+    assert len(digests) == 3
+    assert digests[1] == digests[2], "expected and found"
+
+
+def test_what_was_not_proved_is_said_first(rekey: Commands) -> None:
+    """Not signed, and the last verification found a row."""
+    rekey("apply", "0001")
+    row = rekey.project.rows("UsersV2")[0]
+    table = rekey.project.tables.table("UsersV2")
+    asyncio.run(table.replace({**content_of(row), "Name": "x"}, etag="*"))
+    rekey("verify", "0001", code=1)
+    page = report(rekey)
+    beginning = page[: page.index("<h2>")]
+    assert "found 1 rows that differ" in beginning
+    assert "Nobody signed this." in beginning
+    assert beginning.count('class="verdict bad"') == 2
+    assert "none differed" not in page
+
+
+def test_without_a_verification_nothing_is_claimed(rekey: Commands) -> None:
+    with_key(rekey.project.folder)
+    rekey("apply", "0001", "--to", "backfill")
+    page = report(rekey)
+    assert "Nothing was verified in full." in page
+    assert "none differed" not in page
+
+
+def test_texts_are_escaped() -> None:
+    plot = pairs([Pair(NASTY, 3, 4)], NASTY, (NASTY, "b"))
+    assert "<script>" not in plot
+    tree = parsed(plot)
+    assert tree.findtext(f"{SVG}title") == NASTY
+    assert f"{NASTY}, b: 4" in (tree.findtext(f"{SVG}desc") or "")
+
+
+def test_plots_are_drawn_to_scale_and_told_in_words(rekey: Commands) -> None:
+    with_key(rekey.project.folder)
+    rekey("apply", "0001")
+    page = report(rekey)
+    drawn = [parsed(text) for text in re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)]
+    assert len(drawn) == 2
+    for plot in drawn:
+        width, height = map(float, plot.attrib["viewBox"].split()[2:])
+        assert plot.findtext(f"{SVG}title")
+        assert plot.findtext(f"{SVG}desc")
+        for box in plot.iter(f"{SVG}rect"):
+            assert 0 <= float(box.attrib["x"]) <= float(box.attrib["x"]) + float(box.attrib["width"]) <= width
+            assert 0 <= float(box.attrib["y"]) <= height
+    one, two = (
+        float(box.attrib["width"])
+        for box in parsed(pairs([Pair("t", 10, 5)], "x", ("a", "b"))).iter(f"{SVG}rect")
+        if box.attrib["height"] == "14"
+    )
+    assert one == pytest.approx(2 * two, abs=0.1)
+    assert timeline([], "x") == pairs([], "x", ("a", "b")) == ""
+
+
+def test_it_is_made_to_be_printed(rekey: Commands) -> None:
+    with_key(rekey.project.folder)
+    rekey("apply", "0001")
+    page = report(rekey)
+    assert "@media print" in page
+    assert "@page{size:A4" in page
+    assert "thead{display:table-header-group}" in page
+
+
+def browser() -> str | None:
+    return next((found for name in BROWSERS if (found := shutil.which(name))), None)
+
+
+@pytest.mark.skipif(browser() is None, reason="no Chromium on this machine")
+def test_chromium_opens_it_and_prints_it(rekey: Commands, tmp_path: Path) -> None:
+    with_key(rekey.project.folder)
+    rekey("apply", "0001")
+    page = exported(rekey) / "data" / contents.REPORT
+    pdf = tmp_path / "report.pdf"
+    quiet = (
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-first-run",
+        "--disable-background-networking",
+    )
+    quiet += ("--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path / 'profile'}")
+    done = subprocess.run(
+        [
+            browser() or "",
+            *quiet,
+            "--enable-logging=stderr",
+            "--no-pdf-header-footer",
+            f"--print-to-pdf={pdf}",
+            page.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0
+    assert pdf.read_bytes().startswith(b"%PDF-")
+    assert "Refused to" not in done.stderr, "the page's own policy forbade something of the page"
+    shown = subprocess.run(
+        [browser() or "", *quiet, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=60
+    )
+    assert "Every row and every property was compared" in shown.stdout
+    assert shown.stdout.count("<svg") == 2
