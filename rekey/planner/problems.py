@@ -17,8 +17,6 @@ from rekey.model import TIMESTAMP
 from rekey.planner.inventory import Inventory
 from rekey.planner.result import Collisions, Problem, RefusedRows, Severity, TableFill, TableState
 
-RUNNABLE_CAPTURES = frozenset({"delta", "dual-write"})
-"""The ways to follow the source that this version's runner can run."""
 FEW_ROWS_PER_BATCH = 10.0
 WORTH_BATCHING_ROWS = 1_000
 """Below this many rows nobody waits for batches of one."""
@@ -56,14 +54,6 @@ def declaration_problems(
         )
         for name in missing_secrets
     ]
-    if migration.capture not in RUNNABLE_CAPTURES:
-        problems.append(
-            _error(
-                "capture-not-runnable",
-                f'capture="{migration.capture}" cannot be run by this version',
-                'say capture="delta": no change to the application, a short stop of its writers at cutover',
-            )
-        )
     if migration.capture == "dual-write":
         problems += _dual_write(declared)
     if not migration.reverse:
