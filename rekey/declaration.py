@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +27,9 @@ from rekey.keys.pieces import Split
 from rekey.keys.row import Item, Prop
 from rekey.limits import TABLE_NAME_CURE, table_name_problem
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP
+from rekey.needs import checked_load, checked_queries, checked_waive, needs_canonical
 from rekey.props import Operation
+from rekey.query import Query
 
 Capture: TypeAlias = Literal["dual-write", "delta"]
 CAPTURES = ("dual-write", "delta")
@@ -202,6 +204,9 @@ class Migration:
             to the application; a short stop of writers at the end).
         reverse: whether the migration can be rolled back after cutover. True needs old keys that can be found
             again from target rows.
+        queries: what the application asks of the table (`rekey.query`): a plan rates the keys by it.
+        load: how much it writes, e.g. `{"writes_per_second": 500}`; see `rekey.needs.LOADS`.
+        waive: advice that is set aside, by its code, each with a reason.
 
     Raises:
         InvalidDeclaration: with field, problem and cure.
@@ -212,6 +217,9 @@ class Migration:
     indexes: Sequence[Index] = ()
     capture: Capture = field(kw_only=True)
     reverse: bool = field(default=True, kw_only=True)
+    queries: Sequence[Query] = field(default=(), kw_only=True)
+    load: Mapping[str, float] = field(default_factory=dict, kw_only=True, hash=False)
+    waive: Mapping[str, str] = field(default_factory=dict, kw_only=True, hash=False)
 
     def __post_init__(self) -> None:
         _check_table("source", self.source)
@@ -235,6 +243,9 @@ class Migration:
             raise InvalidDeclaration(
                 "reverse", "it is neither True nor False", cure="write reverse=True or False"
             )
+        object.__setattr__(self, "queries", checked_queries(self.queries))
+        object.__setattr__(self, "load", checked_load(self.load))
+        object.__setattr__(self, "waive", checked_waive(self.waive))
         self._check_tables()
         if self.reverse:
             self._check_way_back()
@@ -268,6 +279,7 @@ class Migration:
             "indexes": [index.canonical() for index in self.indexes],
             "capture": self.capture,
             "reverse": self.reverse,
+            **needs_canonical(self.queries, self.load, self.waive),
         }
 
     def canonical_json(self) -> str:

@@ -46,7 +46,7 @@ class Command:
 
 def documents() -> list[Path]:
     """Return all documents of the project, in order."""
-    folders = (ROOT, ROOT / "docs", ROOT / "docs/adr", ROOT / "runbooks")
+    folders = (ROOT, ROOT / "docs", ROOT / "docs/adr", ROOT / "docs/advice", ROOT / "runbooks")
     return [path for folder in folders for path in sorted(folder.glob("*.md"))]
 
 

@@ -11,10 +11,12 @@ import click
 import pytest
 
 from rekey import keys, props
+from rekey.advice.catalogue import CODES
 from rekey.cli.main import rekey
 from rekey.config import DEFAULT_CONFIG, EvidenceKey, load_config
 from rekey.declaration import CAPTURES
 from rekey.errors import ExitCode
+from rekey.needs import LOADS
 from rekey.phases import ORDER, ControlPhase
 from rekey.planner import problems
 from rekey.reconcile.divergence import Kind
@@ -176,6 +178,26 @@ def test_the_runbook_knows_every_error_of_a_plan() -> None:
     assert len(errors) > 5
     explained = (ROOT / "runbooks/plan.md").read_text("utf-8")
     assert {code for code in errors if f"`{code}`" not in explained} == set()
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_every_kind_of_advice_has_its_page(code: str) -> None:
+    page = (ROOT / f"docs/advice/{code}.md").read_text("utf-8")
+    assert page.startswith(f"# {code}: {CODES[code]}\n\nSeverity: ")
+    headings = re.findall(r"^## (.*)$", page, flags=re.MULTILINE)
+    assert headings == ["What it says", "Why it matters", "What to do", "When it stays quiet"]
+    assert f"| [{code}]({code}.md) | {CODES[code]} |" in (ROOT / "docs/advice/README.md").read_text("utf-8")
+
+
+def test_every_page_on_advice_is_about_a_kind_that_there_is() -> None:
+    pages = {page.stem for page in (ROOT / "docs/advice").glob("*.md")}
+    assert pages - {"README"} == set(CODES)
+    assert f"each of the {len(CODES)} kinds" in README
+
+
+@pytest.mark.parametrize("name", [*LOADS, "query.point", "query.range", "query.latest", *("queries", "waive")])
+def test_every_need_that_a_script_can_declare_is_documented(name: str) -> None:
+    assert name in README and name in (ROOT / "docs/advice/README.md").read_text("utf-8")
 
 
 # --- the code ---------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ TERMINAL = ("rekey/cli/", "rekey/rehearse/demo.py", "rekey/rehearse/node.py")
 """Who knows that there is a terminal: everybody else returns values, or tells a `Progress`."""
 
 PURE = {
+    "advice",
     "carry",
     "carry_steps",
     "casts",
@@ -58,6 +59,7 @@ PURE = {
     "mapping.ids",
     "mapping.rows",
     "model",
+    "needs",
     "phases",
     "planner.as_json",
     "planner.estimate",
@@ -65,6 +67,7 @@ PURE = {
     "planner.render",
     "planner.result",
     "props",
+    "query",
     "reconcile.confidence",
     "reconcile.digest",
     "reconcile.divergence",

@@ -1,9 +1,10 @@
-"""`rekey inspect`: what is in a table, and what its keys look like.
+"""`rekey inspect`: what is in a table, what its keys look like, and what may hurt one day.
 
 Rules kept here:
 
 * It reads only; neither scripts nor state are looked at.
 * Keys are shown only when asked for.
+* Advice refuses nothing here: the exit code is 0 whatever it says.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from rekey.errors import ConfigurationError, ExitCode, TableMissing
 from rekey.limits import TABLE_NAME_CURE, table_name_problem
 
 if TYPE_CHECKING:
-    from rekey.inspection.profile import TableProfile
+    from rekey.advice.facts import Facts
     from rekey.inspection.report import Inspection
 
 
@@ -32,26 +33,37 @@ def inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> ExitCode:
     """Show what is in a table and how its keys look; writes nothing.
 
     Rows and bytes, partitions and their sizes, lengths, characters and shapes of keys (e-mail addresses,
-    dates, card numbers and the like), whether new rows go to one end, properties and their types.
+    dates, card numbers and the like), whether new rows go to one end, properties and their types, and advice
+    on what may hurt one day. The exit code is 0 whatever the advice says.
     """
+    from rekey.advice.advise import advise
+    from rekey.advice.render import advice_lines
     from rekey.inspection.render import inspection_text
+    from rekey.planner.as_json import advice_json
 
     problem = table_name_problem(table)
     if problem is not None:
         raise click.UsageError(f"{problem}; {TABLE_NAME_CURE}")
-    found, _ = asyncio.run(_inspect(shell, table, exact, show_keys))
-    shell.emit({"exit_code": int(ExitCode.DONE), **found.as_json()}, inspection_text(found))
+    found, facts = asyncio.run(_inspect(shell, table, exact, show_keys))
+    advice = advise(facts)
+    document = {**found.as_json(), "advice": [advice_json(one) for one in advice]}
+    text = inspection_text(found)
+    if advice:
+        text += "\n" + "\n".join(advice_lines(advice, with_today=True)) + "\n"
+    shell.emit({"exit_code": int(ExitCode.DONE), **document}, text)
     return ExitCode.DONE
 
 
-async def _inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> tuple[Inspection, TableProfile]:
+async def _inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> tuple[Inspection, Facts]:
+    from rekey.advice.gather import facts_of_profile
+    from rekey.advice.service import is_cosmos
     from rekey.config import load_config
     from rekey.inspection.inspect import inspect_table
 
     config = load_config(shell.config_path)
     accounts = shell.connect(config)
     try:
-        return await inspect_table(
+        found, profile = await inspect_table(
             accounts.tables.table(table), exact=exact, show_keys=show_keys, progress=shell.progress()
         )
     except TableMissing:
@@ -61,3 +73,4 @@ async def _inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> tu
         ) from None
     finally:
         await accounts.close()
+    return found, facts_of_profile(profile, found.inventory, is_cosmos=is_cosmos(config.tables.endpoint))

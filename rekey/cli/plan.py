@@ -77,11 +77,17 @@ def _unfinished(project: Project) -> list[Declared]:
 async def _make(
     shell: Shell, project: Project, chosen: Sequence[Declared], exact: bool, show_keys: bool
 ) -> Plan:
+    from rekey.advice.service import is_cosmos
     from rekey.planner.plan import PlanOptions, make_plan
     from rekey.state.store import State
 
     config = project.config
-    options = PlanOptions(exact=exact, show_keys=show_keys, limits=config.limits)
+    options = PlanOptions(
+        exact=exact,
+        show_keys=show_keys,
+        limits=config.limits,
+        is_cosmos=is_cosmos(config.tables.endpoint),
+    )
     accounts = shell.connect(config)
     try:
         with State.open(config.state, read_only=True) as state:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from rekey.advice.facts import Advice
+from rekey.advice.rating import Answer
 from rekey.model import EntityKey
 from rekey.planner.result import Basis, Example, MigrationPlan, Plan
 
@@ -77,7 +79,36 @@ def _migration_json(migration: MigrationPlan, keys: bool) -> dict[str, Any]:
             }
             for problem in migration.problems
         ],
+        "advice": [advice_json(one) for one in migration.advice],
+        "queries": [
+            {
+                **one.query.canonical(),
+                "today": _answer_json(one.today),
+                "planned": _answer_json(one.planned),
+            }
+            for one in migration.queries
+        ],
     }
+
+
+def advice_json(one: Advice) -> dict[str, Any]:
+    """Return a piece of advice as JSON-able data."""
+    return {
+        "code": one.code,
+        "severity": one.severity.value,
+        "where": one.where,
+        "keys": "today" if one.today else "planned",
+        "evidence": one.evidence,
+        "reason": one.reason,
+        "cure": one.cure,
+        "blocks": one.blocks,
+        **({"waived": one.waived} if one.waived is not None else {}),
+        **({"answered": True} if one.answered else {}),
+    }
+
+
+def _answer_json(answer: Answer) -> dict[str, Any]:
+    return {"access": str(answer.access), "requests": answer.requests, "table": answer.table}
 
 
 def _basis_json(basis: Basis) -> dict[str, Any]:

@@ -14,6 +14,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from rekey.advice.advise import advise
+from rekey.advice.gather import Gatherer
+from rekey.advice.queries import rated
 from rekey.config import Limits
 from rekey.declaration import Declared
 from rekey.errors import TableMissing
@@ -83,6 +86,7 @@ class PlanOptions:
         sample: how much a sample reads.
         limits: the configured limits: window size, concurrency, rate.
         spill: folder for temporary files, the system's by default.
+        is_cosmos: the endpoint is Cosmos DB's, which has limits of its own.
     """
 
     exact: bool = False
@@ -90,6 +94,7 @@ class PlanOptions:
     sample: SampleSize = field(default_factory=SampleSize)
     limits: Limits = field(default_factory=Limits)
     spill: Path | None = None
+    is_cosmos: bool = False
 
 
 async def make_plan(
@@ -141,7 +146,8 @@ async def _plan_one(
     )
     label = f"{declared.script_id}: read {declared.migration.source}"
     with CollisionSearch(options.spill) as search, progress.task(label) as advance:
-        survey = _survey(subject, tables, options, search, advance)
+        gatherer = _gatherer(subject, options)
+        survey = _survey(subject, tables, options, search, advance, gatherer)
         inventory = await _inventory(subject, tables, options, survey)
         maker = makers.get(declared.migration.source.lower())
         problems += table_problems(declared, inventory is not None, maker, targets)
@@ -153,18 +159,43 @@ async def _plan_one(
             inventory=inventory,
             problems=ordered(problems),
         )
-        if survey is None or inventory is None:
+        if survey is None or inventory is None or gatherer is None:
             return plan
         survey.finish()
         collisions = await _collisions(subject, tables, search.finish(), inventory, options)
-    return _with_rows(plan, survey, inventory, collisions, options.limits, ids_hold=subject.ids_hold)
+    plan = _with_rows(plan, survey, inventory, collisions, options.limits, ids_hold=subject.ids_hold)
+    return _with_advice(plan, gatherer, inventory, collisions) if survey.target_rows[0] else plan
+
+
+def _gatherer(subject: Subject, options: PlanOptions) -> Gatherer | None:
+    """Return what counts for advice while rows are mapped, None when a secret is missing."""
+    if subject.mapper is None:
+        return None
+    return Gatherer(subject.declared.migration, subject.mapper.map, is_cosmos=options.is_cosmos)
+
+
+def _with_advice(
+    plan: MigrationPlan, gatherer: Gatherer, inventory: Inventory, collisions: Collisions
+) -> MigrationPlan:
+    """Return the plan with advice on the keys, and with how declared queries are answered."""
+    colliding: dict[int, int] = {}
+    for group in collisions.first:
+        number = next(at for at, fill in enumerate(plan.fills) if fill.table == group.table)
+        colliding[number] = colliding.get(number, 0) + group.rows
+    facts = gatherer.facts(inventory, plan.fills, colliding)
+    return replace(plan, advice=advise(facts), queries=rated(facts))
 
 
 def _survey(
-    subject: Subject, tables: TableService, options: PlanOptions, search: CollisionSearch, advance: Advance
+    subject: Subject,
+    tables: TableService,
+    options: PlanOptions,
+    search: CollisionSearch,
+    advance: Advance,
+    gatherer: Gatherer | None,
 ) -> Survey | None:
     """Return what tries the mapping on rows, None when a secret is missing."""
-    if subject.mapper is None:
+    if subject.mapper is None or gatherer is None:
         return None
     migration = subject.declared.migration
     return Survey(
@@ -177,6 +208,7 @@ def _survey(
         window_bytes=options.limits.window_bytes,
         show_keys=options.show_keys,
         advance=advance,
+        witness=gatherer.take,
     )
 
 

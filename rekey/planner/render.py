@@ -12,6 +12,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from rekey.advice.render import advice_lines, query_lines
 from rekey.model import EntityKey
 from rekey.planner.estimate import ASSUMED_REQUEST_SECONDS
 from rekey.planner.result import (
@@ -54,7 +55,14 @@ def _migration(migration: MigrationPlan, plan: Plan) -> Iterator[str]:
         yield from _batches(migration)
         yield from _requests(migration)
         yield from _durations(migration)
+    if migration.queries:
+        yield "Queries"
+        yield from (f"  {line}" if line else line for line in query_lines(migration.queries))
+        yield ""
     yield from _problems(migration)
+    if migration.advice:
+        yield from advice_lines(migration.advice)
+        yield ""
 
 
 def _source(migration: MigrationPlan) -> Iterator[str]:
@@ -189,6 +197,8 @@ def _verdict(plan: Plan) -> Iterator[str]:
     for migration in plan.migrations:
         for problem in migration.problems:
             counts[problem.severity] += 1
+        for one in migration.advice:
+            counts[Severity.NOTE if one.waived is not None else one.severity] += 1
     errors = counts[Severity.ERROR]
     said = ", ".join(
         f"{number} {severity}{'' if number == 1 else 's'}" for severity, number in counts.items() if number

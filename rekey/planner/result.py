@@ -1,5 +1,4 @@
-"""The frozen values a plan consists of. Whoever adds advice or prices adds a field here and its section in
-`render.py`.
+"""The frozen values a plan consists of. Whoever adds prices adds a field here and its section in `render.py`.
 
 Rules kept here:
 
@@ -14,10 +13,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rekey.errors import ExitCode
 from rekey.model import EntityKey
 from rekey.planner.inventory import Inventory
+
+if TYPE_CHECKING:
+    from rekey.advice.facts import Advice
+    from rekey.advice.rating import Rated
 
 
 class Severity(StrEnum):
@@ -230,6 +234,8 @@ class MigrationPlan:
         collisions: what two rows map to; None when nothing could be mapped.
         fills: the target tables, main first.
         estimate: requests and durations, None when nothing could be mapped.
+        advice: on the planned keys, then on today's.
+        queries: how each declared query is answered today and by the planned keys.
     """
 
     script_id: str
@@ -244,11 +250,24 @@ class MigrationPlan:
     collisions: Collisions | None = None
     fills: tuple[TableFill, ...] = ()
     estimate: Estimate | None = None
+    advice: tuple[Advice, ...] = ()
+    queries: tuple[Rated, ...] = ()
 
     @property
     def errors(self) -> tuple[Problem, ...]:
-        """Return the problems that refuse `apply`."""
-        return tuple(one for one in self.problems if one.severity is Severity.ERROR)
+        """Return what refuses `apply`: problems, and advice that is an error and not waived."""
+        errors = [one for one in self.problems if one.severity is Severity.ERROR]
+        errors += [
+            Problem(
+                one.code,
+                Severity.ERROR,
+                f"{one.code}: {one.where}: {one.evidence}",
+                f'{one.cure}; or set it aside in the script: waive={{"{one.code}": "the reason"}}',
+            )
+            for one in self.advice
+            if one.blocks
+        ]
+        return tuple(errors)
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,7 +204,7 @@ class Sizer:
         return stratum.weight * size
 
     def _typical(self, alike: tuple[int, int]) -> float:
-        """Return the usual size of branches that look so; that of a first sibling when none was looked into."""
+        """Return the usual size of branches that look so; that of a first sibling when none was seen."""
         sizes = self._sizes.get(alike)
         if sizes is None:
             self.settled = False

@@ -16,7 +16,7 @@ import hashlib
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from rekey.backfill.engine import row_bytes
 from rekey.backfill.packing import SizeOf
@@ -32,6 +32,9 @@ EXAMPLES = 5
 FIRST_ROWS = 20
 MAPPING_PARTITIONS = 32
 TALLIED_PARTITIONS = 50_000
+
+Witness: TypeAlias = Callable[[Row, Sequence[tuple[int, Row]]], None]
+"""Is shown a source row and (table number, row) of each of its target rows."""
 
 
 class MapsRows(Protocol):
@@ -131,6 +134,7 @@ class Survey:
         window_bytes: int,
         show_keys: bool = False,
         advance: Callable[[int], None] = lambda _rows: None,
+        witness: Witness = lambda _row, _mapped: None,
     ) -> None:
         """Take the mapping, the safe ids, the source's name, and where target keys go.
 
@@ -140,6 +144,7 @@ class Survey:
             window_bytes: bytes of one, whichever is reached first.
             show_keys: keep the keys of example rows and of refused rows in the result.
             advance: told the rows of every page.
+            witness: shown every source row that could be mapped, with its target rows.
         """
         self._mapper = mapper
         self._ids = ids
@@ -149,6 +154,7 @@ class Survey:
         self._window_bytes = window_bytes
         self._show_keys = show_keys
         self._advance = advance
+        self._witness = witness
         self._size_of = size_of
         self._window = _Window(len(mapper.tables))
         self._packing_ended = False
@@ -214,6 +220,7 @@ class Survey:
         except RowRefused as refused:
             self._note_refusal(refused, key)
             return
+        self._witness(row, mapped)
         targets = {(number, key_of(target)): target for number, target in mapped}
         for (number, target_key), target in targets.items():
             self._search.add(number, target_key, raw)

@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import Any
 
 from rekey.dualwrite.rules import SOURCE, TARGET, authority
+from rekey.advice.service import is_cosmos
 from rekey.errors import (
     ConfigurationError,
     Findings,
@@ -156,7 +157,11 @@ def check_before_first_write(session: Session, script_id: str, *, check_rows: bo
         secret_fingerprints=fingerprints_of(found),
         owns_row=store.owns if control is not None else None,
     )
-    options = PlanOptions(exact=check_rows, limits=session.config.limits)
+    options = PlanOptions(
+        exact=check_rows,
+        limits=session.config.limits,
+        is_cosmos=is_cosmos(session.config.tables.endpoint),
+    )
     progress = Interruptible(session.progress, session.stop.check)
     plan = session.do(make_plan([subject], session.accounts.tables, options, progress=progress))
     [planned] = plan.migrations

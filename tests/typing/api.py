@@ -21,6 +21,7 @@ from rekey import (
     aio,
     keys,
     props,
+    query,
 )
 
 __depends__: set[str] = {"0000_before"}
@@ -74,6 +75,9 @@ migration = Migration(
     ],
     capture="dual-write",
     reverse=False,
+    queries=[query.point("RowKey"), query.range("At", within=["A"], rows=5), query.latest(20, by="At")],
+    load={"writes_per_second": 500, "rows": 1e9},
+    waive={"mutable-key": "tenants never change"},
 )
 
 digest: str = migration.digest()

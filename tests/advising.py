@@ -1,0 +1,92 @@
+"""What tests of advice share: facts counted over a few rows, as a plan counts them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from rekey import Index, Migration, Target, keys, props
+from rekey.advice.advise import advise
+from rekey.advice.facts import Advice, Facts
+from rekey.advice.gather import Gatherer
+from rekey.keys import Expression
+from rekey.mapper import Mapper
+from rekey.model import Row, key_of
+from rekey.planner.inventory import Inventory
+from rekey.planner.result import TableFill
+from rekey.planner.sampling import RowEstimate
+from tests.worlds import SECRET
+
+OLD_KEYS = [props.copy("PartitionKey", to="OldPartitionKey"), props.copy("RowKey", to="OldRowKey")]
+
+
+def migration(
+    partition_key: Expression | None = None, row_key: Expression | None = None, **more: Any
+) -> Migration:
+    """A migration that keeps the keys, but for those given."""
+    target = Target(
+        more.pop("table", "TableV2"),
+        partition_key=partition_key or keys.prop("PartitionKey"),
+        row_key=row_key or keys.prop("RowKey"),
+        properties=more.pop("properties", OLD_KEYS),
+    )
+    return Migration("Table", target, capture="delta", **{"reverse": True, **more})
+
+
+def facts(rows: Sequence[Row], what: Migration, *, scale: int = 1, is_cosmos: bool = False) -> Facts:
+    """Count facts over rows; `scale`: as if there were so many times more rows in the same partitions."""
+    mapper = Mapper(what, dict.fromkeys(("users", "posts"), SECRET))
+    gatherer = Gatherer(what, mapper.map, is_cosmos=is_cosmos)
+    targets: list[Counter[tuple[str, str]]] = [Counter() for _ in what.tables]
+    for row in rows:
+        mapped = mapper.map(row)
+        gatherer.take(row, mapped)
+        for number, target in mapped:
+            targets[number][key_of(target)] += 1
+    source = Counter(row["PartitionKey"] for row in rows)
+    inventory = Inventory(
+        "Table",
+        RowEstimate(scale * len(rows), len(rows), exact=True, settled=True),
+        100 * len(rows),
+        1,
+        len(source),
+        scale * max(source.values()),
+        None,
+    )
+    colliding = {
+        number: sum(times for times in met.values() if times > 1) for number, met in enumerate(targets)
+    }
+    fills = [_fill(table, met, scale) for table, met in zip(what.tables, targets, strict=True)]
+    return gatherer.facts(inventory, fills, {number: many for number, many in colliding.items() if many})
+
+
+def _fill(table: str, met: Counter[tuple[str, str]], scale: int) -> TableFill:
+    partitions = Counter[str]()
+    for (partition, _), times in met.items():
+        partitions[partition] += times
+    largest = scale * max(partitions.values(), default=0)
+    return TableFill(table, scale * met.total(), met.total(), len(partitions), True, largest, 0.0)
+
+
+def planned(found: Sequence[Advice] | Facts) -> set[str]:
+    """The codes of advice on planned keys."""
+    listed = advise(found) if isinstance(found, Facts) else found
+    return {one.code for one in listed if not one.today}
+
+
+def index(table: str, **more: Any) -> Index:
+    """An index table."""
+    return Index(table, **more)
+
+
+def shaky(text: str) -> str:
+    """A custom function that returns something else each time."""
+    import uuid
+
+    return f"{text}-{uuid.uuid4()}"
+
+
+def steady(text: str) -> str:
+    """A custom function that returns the same each time."""
+    return f"{text}-same"

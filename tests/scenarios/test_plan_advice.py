@@ -1,0 +1,153 @@
+"""Advice in plans and before the first write: what blocks, what is waived and kept, and no false alarm."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rekey import Migration, query
+from rekey.errors import ExitCode
+from rekey.planner.as_json import plan_json
+from rekey.planner.plan import PlanOptions, make_plan
+from rekey.planner.planfile import read_plan, write_plan
+from rekey.planner.render import WIDTH, plan_text
+from rekey.rehearse.generate import rows_for
+from rekey.scripts import load_scripts
+from rekey.state.models import PLAN_FACT
+from rekey.tables.clock import FakeClock
+from rekey.tables.memory import MemoryTableService
+from tests.advising import planned
+from tests.commands import Commands
+from tests.documents import ROOT
+from tests.planning import fill, plan_one, subject
+from tests.projects import USERS_SCRIPT, Project
+from tests.worlds import LOWERED, USERS, user
+
+EXAMPLES = {one.script_id: one.migration for one in load_scripts(ROOT / "migrations")}
+MAILS_STAY = USERS_SCRIPT.replace(
+    'row_key=keys.opaque(keys.prop("RowKey"), domain="user", secret="users")', 'row_key=keys.prop("RowKey")'
+)
+FOLDED = replace(LOWERED, waive={})
+
+
+@pytest.mark.parametrize("script_id", EXAMPLES)
+@pytest.mark.parametrize("exact", [True, False], ids=["exact", "sampled"])
+async def test_no_false_alarm_on_the_worked_examples(
+    memory: MemoryTableService, script_id: str, exact: bool
+) -> None:
+    what = EXAMPLES[script_id]
+    await fill(memory, what.source, rows_for(what.source, 2_200))
+    plan = await plan_one(memory, subject(what, script_id), exact=exact)
+    assert planned(plan.advice) == set()
+    assert all(one.answered for one in plan.advice)
+    assert plan.errors == ()
+
+
+async def test_what_blocks_is_an_error_of_the_plan_and_of_its_file(
+    memory: MemoryTableService, tmp_path: Path
+) -> None:
+    await fill(memory, "Users", [user(f"u{n}@mail.example") for n in range(40)])
+    plan = await make_plan([subject(FOLDED)], memory, PlanOptions(exact=True), clock=FakeClock())
+    [migration] = plan.migrations
+    assert plan.exit_code == ExitCode.FINDINGS
+    assert [one.code for one in migration.errors] == ["personal-data"]
+    assert 'waive={"personal-data"' in migration.errors[0].cure
+    write_plan(plan, tmp_path / "plan.json")
+    assert read_plan(tmp_path / "plan.json").errors == 1
+    assert "mail.example" not in (tmp_path / "plan.json").read_text("utf-8")
+
+
+async def test_queries_are_rated_in_text_and_json(memory: MemoryTableService) -> None:
+    asked = [query.point("PartitionKey", "RowKey"), query.range("Joined", within=["PartitionKey"])]
+    what = replace(USERS, queries=asked, waive={"random-order": "a report that may take its time"})
+    await fill(memory, "Users", [user(f"u{n:04}@mail.example") for n in range(2_500)])
+    plan = await make_plan([subject(what)], memory, PlanOptions(exact=True), clock=FakeClock())
+    [migration] = plan_json(plan)["migrations"]
+    point, ranged = migration["queries"]
+    assert point["today"] == {"access": "point", "requests": 1, "table": "Users"}
+    assert point["planned"] == {"access": "point", "requests": 1, "table": "UsersV2"}
+    assert ranged["planned"] == {"access": "partition range", "requests": 3, "table": "UsersV2"}
+    text = plan_text(plan)
+    assert max(map(len, text.splitlines())) <= WIDTH
+    assert "  range(Joined, within PartitionKey)\n" in text
+    assert "WAIVED  random-order: UsersV2 RowKey" in text
+    assert "set aside: a report that may take its time" in text
+    [waived] = [one for one in migration["advice"] if "waived" in one]
+    assert (waived["code"], waived["blocks"]) == ("random-order", False)
+
+
+async def test_a_large_table_is_counted_from_a_part_of_its_rows(memory: MemoryTableService) -> None:
+    """Beyond 20,000 rows every eighth is counted; what was found stays found."""
+    await fill(memory, "Users", [user(f"u{n:05}@mail.example", f"p{n % 9}") for n in range(21_000)])
+    plan = await plan_one(memory, subject(FOLDED), exact=True)
+    [found] = [one for one in plan.advice if not one.today]
+    assert "20,125 keys of 20,125 looked at" in found.evidence
+
+
+async def test_limits_of_cosmos_are_judged_only_there(memory: MemoryTableService) -> None:
+    await fill(memory, "Users", [user("x" * 300)])
+    long = Migration(
+        source="Users", target=replace(FOLDED.target, table="UsersV2"), capture="delta", reverse=True
+    )
+    assert "cosmos-limits" in planned((await plan_one(memory, subject(long), is_cosmos=True)).advice)
+    assert "cosmos-limits" not in planned((await plan_one(memory, subject(long))).advice)
+
+
+# --- at the command line -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    made = Project(tmp_path)
+    asyncio.run(made.fill("Users", [user(f"user{number}@example.com") for number in range(30)]))
+    return made
+
+
+@pytest.fixture
+def rekey(project: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Commands:
+    return Commands(project, capsys, monkeypatch)
+
+
+def test_apply_refuses_before_the_first_write_and_says_how_to_go_on(
+    rekey: Commands, project: Project
+) -> None:
+    project.script(MAILS_STAY)
+    assert "personal-data: UsersV2 RowKey" in rekey("plan", code=1).out
+    said = rekey("apply", code=1)
+    assert "personal-data: UsersV2 RowKey: 30 keys of 30" in said.err
+    assert 'waive={"personal-data": "the reason"}' in said.err
+    assert "@example.com" not in said.all
+    assert not asyncio.run(project.tables.table_exists("UsersV2"))
+
+
+def test_a_waiver_lets_apply_begin_and_its_reason_is_kept_with_the_plan(
+    rekey: Commands, project: Project
+) -> None:
+    reason = "addresses of machines"
+    project.script(
+        MAILS_STAY.replace('capture="delta"', f'capture="delta", waive={{"personal-data": "{reason}"}}')
+    )
+    assert f"set aside: {reason}" in rekey("plan").out
+    rekey("apply", "--to", "prepare")
+    with project.session() as session:
+        kept = session.state.get_fact("0001_users", PLAN_FACT)
+    assert kept is not None and reason in kept
+
+
+def test_an_unknown_code_is_refused_with_the_one_that_was_meant(rekey: Commands, project: Project) -> None:
+    project.script(MAILS_STAY.replace('capture="delta"', 'capture="delta", waive={"personaldata": "x"}'))
+    said = rekey("plan", code=2)
+    assert "did you mean personal-data?" in said.err
+
+
+def test_inspect_advises_on_todays_keys_and_refuses_nothing(rekey: Commands) -> None:
+    said = rekey("inspect", "Users")
+    assert "ERROR   personal-data: Users RowKey: 30 keys of 30 looked at (100 %)" in said.out
+    assert "cure: put keys.opaque" in said.out
+    [found] = rekey("inspect", "Users", "--json").json["advice"]
+    assert (found["code"], found["keys"], found["blocks"]) == ("personal-data", "today", False)
+    assert "@example.com" not in json.dumps(found)
