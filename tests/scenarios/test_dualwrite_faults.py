@@ -1,0 +1,328 @@
+"""Dual writes against everything that can go wrong: failing replicas, lost answers, cancellations, deadlines,
+and many writers of both views at once. No acknowledged write is lost, and in the end all tables agree."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+from rekey.errors import Ambiguous, EndpointDown, Unavailable
+from rekey.model import EntityKey, Row, key_of
+from rekey.phases import ControlPhase
+from rekey.tables.faults import Call, Fault, FaultKind, Planned, PlannedFaults
+from rekey.tables.memory import MemoryTableService
+from tests.dualwriting import TAGGED, delete, insert, memory_world, replace
+from tests.worlds import POSTS, USERS, post, user
+
+ANN = EntityKey("eu", "ann@example.com")
+
+
+def failing(
+    table: str, kind: FaultKind = FaultKind.BUSY, action: str = "", times: int = 1_000
+) -> PlannedFaults:
+    """Every call on a table fails."""
+    return PlannedFaults(Planned(Fault(kind), action=action, table=table, times=times))
+
+
+# --- replicas -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [FaultKind.BUSY, FaultKind.TIMED_OUT, FaultKind.NOT_SENT])
+async def test_a_replica_that_fails_never_fails_the_caller(
+    memory: MemoryTableService, kind: FaultKind
+) -> None:
+    world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
+    writer = world.writer()
+    memory.faults = failing("UsersV2", kind)
+    [etag] = await writer.write([replace(user(ANN.row, Age=2))])
+    assert etag == world.etag("Users", ANN)
+    await writer.write([delete(ANN)])
+    await writer.settle()
+    assert world.intents == 2
+    assert world.counters.left == 2
+    assert world.permits.in_use == 0
+    memory.faults = PlannedFaults()
+    await world.sweep()
+    await world.assert_quiet()
+
+
+async def test_a_replica_whose_table_is_gone_never_fails_the_caller(memory: MemoryTableService) -> None:
+    world = await memory_world(USERS, memory).prepare([user(ANN.row)])
+    await memory.delete_table("UsersV2")
+    writer = world.writer()
+    await writer.write([replace(user(ANN.row, Age=2))])
+    await writer.write([insert(user("bob@example.com"))])
+    await writer.close()
+    assert world.intents == 2
+
+
+async def test_a_failed_replica_is_tried_again_in_the_background(memory: MemoryTableService) -> None:
+    world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
+    writer = world.writer()
+    memory.faults = failing("UsersV2", FaultKind.NOT_SENT, times=9)
+    await writer.write([replace(user(ANN.row, Age=2))])
+    while world.permits.in_use or writer.left:
+        await memory.clock.sleep(1.0)
+    assert world.counters.replica_failures > 1
+    await world.assert_quiet()
+
+
+async def test_settling_tries_what_is_left_once_more(memory: MemoryTableService) -> None:
+    world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
+    writer = world.writer(sleep=_never)
+    memory.faults = failing("UsersV2", FaultKind.NOT_SENT)
+    await writer.write([replace(user(ANN.row, Age=2))])
+    memory.faults = PlannedFaults()
+    await asyncio.sleep(0)
+    await world.assert_quiet()
+    assert writer.left == 0
+
+
+@pytest.mark.parametrize(
+    ("phase", "steps", "tried"),
+    [
+        (ControlPhase.FREEZE, 1, True),
+        (ControlPhase.CUTOVER, 1, False),
+        (ControlPhase.FREEZE, 2, False),
+        (ControlPhase.SOURCE, 1, False),
+    ],
+)
+async def test_what_is_left_is_not_tried_once_another_side_may_decide(
+    memory: MemoryTableService, phase: ControlPhase, steps: int, tried: bool
+) -> None:
+    world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
+    writer = world.writer(sleep=_never)
+    memory.faults = failing("UsersV2", FaultKind.NOT_SENT)
+    await writer.write([replace(user(ANN.row, Age=2))])
+    while world.permits.in_use:
+        await asyncio.sleep(0)
+    memory.faults = PlannedFaults()
+    for _ in range(steps):
+        world.permits.move(phase)
+    await writer.settle()
+    assert (memory.dump("UsersV2")[0]["Age"] == 2) is tried
+    assert world.intents == (0 if tried else 1)
+
+
+async def test_an_open_outcome_of_a_replica_keeps_the_intent_until_nothing_travels_any_more(
+    memory: MemoryTableService,
+) -> None:
+    """The insert's answer is lost and the request lands after the row was deleted: the row must not stay."""
+    world = await memory_world(USERS, memory).prepare()
+    late: list[Row] = []
+
+    async def catch(call: Call) -> None:
+        if call.action == "insert" and call.table == "UsersV2" and not late:
+            late.append(call.operations[0].row)
+
+    memory.gate = catch
+    memory.faults = failing("UsersV2", FaultKind.LOST_REQUEST, "insert", times=1)
+    writer = world.writer(sleep=_never)
+    await writer.write([insert(user(ANN.row))])
+    await world.writer(client="c2", sleep=_never).write([delete(ANN)])
+    assert world.intents >= 1
+    await world.targets[0].insert(late[0])
+    await writer.close()
+    assert world.intents >= 1
+    await world.sweep()
+    await world.assert_quiet()
+    assert memory.dump("UsersV2") == []
+
+
+# --- the authority ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [FaultKind.LOST_ANSWER, FaultKind.LOST_REQUEST, FaultKind.TIMED_OUT])
+async def test_an_open_outcome_of_the_authority_is_the_callers_and_the_intent_stays(
+    memory: MemoryTableService, kind: FaultKind
+) -> None:
+    world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
+    writer = world.writer(sleep=_never)
+    memory.faults = failing("Users", kind, "replace", times=1)
+    with pytest.raises((Ambiguous, Unavailable)):
+        await writer.write([replace(user(ANN.row, Age=2))])
+    await writer.settle()
+    assert world.intents == 1
+    await world.sweep()
+    await world.assert_quiet()
+
+
+async def test_a_request_that_never_left_leaves_no_intent(memory: MemoryTableService) -> None:
+    world = await memory_world(USERS, memory).prepare([user(ANN.row)])
+    memory.faults = failing("Users", FaultKind.NOT_SENT, "replace")
+    with pytest.raises(EndpointDown):
+        await world.writer().write([replace(user(ANN.row, Age=2))])
+    await world.assert_quiet()
+
+
+@pytest.mark.parametrize("table", ["rekeyjournal", "rekeymap"])
+async def test_without_the_restricted_store_nothing_is_written(
+    memory: MemoryTableService, table: str
+) -> None:
+    world = await memory_world(USERS, memory).prepare([user(ANN.row)])
+    before = world.rows("Users")
+    memory.faults = failing(table)
+    for operation in (replace(user(ANN.row, Age=2)), insert(user("bob@example.com")), delete(ANN)):
+        with pytest.raises(Unavailable, match="nothing was written"):
+            await world.writer(sleep=_never).write([operation])
+    memory.faults = PlannedFaults()
+    assert world.rows("Users") == before
+    await world.sweep()
+    await world.assert_quiet()
+
+
+async def test_nothing_reaches_the_authority_before_the_intent_is_durable(memory: MemoryTableService) -> None:
+    world = await memory_world(TAGGED, memory).prepare([user(ANN.row)])
+
+    async def look(call: Call) -> None:
+        if call.table in ("Users", "UsersV2", "UsersByMail") and call.writes:
+            assert world.intents == 1
+
+    memory.gate = look
+    writer = world.writer()
+    for operation in (insert(user("b@x.org")), replace(user(ANN.row, Age=1)), delete(ANN)):
+        await writer.write([operation])
+        await writer.settle()
+    await world.assert_quiet()
+
+
+@pytest.mark.parametrize("at", range(1, 8))
+async def test_a_caller_that_goes_away_at_any_moment_leaves_an_intent_or_nothing_to_do(
+    memory: MemoryTableService, at: int
+) -> None:
+    world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
+    calls = 0
+
+    async def cancel(call: Call) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == at:
+            writing.cancel()
+        await asyncio.sleep(0)
+
+    memory.gate = cancel
+    writer = world.writer(sleep=_never)
+    writing = asyncio.ensure_future(writer.write([replace(user(ANN.row, Age=2))]))
+    with suppress(asyncio.CancelledError):
+        await writing
+    memory.gate = _pass
+    await writer.settle()
+    assert world.intents or world.actual() == world.expected()
+    await world.sweep()
+    await world.assert_quiet()
+
+
+@pytest.mark.parametrize(
+    ("table", "says"), [("rekeyjournal", "nothing was written"), ("Users", "may have been")]
+)
+async def test_an_operation_ends_at_its_deadline(memory: MemoryTableService, table: str, says: str) -> None:
+    world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
+
+    async def hang(call: Call) -> None:
+        if call.table == table:
+            await asyncio.Event().wait()
+
+    memory.gate = hang
+    writer = world.writer(sleep=_never, longest=0.05)
+    with pytest.raises(Unavailable, match=says):
+        await writer.write([replace(user(ANN.row, Age=2))])
+    memory.gate = _pass
+    await writer.settle()
+    await world.sweep()
+    await world.assert_quiet()
+
+
+async def test_a_replica_that_hangs_is_left_at_the_deadline(memory: MemoryTableService) -> None:
+    world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
+
+    async def hang(call: Call) -> None:
+        if call.table == "UsersV2" and call.writes:
+            await asyncio.Event().wait()
+
+    memory.gate = hang
+    writer = world.writer(sleep=_never, longest=0.05)
+    [etag] = await writer.write([replace(user(ANN.row, Age=2))])
+    assert etag == world.etag("Users", ANN)
+    memory.gate = _pass
+    await writer.settle()
+    assert world.intents == 1
+    await world.sweep()
+    await world.assert_quiet()
+
+
+async def test_work_behind_the_answer_holds_the_permit(memory: MemoryTableService) -> None:
+    world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
+    writer = world.writer()
+    await writer.write([replace(user(ANN.row, Age=2))])
+    assert world.permits.in_use == 1
+    assert world.intents == 1
+    await world.assert_quiet()
+
+
+# --- the sweeper --------------------------------------------------------------------------------------------
+
+
+async def test_an_intent_touched_while_it_is_swept_stays(memory: MemoryTableService) -> None:
+    world = await memory_world(USERS, memory).prepare([user(ANN.row)])
+    [intent] = await world.journal.begin("c1", 1, "source", [ANN])
+
+    async def touch(call: Call) -> None:
+        if call.action == "delete":
+            memory.gate = _pass
+            await world.journal.touch(intent, 1, "source", ANN)
+
+    memory.gate = touch
+    swept = await world.sweep()
+    assert (swept.settled, swept.left, swept.failed) == (0, 1, 0)
+    assert (await world.sweep()).settled == 1
+
+
+async def test_young_intents_are_left_and_their_age_is_told(memory: MemoryTableService) -> None:
+    world = await memory_world(USERS, memory).prepare([user(ANN.row)])
+    await world.journal.begin("c1", 1, "source", [ANN])
+    at = memory.clock.ticks()
+    swept = await world.sweeper.sweep("source", older_than=at, concurrency=4, check=lambda: None)
+    assert (swept.settled, swept.left, swept.oldest_at) == (0, 1, at)
+    swept = await world.sweeper.sweep("source", older_than=at + 1, concurrency=4, check=lambda: None)
+    assert (swept.settled, swept.left, swept.oldest_at) == (1, 0, None)
+
+
+async def test_a_key_that_cannot_be_settled_does_not_keep_others(memory: MemoryTableService) -> None:
+    broken = post("broken")
+    del broken["Month"]
+    world = await memory_world(POSTS, memory).prepare([post("hello")])
+    await world.source.insert(broken)
+    await world.source.delete(EntityKey("blog", "hello"))
+    for key in (key_of(broken), EntityKey("blog", "hello")):
+        await world.journal.begin("c1", 1, "source", [key])
+    swept = await world.sweep()
+    assert (swept.settled, swept.left, swept.failed) == (1, 1, 1)
+    assert memory.dump("PostsV2") == []
+
+
+async def test_the_journal_tells_clients_apart_and_can_be_cleared(memory: MemoryTableService) -> None:
+    world = await memory_world(USERS, memory).prepare()
+    keys = [EntityKey("eu", f"{number}@x.org") for number in range(5)]
+    await world.journal.begin("c1", 3, "source", keys)
+    await world.journal.begin("c10", 4, "target", keys[:1])
+    [mine] = [page async for page in world.journal.scan("c1")]
+    assert [intent.key for intent in mine] == keys
+    assert {(intent.client_id, intent.epoch, intent.side) for intent in mine} == {("c1", 3, "source")}
+    [other] = [page async for page in world.journal.scan("c10")]
+    assert [(intent.client_id, intent.side) for intent in other] == [("c10", "target")]
+    await world.journal.end([mine[0].id])
+    await world.journal.end([intent.id for intent in mine])
+    assert world.intents == 1
+    await world.journal.begin("c1", 3, "source", keys)
+    await world.journal.clear()
+    assert world.intents == 0
+
+
+async def _never(_seconds: float) -> None:
+    await asyncio.Event().wait()
+
+
+async def _pass(_call: Call) -> None:
+    await asyncio.sleep(0)

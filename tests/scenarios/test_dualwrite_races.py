@@ -1,0 +1,256 @@
+"""Many writers of both views at once, calls that overtake each other, lost answers and late requests: no
+acknowledged write is lost, and in the end all tables agree. And the races that each rule is there for."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from rekey.declaration import Migration
+from rekey.dualwrite.rules import View
+from rekey.errors import RekeyError
+from rekey.model import EntityKey, Row, key_of
+from rekey.phases import ControlPhase
+from rekey.tables.base import Operation
+from rekey.tables.faults import Call, Fault, FaultKind, PlannedFaults
+from rekey.tables.memory import MemoryTableService
+from tests.dualwriting import TAGGED, DualWorld, delete, insert, key_row, memory_world, merge, replace, upsert
+from tests.worlds import POSTS, USERS, post, user
+
+ANN = EntityKey("eu", "ann@example.com")
+
+
+class Held:
+    """Holds the nth call that fits, until it is let go."""
+
+    def __init__(self, memory: MemoryTableService, action: str, table: str, nth: int = 1) -> None:
+        self.memory, self.action, self.table, self.rest = memory, action, table, nth
+        self.reached, self.go = asyncio.Event(), asyncio.Event()
+
+    async def gate(self, call: Call) -> None:
+        if (call.action, call.table) == (self.action, self.table):
+            self.rest -= 1
+            if not self.rest:
+                self.reached.set()
+                await self.go.wait()
+        await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def held(
+    world: DualWorld, operation: Operation, action: str, table: str, view: View = View.OLD
+) -> AsyncIterator[asyncio.Task[list[str | None]]]:
+    """Begin a write and hold one call of it for as long as the context lasts; then let it end."""
+    hold = Held(world.service, action, table)
+    world.service.gate = hold.gate
+    writing = asyncio.ensure_future(world.writer(view, "held", sleep=_never).write([operation]))
+    await hold.reached.wait()
+    yield writing
+    hold.go.set()
+    await writing
+
+
+async def test_a_row_deleted_while_its_copy_was_inserted_does_not_stay(memory: MemoryTableService) -> None:
+    world = await memory_world(USERS, memory).prepare()
+    other = world.writer(client="c2", sleep=_never)
+    async with held(world, insert(user(ANN.row)), "insert", "UsersV2"):
+        await other.write([delete(ANN)])
+        await other.settle()
+    await world.assert_quiet()
+    assert memory.dump("UsersV2") == []
+
+
+async def test_a_delete_that_found_no_copy_looks_again(memory: MemoryTableService) -> None:
+    """It found none; then the copy was inserted, and looked after, and only then the row was deleted."""
+    world = await memory_world(USERS, memory).prepare()
+    await world.source.insert(user(ANN.row))
+    async with held(world, delete(ANN), "delete", "Users"):
+        await world.copier.copy(memory.dump("Users"))
+    await world.assert_quiet()
+    assert memory.dump("UsersV2") == []
+
+
+async def test_a_row_that_moved_away_and_back_is_where_it_belongs(memory: MemoryTableService) -> None:
+    """The ETag held, and the authority is again what the copy was: nobody but the writer can notice."""
+    world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
+    async with held(world, replace(user(ANN.row, Age=2)), "replace", "UsersV2"):
+        await world.source.replace(user(ANN.row, Age=1))
+        await world.propagator.propagate(ANN)
+    await world.assert_quiet()
+
+
+async def test_a_slow_writer_never_takes_a_newer_row_away(memory: MemoryTableService) -> None:
+    """Rows under older keys are read beside the write of the authority. What is found there may be another
+    writer's, who has had his answer: it must be there at every moment from then on."""
+    world = await memory_world(POSTS, memory).prepare([post("hello", "2024-01", "a")])
+    other = world.writer(client="c2", sleep=_never)
+    # Its first read of the main target is of the new key, before it writes; the second is of the older one.
+    hold = Held(memory, "get", "PostsV2", nth=2)
+    answered = False
+
+    async def gate(call: Call) -> None:
+        await hold.gate(call)
+        if answered:
+            assert "newest" in [row["Title"] for row in memory.dump("PostsV2")]
+
+    memory.gate = gate
+    slow = world.writer(client="held", sleep=_never)
+    writing = asyncio.ensure_future(slow.write([replace(post("hello", "2024-02", "b"))]))
+    await hold.reached.wait()
+    while memory.dump("Posts")[0]["Month"] != "2024-02":
+        await asyncio.sleep(0)
+    await other.write([replace({**post("hello", "2024-01", "a"), "Title": "newest"})])
+    answered = True
+    hold.go.set()
+    await writing
+    await world.assert_quiet()
+
+
+# --- everything at once -------------------------------------------------------------------------------------
+
+
+@dataclass
+class Storm:
+    """Writers of both views on a few keys, calls that overtake each other, and faults.
+
+    Every writer counts in a property of its own: what it was told is there, nobody may take away. Requests
+    whose answers are lost may land at any later moment.
+    """
+
+    world: DualWorld
+    random: random.Random
+    rate: float = 0.06
+    late: list[tuple[str, Operation]] = field(default_factory=list)
+    told: dict[tuple[int, EntityKey], int] = field(default_factory=dict)
+
+    async def gate(self, call: Call) -> None:
+        for _ in range(self.random.choice((0, 0, 1, 2, 5, 20, 80))):
+            await asyncio.sleep(0)
+        if self.late and self.random.random() < 0.1:
+            self._land()
+
+    def decide(self, call: Call) -> Fault | None:
+        if self.random.random() >= self.rate:
+            return None
+        if not call.writes:
+            return Fault(self.random.choice((FaultKind.NOT_SENT, FaultKind.BUSY)))
+        kind = self.random.choice(
+            (FaultKind.NOT_SENT, FaultKind.BUSY, FaultKind.LOST_ANSWER, FaultKind.LOST_REQUEST)
+        )
+        if kind is FaultKind.LOST_REQUEST and call.action != "transact" and call.table != "rekeyjournal":
+            self.late.append((call.table, call.operations[0]))
+        return Fault(kind)
+
+    def _land(self) -> None:
+        """Let a late request take effect, at once: nothing comes in between."""
+        table, operation = self.late.pop(self.random.randrange(len(self.late)))
+        service = self.world.service
+        gate, faults = service.gate, service.faults
+        service.gate, service.faults = _at_once, PlannedFaults()
+        try:
+            service.table(table)._run(operation.verb, (operation,)).send(None)
+        except (StopIteration, RekeyError):
+            service.gate, service.faults = gate, faults
+
+    async def run(self, views: list[View], rows: list[Row], *, steps: int) -> None:
+        self.world.service.gate, self.world.service.faults = self.gate, self
+        writers = [self.world.writer(view, f"c{number}", sleep=_never) for number, view in enumerate(views)]
+        await asyncio.gather(*(self._work(number, view, rows, steps) for number, view in enumerate(views)))
+        self.world.service.gate, self.world.service.faults = _pass, PlannedFaults()
+        for writer in (*writers, *self.world._writers):
+            await writer.close()
+        while self.late:
+            self._land()
+
+    async def _work(self, number: int, view: View, rows: list[Row], steps: int) -> None:
+        writer = self.world.writer(view, f"c{number}", sleep=_never)
+        for step in range(1, steps + 1):
+            source = self.random.choice(rows)
+            row = source if view is View.OLD else self.world.mapper.map(source)[0].row
+            operation = self.operation(number, step, row)
+            try:
+                await writer.write([operation])
+            except RekeyError:
+                continue
+            self.told[number, key_of(source)] = step
+
+    def operation(self, number: int, step: int, row: Row) -> Operation:
+        """Draw an operation."""
+        return merge({**key_row(key_of(row)), f"W{number}": step})
+
+
+class Churn(Storm):
+    """Rows come and go as well; what counts is that the tables agree in the end."""
+
+    def operation(self, number: int, step: int, row: Row) -> Operation:
+        changed = {**row, f"W{number}": step}
+        if "Tags" in row:
+            changed["Tags"] = self.random.choice(("a", "a,b", "c"))
+        return self.random.choice(
+            (
+                insert(changed),
+                replace(changed),
+                upsert(changed),
+                upsert(changed, merging=True),
+                delete(key_of(row)),
+            )
+        )
+
+
+BOTH = [View.OLD, View.OLD, View.NEW, View.NEW]
+PHASES = pytest.mark.parametrize("phase", [ControlPhase.DUAL_WRITE, ControlPhase.CUTOVER])
+WORLDS = pytest.mark.parametrize("migration", [TAGGED, POSTS], ids=["key-derived", "content-derived"])
+
+
+def rows_of(migration: Migration) -> list[Row]:
+    """Source rows to write on."""
+    return [post("one"), post("two")] if migration is POSTS else [user("a@x.org"), user("b@x.org")]
+
+
+@PHASES
+@WORLDS
+@pytest.mark.parametrize("seed", range(6))
+async def test_no_acknowledged_write_of_either_view_is_lost(
+    memory: MemoryTableService, migration: Migration, phase: ControlPhase, seed: int
+) -> None:
+    rows = rows_of(migration)
+    world = await memory_world(migration, memory).prepare(rows)
+    world.permits.move(phase)
+    storm = Storm(world, random.Random(seed))
+    await storm.run(BOTH, rows, steps=10)
+    await world.sweep("target" if phase is ControlPhase.CUTOVER else "source")
+    await world.assert_quiet()
+    now = {key_of(row): row for row in memory.dump(world.source.name)}
+    for (number, key), step in storm.told.items():
+        assert now[key][f"W{number}"] >= step, (seed, number, step)
+
+
+@PHASES
+@WORLDS
+@pytest.mark.parametrize("seed", range(12))
+async def test_rows_that_come_and_go_are_the_same_in_all_tables_in_the_end(
+    memory: MemoryTableService, migration: Migration, phase: ControlPhase, seed: int
+) -> None:
+    rows = rows_of(migration)
+    world = await memory_world(migration, memory).prepare(rows[:1])
+    world.permits.move(phase)
+    await Churn(world, random.Random(seed)).run(BOTH, rows, steps=8)
+    await world.sweep("target" if phase is ControlPhase.CUTOVER else "source")
+    await world.assert_quiet()
+
+
+async def _never(_seconds: float) -> None:
+    await asyncio.Event().wait()
+
+
+async def _pass(_call: Call) -> None:
+    await asyncio.sleep(0)
+
+
+async def _at_once(_call: Call) -> None:
+    return
