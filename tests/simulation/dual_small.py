@@ -20,8 +20,6 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rekey.dualwrite.writer import Writer
-
 from rekey.declaration import Migration
 from rekey.dualwrite.counters import Counters
 from rekey.dualwrite.journal import Journal
@@ -29,6 +27,7 @@ from rekey.dualwrite.permits import Permit
 from rekey.dualwrite.reverse import ReversePropagator
 from rekey.dualwrite.rules import SOURCE, TARGET, Side, View
 from rekey.dualwrite.sweeper import Sweeper
+from rekey.dualwrite.writer import Writer
 from rekey.mapper import Mapper
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row, key_of
@@ -89,6 +88,8 @@ class DualWorld(SmallWorld):
     """Clients that write dual, beside a backfill or a sweeper if so wished."""
 
     longest = LONGEST_S
+    learns = True
+    unseen = frozenset({JOURNAL_TABLE})
 
     def __init__(
         self,
@@ -126,9 +127,8 @@ class DualWorld(SmallWorld):
         self.permit = Permit(phase, 2, copied)
         self.copied, self.backfill, self.sweeps = copied, backfill, sweeps
         self.abandoned = abandoned
-        self.witness = Witness(self.mapper, sorted({key_of(row) for row in rows}))
+        self.witness = Witness(self.mapper, sorted({key_of(row) for row in rows}), lambda: scheduler.failures)
         self.journal_table = self.others.table(JOURNAL_TABLE)
-        scheduler.released = self._released
         self.unswept = 0
 
     @property
@@ -246,7 +246,7 @@ class DualWorld(SmallWorld):
     async def _sweep_once(self) -> None:
         await self.sweep()
 
-    def _released(self, one: Held) -> None:
+    def released(self, one: Held) -> None:
         self.witness.released(one.actor.name)
 
 

@@ -13,6 +13,9 @@ Rules kept here:
 * Where two calls that wait at the same time commute, one order of the two is enough: whoever is first by a
   fixed order goes first, and the other order, which ends in the same state, is not followed. (With a bound on
   preemptions only for calls of one process, because there it matters who goes first.)
+* A call that commutes with all that anybody else does in any run is let go at once, and alone: reads of what
+  nobody writes, writes of a scenario's `unseen` tables that nobody else reads. Who touches what is learned:
+  a search begins with what the one before it met, until one meets nothing new.
 * A preemption is to go on with another actor although the last one could. With a bound, runs with few
   preemptions come first, so that a state is first seen with the fewest it can be reached with. Late
   requests, crashes and time are no preemptions. A search that was not cut anywhere says that it is complete.
@@ -26,8 +29,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
+from copy import deepcopy
 from dataclasses import dataclass, field
+from typing import Any
 
+from rekey.model import EntityKey
 from rekey.tables.faults import Call
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.scheduler import Actor, Held, HeldService, Scheduler, busy
@@ -42,6 +48,10 @@ class Scenario(ABC):
     """The actors that may be killed, and lose answers."""
     mortal: frozenset[str] = frozenset()
     """Those of them that do not begin again with what is durable."""
+    unseen: frozenset[str] = frozenset()
+    """Tables about which the invariant says nothing."""
+    learns: bool = False
+    """Whether calls that commute with all others are let go at once."""
     passages: int = 0
     """How often time may pass although somebody could go on."""
     passage_s: float = 0.0
@@ -55,6 +65,14 @@ class Scenario(ABC):
     @abstractmethod
     async def prepare(self) -> None:
         """Create tables and rows. Nothing is held yet."""
+
+    def snapshot(self) -> Any:
+        """Return what `prepare` made, for `restore` in other runs; None to prepare each run anew."""
+        return None
+
+    def restore(self, snapshot: Any) -> None:
+        """Take what another run's `prepare` made."""
+        raise NotImplementedError
 
     @abstractmethod
     def actors(self) -> dict[str, Callable[[], object]]:
@@ -83,6 +101,10 @@ class Scenario(ABC):
     def marks(self) -> Hashable:
         """Return what is noted beside tables and answers, and depends on the order of calls that commute."""
         return None
+
+    def released(self, _one: Held) -> None:
+        """A call is about to take effect that does not commute with all others."""
+        return
 
     def is_marking(self, _one: Held) -> bool:
         """Tell whether a call is noted in `marks` when it takes effect."""
@@ -139,6 +161,39 @@ class _Choice:
     cost: int = 0
 
 
+class _Touched:
+    """Who reads and writes which rows; a whole table is a row without a key."""
+
+    def __init__(self) -> None:
+        self.reads: dict[str, set[_Place]] = {}
+        self.writes: dict[str, set[_Place]] = {}
+
+    def add(self, one: Held) -> bool:
+        """Note a call; tell whether it is new."""
+        touched = self.writes if one.call.writes else self.reads
+        places = touched.setdefault(one.actor.name, set())
+        before = len(places)
+        places.update((one.call.table, key) for key in one.keys() or {None})
+        return len(places) > before
+
+    def is_alone(self, one: Held) -> bool:
+        """Tell whether a call commutes with everything noted, as far as rows go."""
+        others = [
+            places for name, places in self.writes.items() if not one.call.writes or name != one.actor.name
+        ]
+        if one.call.writes:
+            others += [places for name, places in self.reads.items() if name != one.actor.name]
+        table = one.call.table
+        keys = one.keys()
+        for places in others:
+            if not keys and any(place[0] == table for place in places):
+                return False
+            if (table, None) in places or any((table, key) in places for key in keys):
+                return False
+        return True
+
+
+_Place = tuple[str, EntityKey | None]
 _Step = tuple[str, int]
 """A choice as it is written down: its kind, and the position of its call or its actor."""
 _Branch = tuple[_Step, ...]
@@ -153,12 +208,23 @@ class Search:
         self._make = make
         self._budget = budget
         self._seen: set[int] = set()
+        self._prepared: Any = None
+        self._touched, self._met = _Touched(), _Touched()
+        self._meets_new = False
         self._open: dict[int, list[_Branch]] = {0: [()]}
         """Branches by the preemptions they hold."""
         self.result = Searched()
 
     def run(self, most_states: int = MAX_STATES) -> Searched:
         """Search until everything was visited or a loss is found."""
+        while True:
+            self._search(most_states)
+            if self.result.loss or not self._meets_new:
+                return self.result
+            self._touched, self._met, self._meets_new = self._met, deepcopy(self._met), False
+            self._seen, self._open, self.result = set(), {0: [()]}, Searched()
+
+    def _search(self, most_states: int) -> None:
         while self._open and not self.result.loss:
             fewest = min(self._open)
             branches = self._open[fewest]
@@ -168,13 +234,12 @@ class Search:
             self._one(branches.pop(), fewest)
             if self.result.states > most_states:
                 raise AssertionError("too many states for a search that is to be exhaustive")
-        return self.result
 
     def _one(self, branch: _Branch, preemptions: int) -> None:
         """Replay a branch and follow its first continuation to the end; note the other continuations."""
         with SimulatedLoop() as loop:
-            run = _Run(Scheduler(loop), self._make, self._budget)
-            run.begin()
+            run = _Run(Scheduler(loop), self._make, self._budget, self)
+            self._prepared = run.begin(self._prepared)
             told: list[_Told] = []
             try:
                 told += [run.take(run.choice(step), replayed=True) for step in branch[:-1]]
@@ -228,6 +293,14 @@ class Search:
                     self._open.setdefault(counted, []).append((*path, run.step(choices[number])))
         return first
 
+    def meet(self, one: Held) -> None:
+        """Learn what a call is about."""
+        self._meets_new = self._met.add(one) or self._meets_new
+
+    def is_alone(self, one: Held) -> bool:
+        """Tell whether a call commutes with all that was met so far."""
+        return self._touched.is_alone(one)
+
     def _lost(self, what: str, told: list[_Told]) -> None:
         self.result.loss, self.result.schedule = what, [_in_words(one) for one in told]
 
@@ -235,8 +308,11 @@ class Search:
 class _Run:
     """One run: a scenario, its actors, and what may still go wrong."""
 
-    def __init__(self, scheduler: Scheduler, make: Callable[[Scheduler], Scenario], budget: Budget) -> None:
+    def __init__(
+        self, scheduler: Scheduler, make: Callable[[Scheduler], Scenario], budget: Budget, search: Search
+    ) -> None:
         self.scheduler = scheduler
+        self._search = search
         scheduler.in_order = budget.all_orders
         self.scenario = make(scheduler)
         self._budget = budget
@@ -251,11 +327,17 @@ class _Run:
         self._waited: frozenset[Held] = frozenset()
         """What waited at the gate beside it."""
 
-    def begin(self) -> None:
-        self.scheduler.loop.run(self.scenario.prepare())
+    def begin(self, prepared: Any) -> Any:
+        """Begin with what was prepared, for the next run too."""
+        if prepared is None:
+            self.scheduler.loop.run(self.scenario.prepare())
+            prepared = self.scenario.snapshot()
+        else:
+            self.scenario.restore(prepared)
         self._works = self.scenario.actors()
         for name, work in self._works.items():
             self.scheduler.start(name, work)  # type: ignore[arg-type]
+        return prepared
 
     def finish(self) -> None:
         self.scheduler.loop.run(self.scenario.finish())
@@ -286,8 +368,9 @@ class _Run:
         able = self._able_now
         for one in able:
             self._release_choices(one, choices)
+        alone = able[0] if len(able) == 1 and self.scenario.learns and self.is_alone(able[0]) else None
         if self._crashes:
-            self._kill_choices(choices)
+            self._kill_choices(choices, alone)
         if self._passages and any(not one.late for one in self.scheduler.held):
             choices.append(_Choice("passage"))
         if able and all(one.late for one in self.scheduler.held):
@@ -298,7 +381,7 @@ class _Run:
         return choices
 
     def _release_choices(self, one: Held, choices: list[_Choice]) -> None:
-        cost = 0 if one.late else self._cost_of(one.actor)
+        cost = 0 if one.late or (self.scenario.learns and self.is_alone(one)) else self._cost_of(one.actor)
         if not self._goes_first(one):
             choices.append(_Choice("release", one, cost=cost))
         if one.late or not self._may_crash(one.actor):
@@ -311,9 +394,9 @@ class _Run:
         if self._failures:
             choices.append(_Choice("fail", one, cost=cost))
 
-    def _kill_choices(self, choices: list[_Choice]) -> None:
+    def _kill_choices(self, choices: list[_Choice], alone: Held | None) -> None:
         for actor in self.scheduler.actors:
-            if not self._may_crash(actor):
+            if not self._may_crash(actor) or (alone and alone.actor is not actor):
                 continue
             writing = [one for one in self.scheduler.held if one.actor is actor and one.call.writes]
             if not any(not one.late for one in writing):
@@ -336,7 +419,23 @@ class _Run:
             own = [one for one in held if one.actor.name == name]
             if own and all(self.scenario.is_private(one.call) for one in own):
                 return own
+        if self.scenario.learns and not self._budget.all_orders:
+            for one in held:
+                if self.is_alone(one):
+                    return [one]
         return sorted(held, key=self._order)
+
+    def is_alone(self, one: Held) -> bool:
+        """Tell whether a call may go at once, and alone."""
+        if (
+            one.late
+            or one.call.action in SPOKEN
+            or (one.call.writes and one.call.table not in self.scenario.unseen)
+        ):
+            return False
+        if not self._search.is_alone(one):
+            return False
+        return all(one is other or one.commutes(other) for other in self.scheduler.held)
 
     def _order(self, one: Held) -> tuple[bool, bool]:
         """Whoever did the last step goes first: the first continuation has no preemption."""
@@ -347,7 +446,7 @@ class _Run:
         last = self._last
         if last is None or one not in self._waited or not one.commutes(last) or one.late != last.late:
             return False
-        if self._budget.all_orders:
+        if self._budget.all_orders or len(self._able_now) == 1:
             return False
         if one.actor is not last.actor and (
             self._budget.preemptions is not None or self.scenario.is_marking(one)
@@ -391,12 +490,17 @@ class _Run:
             waited, marks = frozenset(scheduler.held), self.scenario.marks()
         self._last = None
         if one is not None:
-            if self._budget.preemptions is not None and not one.late:
+            learns = self.scenario.learns
+            if learns:
+                self._search.meet(one)
+            quiet = learns and self.is_alone(one)
+            scheduler.released = _nothing if quiet else self.scenario.released
+            if self._budget.preemptions is not None and not one.late and not quiet:
                 self._current = one.actor
             ticks = scheduler.clock.ticks()
             self._answer(choice.kind, one)
             plain = not replayed and choice.kind == "release" and scheduler.clock.ticks() == ticks
-            if plain and self.scenario.marks() == marks:
+            if plain and not quiet and self.scenario.marks() == marks:
                 self._last, self._waited = one, waited
         elif choice.actor is not None:
             self._crashes -= 1
@@ -442,6 +546,14 @@ class _Run:
         for actor in self.scheduler.actors:
             if not actor.dead and actor.task is not None and actor.task.done():
                 actor.task.result()
+
+
+SPOKEN = frozenset({"begins", "looks", "server_time"})
+"""Calls that are about no row, and are not let go at once."""
+
+
+def _nothing(_one: Held) -> None:
+    return
 
 
 _WORDS = {

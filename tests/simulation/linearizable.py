@@ -50,6 +50,8 @@ class Operation:
         saw, shows: of a read, what it saw, and what of a content it can see.
         basis: of a write on a condition, which operation read the ETag.
         replica: whether a read was of the table that follows.
+        lags: whether such a read may be behind what was acknowledged, because a write of the table that follows
+            failed: that never fails a caller.
         spurious: whether its condition may fail although nothing changed (the other view's ETag).
     """
 
@@ -62,6 +64,7 @@ class Operation:
     shows: Callable[[Content], Content] = lambda content: content
     basis: int | None = None
     replica: bool = False
+    lags: bool = False
     spurious: bool = False
 
 
@@ -153,4 +156,6 @@ class History:
 
 def _may_lag(earlier: Operation, later: Operation) -> bool:
     """A replica's read may miss what another read saw before, as long as nobody was told it is done."""
-    return later.replica and later.act is None and earlier.act is None and not earlier.replica
+    if later.act is not None or not later.replica:
+        return False
+    return later.lags or (earlier.act is None and not earlier.replica)

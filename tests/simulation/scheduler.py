@@ -31,6 +31,7 @@ from rekey.tables.clock import FakeClock
 from rekey.tables.faults import Call
 from rekey.tables.memory import MemoryTable, MemoryTableService, _prepare
 from rekey.tables.rules import check_key_part
+from rekey.tables.stored import StoredRows
 from tests.simulation.loop import OWNER, SimulatedLoop
 
 
@@ -107,11 +108,11 @@ class Held:
         mine, others = self.call, other.call
         if not (mine.writes or others.writes) or mine.table != others.table:
             return True
-        ours, theirs = self._keys(), other._keys()
+        ours, theirs = self.keys(), other.keys()
         return bool(ours and theirs) and not ours & theirs
 
-    def _keys(self) -> set[EntityKey]:
-        """The keys it concerns, none when it concerns more than its keys say."""
+    def keys(self) -> set[EntityKey]:
+        """Return the keys it concerns, none when it concerns more than its keys say."""
         if self.key is not None:
             return {self.key}
         return {one.key for one in self.call.operations}
@@ -136,6 +137,14 @@ class HeldService(MemoryTableService):
     def content(self) -> Hashable:
         """Return all that is in the tables, versions of deleted rows included."""
         return tuple(self._text(name) for name in sorted(self._tables))
+
+    def snapshot(self) -> dict[str, StoredRows]:
+        """Return a copy of all tables."""
+        return {name: _copied(rows) for name, rows in self._tables.items()}
+
+    def restore(self, snapshot: dict[str, StoredRows]) -> None:
+        """Hold what was copied."""
+        self._tables = {name: _copied(rows) for name, rows in snapshot.items()}
 
     def changed(self, name: str) -> None:
         """Note that a table is not what it was."""
@@ -203,6 +212,10 @@ class HeldTable(MemoryTable):
         return done
 
 
+def _copied(rows: StoredRows) -> StoredRows:
+    return StoredRows(dict(rows.rows), list(rows.order), dict(rows.last_ticks))
+
+
 @dataclass
 class Scheduler:
     """Holds calls at the gate and lets them go one by one."""
@@ -213,6 +226,8 @@ class Scheduler:
     ticking: Callable[[Call], bool] = lambda _call: False
     released: Callable[[Held], None] = lambda _one: None
     """Told of every call that is about to take effect."""
+    failures: int = 0
+    """How many calls failed, or lost their answer."""
     in_order: bool = False
     """Whether states are kept apart by the order of answers that one process waits for at once."""
     clock: FakeClock = field(default_factory=FakeClock)
@@ -280,6 +295,7 @@ class Scheduler:
             except ServiceError as refused:
                 error = refused
         if lose_answer:
+            self.failures += 1
             error = _lost()
         self._answer(one, given, error)
         if self.ticking(one.call):
@@ -288,11 +304,13 @@ class Scheduler:
     def refuse(self, one: Held, error: Exception) -> None:
         """Fail a call that does not take effect."""
         self.held.remove(one)
+        self.failures += 1
         self._answer(one, None, error)
 
     def disconnect(self, one: Held) -> None:
         """Break a caller's connection; its request is on its way still."""
         one.late = True
+        self.failures += 1
         self._answer(one, None, _lost(), left=True)
 
     def drop(self, one: Held) -> None:

@@ -34,7 +34,7 @@ from rekey.reconcile.full import full
 from rekey.reconcile.report import FullReport
 from rekey.state.models import Segment
 from rekey.tables.base import Table
-from rekey.tables.clock import FakeClock
+from rekey.tables.clock import TICKS_PER_SECOND, FakeClock
 from rekey.tables.faults import Call
 from tests.simulation.explore import Scenario
 from tests.simulation.scheduler import HeldService, Scheduler
@@ -153,6 +153,17 @@ class SmallWorld(Scenario):
         for row in self.before:
             await self.source.insert(row)
         self.scheduler.clock.advance(1.0)  # they are older than any watermark
+
+    def snapshot(self) -> Any:
+        clocks = [service.clock.ticks() for service in (self.sources, self.others)]
+        return self.sources.snapshot(), self.others.snapshot(), clocks
+
+    def restore(self, snapshot: Any) -> None:
+        sources, others, clocks = snapshot
+        self.sources.restore(sources)
+        self.others.restore(others)
+        for service, ticks in zip((self.sources, self.others), clocks, strict=True):
+            service.clock.advance((ticks - service.clock.ticks()) / TICKS_PER_SECOND)  # type: ignore[attr-defined]
 
     def propagator(self) -> Propagator:
         """Return a propagator of one's own, as each process has."""

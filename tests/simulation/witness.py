@@ -102,6 +102,8 @@ class Witness:
 
     mapper: Mapper
     keys: Sequence[EntityKey]
+    failures: Callable[[], int] = int
+    """How many calls failed: of a table that follows, that fails nobody, and it may lag."""
     noted: list[Noted] = field(default_factory=list)
     _moment: int = 0
     _current: dict[str, Noted] = field(default_factory=dict)
@@ -112,8 +114,7 @@ class Witness:
         """A call of an actor is about to take effect."""
         one = self._current.get(actor)
         if one is not None and one.began is None:
-            one.began = self._next()
-            one.after = frozenset(other.number for other in self.noted if other.ended is not None)
+            self._begins(one)
 
     def is_beginning(self, actor: str) -> bool:
         """Tell whether an actor's next call is the first of an operation."""
@@ -133,10 +134,16 @@ class Witness:
 
     def end(self, one: Noted, outcome: str) -> None:
         """It has its answer."""
+        if one.began is None:
+            self._begins(one)  # whatever it called commutes with all that others did
         one.outcome = outcome
         self._current.pop(one.actor, None)
         if outcome != OPEN:
             one.ended = self._next()
+
+    def _begins(self, one: Noted) -> None:
+        one.began = self._next()
+        one.after = frozenset(other.number for other in self.noted if other.ended is not None)
 
     def _next(self) -> int:
         self._moment += 1
@@ -172,6 +179,7 @@ class Witness:
             outcome=one.outcome,
             basis=None if one.basis is None else numbers[one.basis],
             replica=one.replica,
+            lags=self.failures() > 0,
             spurious=one.replica,
         )
         if one.step[0].verb == READ:
