@@ -16,12 +16,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks import dualwrite, machine, project, pure
+from benchmarks import dualwrite, machine, project, pure, stubbed
 from benchmarks.measure import Measured, run
 from rekey.rehearse.azurite import Azurite
 
 _SIZES = (10_000, 100_000, 300_000)
 _LEAST_PURE = 2_000
+_STUB_ROWS = 100_000
 
 
 def say(text: str) -> None:
@@ -105,6 +106,7 @@ def main() -> None:
             "largest_to_smallest": round(applied[-1] / applied[0], 2),
         },
         "side_by_side": side_by_side(count),
+        "on_the_stub": stubbed.measure(2_000 if options.quick else _STUB_ROWS, say),
         "dual_write": dualwrite.measure(
             2 if options.quick else dualwrite.CALLS, say, dualwrite.KINDS[: 1 if options.quick else None]
         ),

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from rekey import Migration, Target, keys, props
 from rekey.backfill.packing import pack
 from rekey.concurrency import for_each
 from rekey.model import Row
@@ -34,6 +35,17 @@ migration = Migration(
     capture="delta",
 )
 '''
+USERS = Migration(
+    source="Users",
+    target=Target(
+        "UsersV2",
+        partition_key=keys.prop("PartitionKey"),
+        row_key=keys.opaque("RowKey", domain="user", secret="users"),
+        properties=[props.copy("RowKey", to="ContactEmail")],
+    ),
+    capture="delta",
+)
+"""The same declaration, for what runs without a project."""
 _CONFIG = """\
 [tables]
 endpoint = "{tables}"
@@ -76,8 +88,13 @@ def make(folder: Path, azurite: Azurite) -> dict[str, str]:
         "BENCH_TABLES_KEY": azurite.tables.key,
         "BENCH_RESTRICTED_KEY": azurite.restricted.key,
         "BENCH_SECRET": SECRET,
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": python_path(),
     }
+
+
+def python_path() -> str:
+    """Return where a process in another folder finds the benchmarks."""
+    return os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
 
 
 def fill(azurite: Azurite, count: int) -> None:

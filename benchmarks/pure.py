@@ -5,24 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from benchmarks.project import SECRET, rows
-from rekey import Migration, Target, keys, props
+from benchmarks.project import SECRET, USERS, rows
 from rekey.mapper import Mapper
 from rekey.model import Row
 from rekey.reconcile.digest import digester
 from rekey.tables.base import Operation, Verb
 from rekey.tables.wire import Encoder, batch_body, decode_rows, encode_row
-
-_MIGRATION = Migration(
-    source="Users",
-    target=Target(
-        "UsersV2",
-        partition_key=keys.prop("PartitionKey"),
-        row_key=keys.opaque("RowKey", domain="user", secret="users"),
-        properties=[props.copy("RowKey", to="ContactEmail")],
-    ),
-    capture="delta",
-)
 
 
 def per_cpu_second(work: Callable[[], object], count: int) -> int:
@@ -40,7 +28,7 @@ def _cpu_seconds(work: Callable[[], object]) -> float:
 def measure(count: int) -> dict[str, int]:
     """Return the figures over `count` rows."""
     made = list(rows(count))
-    mapper = Mapper(_MIGRATION, {"users": SECRET.encode()})
+    mapper = Mapper(USERS, {"users": SECRET.encode()})
     digest = digester("Users")
     page = b'{"value":[' + b",".join(encode_row(row) for row in made) + b"]}"
 

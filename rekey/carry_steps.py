@@ -20,6 +20,8 @@ from rekey.props import Cast, Set
 Step: TypeAlias = Callable[[Row, Row], None]
 """Reads the source row, fills the new row."""
 
+_KNOWN_SHAPES = 4096
+
 
 def wire_fields(name: str) -> tuple[str, str]:
     """Return the two fields a property can have on the wire: its value and its annotation."""
@@ -41,11 +43,21 @@ def carrying_only(names: Iterable[str]) -> Step:
 def carrying_all_but(names: Iterable[str]) -> Step:
     """Return the step that carries every property except the named ones."""
     skipped = frozenset(field for name in names for field in wire_fields(name))
+    # Rows of one table have few shapes (tuples of field names): what a shape carries is worked out once.
+    shapes: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def carry_all(row: Row, out: Row) -> None:
-        for name, value in row.items():
+        shape = tuple(row)
+        carried = shapes.get(shape)
+        if carried is None:
+            if len(shapes) >= _KNOWN_SHAPES:
+                shapes.clear()
+            carried = tuple(name for name in shape if name not in skipped and not name.startswith("odata."))
+            shapes[shape] = carried
+        for name in carried:
+            value = row[name]
             # the service stores no nulls, so a null an application sent is not a property
-            if name not in skipped and value is not None and name[:6] != "odata.":
+            if value is not None:
                 out[name] = value
 
     return carry_all

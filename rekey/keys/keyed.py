@@ -13,13 +13,12 @@ Rules kept here:
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 from dataclasses import dataclass
 from typing import ClassVar
 
 from rekey import crockford
 from rekey.keys.base import Evaluator, Expression, InvalidDeclaration, Scope, need_text, operand
+from rekey.macs import hmac_sha256
 from rekey.model import Row
 
 PREFIX = b"rekey/v1\0"
@@ -50,7 +49,7 @@ class Opaque(Expression):
     def compile(self, scope: Scope) -> Evaluator:
         """Return the closure. Raises SecretMissing."""
         message = PREFIX + self.domain.encode("utf-8") + b"\0"
-        start = hmac.new(scope.secret(self.secret), message, hashlib.sha256).copy
+        mac = hmac_sha256(scope.secret(self.secret), message)
         parts = [part.compile(scope) for part in self.parts]
         encode = crockford.encode
 
@@ -58,18 +57,14 @@ class Opaque(Expression):
             (only,) = parts
 
             def evaluate_one(row: Row, item: str) -> str:
-                mac = start()
-                mac.update(only(row, item).encode("utf-8", "surrogatepass"))
-                return encode(mac.digest()[:DIGEST_BYTES])
+                return encode(mac(only(row, item).encode("utf-8", "surrogatepass"))[:DIGEST_BYTES])
 
             return evaluate_one
 
         def evaluate(row: Row, item: str) -> str:
-            mac = start()
-            for part in parts:
-                value = part(row, item).encode("utf-8", "surrogatepass")
-                mac.update(len(value).to_bytes(LENGTH_BYTES, "big") + value)
-            return encode(mac.digest()[:DIGEST_BYTES])
+            values = [part(row, item).encode("utf-8", "surrogatepass") for part in parts]
+            framed = [len(value).to_bytes(LENGTH_BYTES, "big") + value for value in values]
+            return encode(mac(b"".join(framed))[:DIGEST_BYTES])
 
         return evaluate
 

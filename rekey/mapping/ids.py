@@ -10,11 +10,10 @@ Rules kept here:
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import secrets
 
 from rekey import crockford
+from rekey.macs import hmac_sha256
 from rekey.model import EntityKey
 
 KEY_BYTES = 32
@@ -33,18 +32,15 @@ class SafeIds:
 
     def __init__(self, key: bytes) -> None:
         """Take the key, 32 random bytes (`new_key`)."""
-        self._template = hmac.new(key, b"rekey/row/v1\0", hashlib.sha256)
+        self._mac = hmac_sha256(key, b"rekey/row/v1\0")
 
     def raw(self, table: str, key: EntityKey) -> bytes:
         """Return the 20-byte digest of one row's table and key."""
         partition = key.partition.encode("utf-8", "surrogatepass")
         row = key.row.encode("utf-8", "surrogatepass")
-        mac = self._template.copy()
         # lengths first, so that no two (table, partition, row) give the same message
-        mac.update(
-            b"%d,%d,%d\0%b%b%b" % (len(table), len(partition), len(row), table.encode(), partition, row)
-        )
-        return mac.digest()[:DIGEST_BYTES]
+        lengths = (len(table), len(partition), len(row))
+        return self._mac(b"%d,%d,%d\0%b%b%b" % (*lengths, table.encode(), partition, row))[:DIGEST_BYTES]
 
     def long(self, table: str, key: EntityKey) -> str:
         """Return the 32-character id: the row key of the mapping table."""

@@ -123,8 +123,9 @@ class MappingRows:
 
 def _listed(targets: Iterable[TargetKey]) -> str:
     """Return target keys as JSON in ASCII, so that a character is a UTF-16 unit wherever the text is cut."""
-    listed = [tuple(target) for target in sorted(targets)]
-    if all(target[1].isascii() and target[2].isascii() for target in listed):
+    ordered = sorted(targets)
+    listed = [tuple(target) for target in ordered]
+    if all(target.partition.isascii() and target.row.isascii() for target in ordered):
         return orjson.dumps(listed).decode("ascii")
     return json.dumps(listed, separators=(",", ":"))
 

@@ -40,7 +40,6 @@ from rekey.edm import (
     STRING,
     canonical,
     canonical_content,
-    canonical_text,
 )
 from rekey.model import PARTITION_KEY, ROW_KEY, TYPE_SUFFIX, Row, is_custom
 
@@ -54,8 +53,9 @@ _CANONICAL_DATETIME_CHARACTERS = 28  # 2024-01-02T03:04:05.1234567Z
 _FRACTION_POINT = 19
 _KNOWN_SHAPES = 4096
 
-Plan = list[tuple[str, str | None]]
-"""Custom properties of rows of one shape, sorted: (name, name of the annotation or None)."""
+Plan = tuple[list[str], list[tuple[int, str, str | None]]]
+"""For rows of one shape: the fields of the message, as if all properties were empty text; and for each
+property, in order, the place of its text (its type stands before it), its name and its annotation or None."""
 
 
 def bucket_of(partition: str, row_key: str) -> int:
@@ -90,32 +90,37 @@ def digester(table: str, without: Set[str] = NOTHING) -> Callable[[Row], bytes]:
         if plan is None:
             if len(plans) >= _KNOWN_SHAPES:
                 plans.clear()
-            plan = plans[shape] = _plan(shape, without)
-        fields = [table, row[PARTITION_KEY], row[ROW_KEY]]
-        for name, annotation in plan:
+            plan = plans[shape] = _plan(table, shape, without)
+        fields = plan[0].copy()
+        fields[1], fields[2] = row[PARTITION_KEY], row[ROW_KEY]
+        for place, name, annotation in plan[1]:
             value = row[name]
+            kind = value.__class__
             if annotation is None:
-                if value.__class__ is str:
-                    fields += (name, STRING, value)
+                if kind is str:
+                    fields[place] = value
+                elif kind is int:
+                    fields[place - 1] = INT32
+                    fields[place] = str(value)
                 else:
-                    fields += (name, *_plain(row, name, value))
+                    fields[place - 1], fields[place] = _plain(row, name, value)
+                continue
+            edm = row[annotation]
+            fields[place - 1] = edm
+            if kind is str and edm in _AS_IT_IS:
+                fields[place] = value
+            elif kind is str and edm == INT64:
+                fields[place] = str(int(value))
+            elif (
+                kind is str
+                and edm == DATETIME
+                and len(value) == _CANONICAL_DATETIME_CHARACTERS
+                and value[_FRACTION_POINT] == "."
+                and value[-1] == "Z"
+            ):
+                fields[place] = value
             else:
-                edm = row[annotation]
-                if edm == DATETIME:
-                    if (
-                        value.__class__ is not str
-                        or len(value) != _CANONICAL_DATETIME_CHARACTERS
-                        or value[_FRACTION_POINT] != "."
-                        or value[-1] != "Z"
-                    ):
-                        value = canonical_text(DATETIME, value)
-                    fields += (name, DATETIME, value)
-                elif edm == INT64 and value.__class__ is str:
-                    fields += (name, INT64, str(int(value)))
-                elif value.__class__ is str and edm in _AS_IT_IS:
-                    fields += (name, edm, value)
-                else:
-                    fields += (name, *canonical(row, name))
+                fields[place - 1], fields[place] = canonical(row, name)
         try:
             return blake2b(orjson.dumps(fields), digest_size=DIGEST_BYTES).digest()
         except TypeError:  # a lone surrogate, which orjson refuses
@@ -124,13 +129,15 @@ def digester(table: str, without: Set[str] = NOTHING) -> Callable[[Row], bytes]:
     return digest
 
 
-def _plan(shape: tuple[str, ...], without: Set[str]) -> Plan:
-    fields = frozenset(shape)
-    return [
-        (name, name + TYPE_SUFFIX if name + TYPE_SUFFIX in fields else None)
-        for name in sorted(filter(is_custom, shape))
-        if name not in without
-    ]
+def _plan(table: str, shape: tuple[str, ...], without: Set[str]) -> Plan:
+    fields = [table, "", ""]
+    places: list[tuple[int, str, str | None]] = []
+    for name in sorted(filter(is_custom, shape)):
+        if name not in without:
+            fields += (name, STRING, "")
+            annotation = name + TYPE_SUFFIX
+            places.append((len(fields) - 1, name, annotation if annotation in shape else None))
+    return fields, places
 
 
 def _content(row: Row, without: Set[str]) -> list[str]:
@@ -140,8 +147,6 @@ def _content(row: Row, without: Set[str]) -> list[str]:
 def _plain(row: Row, name: str, value: Any) -> tuple[str, str]:
     """Return (EDM type, canonical text) of a value without annotation that is not a string."""
     kind = value.__class__
-    if kind is int:
-        return INT32, str(value)
     if kind is bool:
         return BOOLEAN, "true" if value else "false"
     if kind is float and value - value == 0.0:  # finite

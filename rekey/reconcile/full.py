@@ -113,6 +113,9 @@ async def sum_up(
     digests = [digester(target.name, ctx.not_compared(number)) for number, target in enumerate(ctx.targets)]
     source_digest = digester(ctx.source_name)
 
+    sums = [(expected.sums, expected.counts) for expected in work.expected]
+    from_bytes = int.from_bytes  # what `BucketSums.add` does, without a call for every row
+
     def add_source(page: Page) -> None:
         for row in page.rows:
             work.source.add(bucket_of(row[PARTITION_KEY], row[ROW_KEY]), source_digest(row))
@@ -122,14 +125,19 @@ async def sum_up(
                 work.refused += 1
                 continue
             for number, target in mapped:
+                totals, counts = sums[number]
                 bucket = bucket_of(target[PARTITION_KEY], target[ROW_KEY])
-                work.expected[number].add(bucket, digests[number](target))
+                totals[bucket] += from_bytes(digests[number](target))
+                counts[bucket] += 1
         work.source_rows += len(page.rows)
 
     def add_target(number: int, page: Page) -> None:
-        digest, add = digests[number], work.actual[number].add
+        digest, actual = digests[number], work.actual[number]
+        totals, counts = actual.sums, actual.counts
         for row in page.rows:
-            add(bucket_of(row[PARTITION_KEY], row[ROW_KEY]), digest(row))
+            bucket = bucket_of(row[PARTITION_KEY], row[ROW_KEY])
+            totals[bucket] += from_bytes(digest(row))
+            counts[bucket] += 1
 
     async def read(part: Part) -> None:
         nonlocal since

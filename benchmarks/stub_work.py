@@ -1,0 +1,167 @@
+"""One piece of work against the stub, timed from its first request.
+
+    python -m benchmarks.stub_work SIDE WORK URL
+
+SIDE is `rekey` or `sdk`; WORK is `copy` (with mapping rows), `copy-targets` (without) or `verify`. The loops
+over azure-data-tables are those that teams write by hand (`sdk_loop`). Writes `work.json` into the current
+folder: rows, seconds, and seconds of this process's processor, its start and imports left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from azure.core.credentials import AzureNamedKeyCredential
+from azure.data.tables import TableServiceClient
+
+from benchmarks.project import SCRIPT_ID, SECRET, USERS
+from benchmarks.sdk_loop import mapping_rows, opaque, write
+from benchmarks.stub import ACCOUNT, KEY
+from rekey.backfill.copier import Copier
+from rekey.backfill.engine import WindowSize, copy_segments
+from rekey.config import Limits
+from rekey.dualwrite.propagate import Propagator
+from rekey.mapper import Mapper
+from rekey.mapping.ids import SafeIds
+from rekey.mapping.rows import MAPPING_TABLE, MappingRows
+from rekey.mapping.store import MappingStore
+from rekey.model import EVERYTHING, EntityKey
+from rekey.reconcile.context import ReconcileContext
+from rekey.reconcile.full import full
+from rekey.state.store import State
+from rekey.tables.azure import AzureTableService
+from rekey.tables.credentials import SharedKey
+
+_PURPOSE = "backfill"
+_SECRET = SECRET.encode()
+
+
+class TargetsOnly(Copier):
+    """A copier that writes no mapping rows. For the comparison alone: rekey has no such mode."""
+
+    async def _write_mapping(self, *_: Any) -> None:
+        return
+
+
+def _migration(service: AzureTableService) -> Propagator:
+    mapping = MappingRows(SCRIPT_ID, USERS.source, USERS.tables, SafeIds(bytes(32)))
+    return Propagator(
+        service.table(USERS.source),
+        [service.table(name) for name in USERS.tables],
+        Mapper(USERS, {"users": _SECRET}),
+        MappingStore(service.table(MAPPING_TABLE), mapping),
+    )
+
+
+async def _copy(service: AzureTableService, kind: type[Copier]) -> int:
+    limits = Limits()
+    copier = kind(_migration(service), limits.concurrency)
+    path = Path("state.sqlite")
+    with State.open(path) as state:
+        state.register(SCRIPT_ID, "digest", USERS.source, "run", {}, "stub")
+        segments = state.add_segments(SCRIPT_ID, _PURPOSE, [EVERYTHING])
+        copied, _ = await copy_segments(
+            copier.propagator.source,
+            segments,
+            copier.copy,
+            size=WindowSize(limits.window_rows, limits.window_bytes),
+            checkpoint=state.checkpoint,
+            stop_requested=lambda: False,
+            advance=lambda _: None,
+        )
+    return copied.rows
+
+
+async def _verify(service: AzureTableService) -> int:
+    migration = _migration(service)
+
+    async def unasked(*_: object) -> EntityKey | None:
+        raise AssertionError("the two sides are equal")
+
+    report = await full(
+        ReconcileContext(
+            source=migration.source,
+            targets=migration.targets,
+            mapper=migration.mapper,
+            ids=migration.mapping.rows.ids,
+            source_name=USERS.source,
+            owner=unasked,
+            propagate=unasked,
+            folder=Path.cwd(),
+        )
+    )
+    assert not report.findings
+    return report.source_rows + sum(table.actual_rows for table in report.tables)
+
+
+def rekey(work: str, endpoint: str) -> int:
+    """Do one piece of work with rekey; return the rows it was about."""
+
+    async def run() -> int:
+        service = AzureTableService.open(endpoint, SharedKey.of(ACCOUNT, KEY))
+        try:
+            if work == "verify":
+                return await _verify(service)
+            return await _copy(service, Copier if work == "copy" else TargetsOnly)
+        finally:
+            await service.close()
+
+    return asyncio.run(run())
+
+
+def sdk(work: str, endpoint: str) -> int:
+    """Do the same with the loop over azure-data-tables."""
+    service = TableServiceClient(endpoint, credential=AzureNamedKeyCredential(ACCOUNT, KEY))
+    source, target = (service.get_table_client(name) for name in (USERS.source, USERS.tables[0]))
+    mapping = service.get_table_client(MAPPING_TABLE)
+    rows = 0
+    expected: dict[tuple[str, str], dict[str, Any]] = {}
+    for page in source.list_entities(results_per_page=1000).by_page():
+        old = [dict(entity) for entity in page]
+        rows += len(old)
+        new = [
+            {**entity, "RowKey": opaque(_SECRET, entity["RowKey"]), "ContactEmail": entity["RowKey"]}
+            for entity in old
+        ]
+        if work == "verify":
+            expected.update(((entity["PartitionKey"], entity["RowKey"]), entity) for entity in new)
+            continue
+        if work == "copy":
+            pairs = zip(old, new, strict=True)
+            write(mapping, (row for pair in pairs for row in mapping_rows(_SECRET, *pair)))
+        write(target, new)
+    if work != "verify":
+        return rows
+    for page in target.list_entities(results_per_page=1000).by_page():
+        for entity in page:
+            rows += 1
+            wanted = expected.pop((entity["PartitionKey"], entity["RowKey"]), None)
+            assert wanted == dict(entity)
+    assert not expected
+    return rows
+
+
+SIDES: dict[str, Callable[[str, str], int]] = {"rekey": rekey, "sdk": sdk}
+
+
+def main(words: Sequence[str]) -> None:
+    """Do what the command line says, and write down what it took."""
+    side, work, endpoint = words
+    began, processor = time.monotonic(), time.process_time()
+    rows = SIDES[side](work, endpoint)
+    taken = {
+        "rows": rows,
+        "seconds": time.monotonic() - began,
+        "cpu_seconds": time.process_time() - processor,
+    }
+    Path("work.json").write_text(json.dumps(taken), "ascii")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
