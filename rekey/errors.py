@@ -185,9 +185,9 @@ class WritesRefused(Refused):
     """A dual-write client must not do this operation now; nothing was written for it.
 
     Attributes:
-        code: stable, for programs: `frozen`, `new-view-closed`, `old-view-over`, `digest-moved`,
-            `secret-moved`, `lease-lost`, `control-gone`, `control-moved-back`, `index-table`,
-            `journal-missing`.
+        code: stable, for programs: `frozen`, `new-view-closed`, `new-view-reads-only`, `old-view-over`,
+            `index-table` (what the phase says); `digest-moved`, `secret-moved`, `lease-lost`,
+            `control-gone`, `control-moved-back`, `other-run`, `closed` (what the client's lease says).
         retryable: whether the same operation, unchanged and in the same client, can succeed later.
     """
 

@@ -146,7 +146,7 @@ class DualWorld(World):
     async def assert_quiet(self) -> None:
         """Everything in the background has ended, nothing is left, all tables are in step."""
         for writer in self._writers:
-            await writer.settle()
+            await writer.close()
         assert self.intents == 0
         assert self.permits.in_use == 0
         self.assert_in_step()

@@ -98,7 +98,10 @@ class CrossView(Flow):
         if work.place is None or wanted is None:
             return
         now = await self.side.forward.table(work.place.table).get(work.place.key)
-        if now is not None and same_content(wanted, now):
+        timed = frozenset[str]()
+        if work.place.table >= 0:
+            timed = self.side.mapper.timestamp_copies[work.place.table]
+        if now is not None and same_content(wanted, now, timed):
             work.view_etag = etag_of(now)
 
     async def _look(self, work: Work) -> bool:

@@ -8,7 +8,7 @@ Rules kept here:
 * A key is tried again with growing pauses. While a request for it may still travel (an open outcome) its
   intent stays, and where that request is the authority's, there is nothing to see before.
 * A leftover never outlives its epoch: `settle` tries each once more before the next epoch is acknowledged,
-  and then leaves it to the sweeper. In another epoch another side may decide.
+  and then leaves those of older epochs to the sweeper. In another epoch another side may decide.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
+from rekey.concurrency import cancel
 from rekey.dualwrite.counters import Counters
 from rekey.dualwrite.effects import in_turns
 from rekey.dualwrite.journal import Journal
@@ -45,13 +46,15 @@ class Leftover:
         intent: its intent.
         permit: what the write ran under.
         authority: which side decided then.
+        decided: whether the authority has answered; if not, there is nothing to see before that is over.
         travels_s: for how many seconds more a request for it may travel; until then its intent stays.
     """
 
     intent: IntentRef
     permit: Permit
     authority: Side
-    travels_s: float = 0.0
+    decided: bool
+    travels_s: float
     attempts: int = 0
     task: asyncio.Task[None] | None = None
     trying: bool = False
@@ -107,18 +110,20 @@ class Leftovers:
             permit: what the write ran under.
             decides: the authority.
             still_open: whether a request for it may still travel.
-            decided: whether the authority has answered; if not, there is nothing to see before that is over.
+            decided: whether the authority has answered.
         """
         self._counters.left += 1
         if len(self._kept) >= MAX_KEPT:
             return
-        left = Leftover(intent, permit, decides, self._travel_s if still_open else 0.0)
+        travels_s = self._travel_s if still_open else 0.0
+        left = Leftover(intent, permit, decides, decided, travels_s)
         self._kept.add(left)
         left.task = asyncio.ensure_future(self._keep_trying(left, wait_first=not decided))
 
     async def settle(self) -> None:
-        """Try each leftover once, those with requests that may travel aside, then forget them all."""
-        kept, self._kept = list(self._kept), set()
+        """Try each leftover once, those with requests that may travel aside. Those of older epochs are then
+        forgotten; the others are tried again later."""
+        kept = list(self._kept)
         for left in kept:
             if left.task is not None and not left.trying:
                 left.task.cancel()
@@ -126,7 +131,23 @@ class Leftovers:
         if tasks:
             await asyncio.wait(tasks)
         due = [left for left in kept if not left.travels_s and not _is_done(left)]
-        await in_turns([partial(self._try, left) for left in due], _WIDTH)
+        await in_turns([partial(self._try_once, left) for left in due], _WIDTH)
+        now = self._permits.current()
+        for left in kept:
+            if now is None or left.permit.epoch != now.epoch:
+                self._kept.discard(left)
+            elif left in self._kept:
+                left.task = asyncio.ensure_future(self._keep_trying(left, wait_first=not left.decided))
+
+    async def close(self) -> None:
+        """Settle, and forget them all."""
+        await self.settle()
+        kept, self._kept = list(self._kept), set()
+        await cancel(left.task for left in kept if left.task is not None)
+
+    async def _try_once(self, left: Leftover) -> None:
+        if await self._try(left):
+            self._kept.discard(left)
 
     async def _keep_trying(self, left: Leftover, *, wait_first: bool) -> None:
         if wait_first:
@@ -175,4 +196,5 @@ class Leftovers:
 
 
 def _is_done(left: Leftover) -> bool:
+    """Tell whether the attempt that was under way was the last one needed."""
     return left.task is not None and left.task.done() and not left.task.cancelled()

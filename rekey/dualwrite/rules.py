@@ -8,6 +8,7 @@ Rules kept here (DESIGN section 4, ADR 0017):
 * The new view opens when the backfill is done (`copied`): before that it would miss rows.
 * Where there is no way back (`reverse=False`) nothing follows the target after cutover: writes in the new
   view are plain then, and the old view, which nobody keeps current, is over.
+  Before cutover, writes in the new view are refused there: nothing says what they are in the source.
 * In a freeze writes wait and reads go on.
 """
 
@@ -56,6 +57,7 @@ class Route(StrEnum):
 
 
 NEW_VIEW_CLOSED = "new-view-closed"
+NEW_VIEW_READS_ONLY = "new-view-reads-only"
 OLD_VIEW_OVER = "old-view-over"
 FROZEN = "frozen"
 INDEX_TABLE = "index-table"
@@ -87,7 +89,7 @@ def route(phase: ControlPhase | None, view: View, *, copied: bool, reverse: bool
         case ControlPhase.DUAL_WRITE:
             if view is View.OLD:
                 return Route.SAME_VIEW
-            return Route.CROSS_VIEW if copied else Route.REFUSED
+            return Route.CROSS_VIEW if copied and reverse else Route.REFUSED
         case ControlPhase.FREEZE:
             return Route.WAIT
         case ControlPhase.CUTOVER:
@@ -123,6 +125,13 @@ def refusal(code: str, table: str) -> WritesRefused:
                 f"{table} cannot be used by its new keys yet: not all rows are copied",
                 hint="use the old view until `rekey status` says that the backfill is done, then this one",
             )
+        case "new-view-reads-only":
+            return WritesRefused(
+                code,
+                f"{table} cannot be written by its new keys before cutover: the declaration says"
+                " reverse=False, so nothing says what such a row is in the old table",
+                hint="write in the old view until cutover",
+            )
         case "old-view-over":
             return WritesRefused(
                 code,
@@ -146,8 +155,10 @@ def refusal(code: str, table: str) -> WritesRefused:
     raise ValueError(code)
 
 
-def refusal_code(view: View, route_taken: Route) -> str:
+def refusal_code(view: View, route_taken: Route, *, copied: bool) -> str:
     """Return the code of a refused or waiting route."""
     if route_taken is Route.WAIT:
         return FROZEN
-    return NEW_VIEW_CLOSED if view is View.NEW else OLD_VIEW_OVER
+    if view is View.OLD:
+        return OLD_VIEW_OVER
+    return NEW_VIEW_READS_ONLY if copied else NEW_VIEW_CLOSED

@@ -1,4 +1,11 @@
-"""One key on its way through a dual write: what was asked, what was read, what was sent."""
+"""One key on its way through a dual write: what was asked, what was read, what was sent.
+
+Rules kept here:
+
+* What was read before the authority is written and what was read beside that are kept apart: only the first
+  is surely older than the write.
+* What another try must not rely on is forgotten together (`begin_again`); intents are not, they stay durable.
+"""
 
 from __future__ import annotations
 

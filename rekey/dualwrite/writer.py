@@ -109,7 +109,7 @@ class Writer:
             mapper = self._propagator.mapper
             taken = route(permit.phase, self.view, copied=permit.copied, reverse=mapper.reversible)
             if taken in (Route.REFUSED, Route.WAIT):
-                raise refusal(refusal_code(self.view, taken), self.table.name)
+                raise refusal(refusal_code(self.view, taken, copied=permit.copied), self.table.name)
             deadline = asyncio.get_running_loop().time() + self._longest
             if taken is Route.PLAIN:
                 etags = await self._plain(operations, deadline)
@@ -119,18 +119,22 @@ class Writer:
         return etags
 
     async def settle(self) -> None:
-        """Wait for the work in the background, then try what is left once more, and leave the rest to the
-        sweeper. Called before an epoch is acknowledged, and at the end.
+        """Wait for the work in the background, then try what is left once more; what is left of older epochs
+        then is the sweeper's. Called before an epoch is acknowledged.
 
         Waits for what is under way now, once: under steady load there is always more of the new epoch.
         """
-        if self._tasks:
-            await asyncio.wait(set(self._tasks))
+        await self._wait()
         await self._leftovers.settle()
 
     async def close(self) -> None:
-        """Settle. What cannot be settled stays in the journal."""
-        await self.settle()
+        """Settle, once no operation is under way any more. What cannot be settled stays in the journal."""
+        await self._wait()
+        await self._leftovers.close()
+
+    async def _wait(self) -> None:
+        if self._tasks:
+            await asyncio.wait(set(self._tasks))
 
     def _flow(self, operations: Sequence[Operation], permit: Permit, taken: Route) -> Flow:
         side = self._source_side if authority(permit.phase) == SOURCE else self._target_side
@@ -200,8 +204,8 @@ class Writer:
             await flow.finish()
         except BaseException:
             for work in flow.works:
-                if work.state is not State.SETTLED:
-                    self._leave(flow, work, permit, still_open=True, decided=True)
+                # Of a transaction, also what was settled before: its intents have not been removed yet.
+                self._leave(flow, work, permit, still_open=work.state is not State.SETTLED, decided=True)
             raise
         done: list[IntentRef] = []
         for work in flow.works:

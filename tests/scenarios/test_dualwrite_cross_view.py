@@ -10,6 +10,7 @@ from rekey.dualwrite.rules import View
 from rekey.errors import ConditionFailed, RequestRejected, RowExists, RowMissing, RowRefused
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase
+from rekey.tables.clock import FakeClock
 from rekey.tables.faults import Call, Fault, FaultKind, Planned, PlannedFaults
 from rekey.tables.memory import MemoryTableService
 from tests.dualwriting import TAGGED, DualWorld, delete, insert, key_row, memory_world, merge, replace, upsert
@@ -298,3 +299,41 @@ async def test_a_transaction_of_the_old_view_after_cutover(memory: MemoryTableSe
         ]
     )
     await world.assert_quiet()
+
+
+TIMED = Migration(
+    source="Users",
+    target=Target(
+        "UsersV2",
+        partition_key=keys.prop("PartitionKey"),
+        row_key=keys.opaque(keys.prop("RowKey"), domain="user", secret="users"),
+        properties=[props.copy("RowKey", to="Mail"), props.copy("Timestamp", to="WrittenAt")],
+    ),
+    capture="dual-write",
+)
+"""The targets hold a moment that nobody can foresee."""
+
+
+async def test_a_mapping_that_copies_the_timestamp_follows_in_both_views_and_phases(
+    memory: MemoryTableService, clock: FakeClock
+) -> None:
+    world = await memory_world(TIMED, memory).prepare([user(ANN.row, Age=1)])
+    [row] = [content_of(row) for row in memory.dump("UsersV2")]
+    old, new = world.writer(), world.writer(View.NEW, "c2")
+    clock.advance(1.0)
+    await old.write([replace(user(ANN.row, Age=2))])
+    await world.assert_quiet()
+    clock.advance(1.0)
+    [etag] = await new.write([replace({**row, "Age": 3})])
+    assert etag == world.etag("UsersV2", key_of(row))
+    await world.assert_quiet()
+    world.permits.move(ControlPhase.CUTOVER)
+    written_at = memory.dump("UsersV2")[0]["WrittenAt"]
+    for writer, key in ((new, key_of(row)), (old, ANN)):
+        clock.advance(1.0)
+        await writer.write([merge({**key_row(key), "Age": 4})])
+        for one in (old, new):
+            await one.settle()
+        assert world.intents == 0
+        [target] = memory.dump("UsersV2")
+        assert (memory.dump("Users")[0]["Age"], target["Age"], target["WrittenAt"]) == (4, 4, written_at)

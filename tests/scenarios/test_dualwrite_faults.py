@@ -75,9 +75,25 @@ async def test_settling_tries_what_is_left_once_more(memory: MemoryTableService)
     memory.faults = failing("UsersV2", FaultKind.NOT_SENT)
     await writer.write([replace(user(ANN.row, Age=2))])
     memory.faults = PlannedFaults()
-    await asyncio.sleep(0)
     await world.assert_quiet()
     assert writer.left == 0
+
+
+async def test_what_fails_again_is_kept_for_its_epoch_and_left_to_the_sweeper_after_it(
+    memory: MemoryTableService,
+) -> None:
+    world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
+    writer = world.writer(sleep=_never)
+    memory.faults = failing("UsersV2", FaultKind.NOT_SENT)
+    await writer.write([replace(user(ANN.row, Age=2))])
+    await writer.settle()
+    assert writer.left == world.intents == 1
+    world.permits.move(ControlPhase.FREEZE)
+    await writer.settle()
+    assert (writer.left, world.intents) == (0, 1)
+    memory.faults = PlannedFaults()
+    await world.sweep()
+    await world.assert_quiet()
 
 
 @pytest.mark.parametrize(

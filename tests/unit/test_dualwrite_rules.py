@@ -20,6 +20,7 @@ WAYS: list[tuple[ControlPhase | None, View, bool, bool, Route]] = [
     (P.DUAL_WRITE, View.OLD, True, False, Route.SAME_VIEW),
     (P.DUAL_WRITE, View.NEW, False, True, Route.REFUSED),
     (P.DUAL_WRITE, View.NEW, True, True, Route.CROSS_VIEW),
+    (P.DUAL_WRITE, View.NEW, True, False, Route.REFUSED),
     (P.FREEZE, View.OLD, True, True, Route.WAIT),
     (P.FREEZE, View.NEW, True, True, Route.WAIT),
     (P.CUTOVER, View.OLD, True, True, Route.CROSS_VIEW),
@@ -74,10 +75,13 @@ def test_an_index_table_is_the_applications_own_only_after_complete() -> None:
 
 @pytest.mark.parametrize("phase", ALL)
 @pytest.mark.parametrize("view", View)
-def test_every_refused_way_has_an_error_that_says_what_to_do(phase: ControlPhase | None, view: View) -> None:
-    way = route(phase, view, copied=False, reverse=False)
+@pytest.mark.parametrize("copied", [False, True])
+def test_every_refused_way_has_an_error_that_says_what_to_do(
+    phase: ControlPhase | None, view: View, copied: bool
+) -> None:
+    way = route(phase, view, copied=copied, reverse=False)
     if way in (Route.REFUSED, Route.WAIT):
-        error = refusal(refusal_code(view, way), "Users")
+        error = refusal(refusal_code(view, way, copied=copied), "Users")
         assert error.hint
         assert error.kept == "nothing was written"
         assert error.retryable == (way is Route.WAIT)
