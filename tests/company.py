@@ -37,6 +37,7 @@ from rekey.runner.run import Options
 from rekey.runner.session import Session, fingerprints_of
 from rekey.tables.base import Operation, Verb
 from rekey.tables.clock import TICKS_PER_SECOND
+from tests.evidence import prove
 from tests.projects import Project
 from tests.worlds import SECRET
 
@@ -150,6 +151,7 @@ class Company:
         """`rekey retire`."""
         source = self.project.scripts[self.script_id].migration.source
         with self.session(Options(typed_table=source)) as session:
+            prove(session.config, session.scripts[self.script_id], session.state)
             moves.retire(session, self.script_id)
 
     # --- looking ------------------------------------------------------------------------------------------

@@ -8,11 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import bagit
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from rekey.config import Config
+from rekey.declaration import Declared
 from rekey.evidence import bag, keyfiles, statement
-from rekey.evidence.keys import PublicKey, Signer
+from rekey.evidence.export import export, record_verified
+from rekey.evidence.keys import Ed25519Signer, PublicKey, Signer
 from rekey.evidence.verify import Trusted, Verdict, verify
 from rekey.model import Row
+from rekey.state.store import State
 from tests.commands import Commands
 
 SCRIPT = "0001_users"
@@ -80,3 +85,11 @@ def relinked(lines: Sequence[bytes]) -> bytes:
         made.append(json.dumps(event, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode())
         prev = hashlib.sha256(made[-1]).hexdigest()
     return b"".join(line + b"\n" for line in made)
+
+
+def prove(config: Config, declared: Declared, state: State) -> None:
+    """Export evidence, signed by a key of the tests, and verify it: what `retire` asks for."""
+    signer = Ed25519Signer(Ed25519PrivateKey.from_private_bytes(bytes(32)))
+    folder = config.path.parent / f"evidence-{len(state.audit_events())}"
+    export(config, declared, state, folder, signer=signer)
+    assert record_verified(state, verify(folder, Trusted([signer.public])))

@@ -340,7 +340,7 @@ def _kept(path: Path) -> str:
 def _record(shell: Shell, verdict: Verdict) -> bool:
     """Record in the project's audit log that its own bundle was verified; tell whether it was."""
     from rekey.config import load_config
-    from rekey.evidence.export import EXPORTED, VERIFIED
+    from rekey.evidence.export import record_verified
     from rekey.state.store import State
 
     if not shell.config_said and not shell.config_path.exists():
@@ -350,24 +350,10 @@ def _record(shell: Shell, verdict: Verdict) -> bool:
         if not path.exists():
             return False
         with State.open(path) as state:
-            ours = [
-                event
-                for event in state.audit_events()
-                if event.event == EXPORTED and event.details["statement_sha256"] == verdict.statement_sha256
-            ]
-            if not ours:
-                return False
-            details = {
-                "statement_sha256": verdict.statement_sha256,
-                "signed": verdict.signed,
-                "key_id": verdict.key_id,
-                "exported": ours[-1].seq,
-            }
-            state.audit(VERIFIED, ours[-1].script_id, details)
+            return record_verified(state, verdict)
     except (ConfigurationError, StateUnusable, Locked, MachineFailed) as error:
         shell.note(f"warning: this verification is not recorded: {error.what}")
         return False
-    return True
 
 
 def _told(folder: Path, verdict: Verdict, *, recorded: bool) -> list[str]:

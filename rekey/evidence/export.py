@@ -33,15 +33,14 @@ from rekey.evidence.bag import Draft, require_free
 from rekey.evidence.checkpoints import problems_of, signed_over
 from rekey.evidence.keys import Signer
 from rekey.evidence.report import render
+from rekey.evidence.verify import Verdict
 from rekey.phases import ORDER
-from rekey.state.audit import AuditEvent
+from rekey.state.audit import EVIDENCE_EXPORTED, EVIDENCE_VERIFIED, AuditEvent
 from rekey.state.backend import sqlite_version
 from rekey.state.models import PLAN_FACT
 from rekey.state.store import State
 
 EXPORTING = "evidence-export"
-EXPORTED = "evidence-exported"
-VERIFIED = "evidence-verified"
 PURPOSES = ("backfill",)
 _DISTRIBUTION = "rekey-tables"
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
@@ -133,6 +132,25 @@ def export(
     return done
 
 
+def record_verified(state: State, verdict: Verdict) -> bool:
+    """Record that a bundle was verified and is right; tell whether it is one that this project exported."""
+    ours = [
+        event
+        for event in state.audit_events()
+        if event.event == EVIDENCE_EXPORTED and event.details["statement_sha256"] == verdict.statement_sha256
+    ]
+    if not ours or not verdict.is_right:
+        return False
+    details = {
+        "statement_sha256": verdict.statement_sha256,
+        "signed": verdict.signed,
+        "key_id": verdict.key_id,
+        "exported": ours[-1].seq,
+    }
+    state.audit(EVIDENCE_VERIFIED, ours[-1].script_id, details)
+    return True
+
+
 def _info(source: contents.Source) -> dict[str, str]:
     """Return what `bag-info.txt` says."""
     log = source.checkpoint.checkpoint.log
@@ -142,7 +160,9 @@ def _info(source: contents.Source) -> dict[str, str]:
 def _record(state: State, done: Exported) -> None:
     """Record that a bundle was written; the bundle itself cannot hold this."""
     details = {"statement_sha256": done.statement_sha256, "signed": bool(done.key_id), "key_id": done.key_id}
-    state.audit(EXPORTED, done.script_id, {**details, "events": done.events, "stamped": done.stamped})
+    state.audit(
+        EVIDENCE_EXPORTED, done.script_id, {**details, "events": done.events, "stamped": done.stamped}
+    )
 
 
 def _require_known(state: State, declared: Declared) -> None:

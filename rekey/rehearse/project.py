@@ -5,7 +5,8 @@ Rules kept here:
 * Commands are run as an operator runs them: processes of their own (`python -m rekey …`) in a folder with a
   `rekey.toml`. So a kill is a kill, and what is proved is proved of the command.
 * Nothing of the operator's configuration is used: endpoints, keys and secrets are the rehearsal's own. Keys
-  and secrets are in the environment of the commands only, never in a file.
+  and secrets are in the environment of the commands only, never in a file; but for the key that signs the
+  rehearsal's evidence, which is made for it and protects nothing else.
 * The migration scripts that the rehearsed one needs come along, and the modules they import.
 """
 
@@ -23,6 +24,7 @@ from pathlib import Path
 
 from rekey.declaration import Declared, required_secrets
 from rekey.errors import ConfigurationError, MachineFailed
+from rekey.evidence.keyfiles import make_key
 from rekey.rehearse.azurite import Azurite
 from rekey.scripts import load_script, load_scripts
 from rekey.state.models import Segment
@@ -30,6 +32,7 @@ from rekey.state.store import State
 
 RETENTION_SECONDS = 1
 """The shortest that a configuration can say."""
+EVIDENCE_KEY = "evidence.pem"
 _COMMAND_SECONDS = 3600
 _ON_LOOPBACK = "127.0.0.1"
 
@@ -117,6 +120,7 @@ class Project:
         self._environment["REHEARSAL_TABLES_KEY"] = azurite.tables.key
         self._environment["REHEARSAL_RESTRICTED_KEY"] = azurite.restricted.key
         self.folder.chmod(0o700)
+        make_key(self.folder / EVIDENCE_KEY)
         (self.folder / "output").mkdir()
         (self.folder / "rekey.toml").write_text(
             _configuration(azurite, self._variables, window_rows, entities_per_second), "utf-8"
@@ -246,4 +250,7 @@ entities_per_second = {entities_per_second}
 [gates]
 retention = "{RETENTION_SECONDS}s"
 margin = "2s"
+
+[evidence]
+key_file = "{EVIDENCE_KEY}"
 """

@@ -246,6 +246,11 @@ class Life:
         self._run("retire", self._script_id, "--table", self._migration.target.table, expect=_NOT_THIS_TABLE)
         self._tell.why("The typed name was not the source's: refused, nothing deleted.")
         self._prove(self._witness.exists(source), f"A wrong name deleted nothing: {source} is there.")
+        self._run("evidence", "export", _BUNDLE, self._script_id)
+        self._run("evidence", "verify", _BUNDLE)
+        self._tell.why(
+            "Whoever gets that folder and the public key can check what was done; `retire` asks for it."
+        )
         self._run("retire", self._script_id, "--table", source)
         self._tell.why("Nothing in it had changed since the freeze, so the whole table went.")
         after = self._witness.compare_targets(expected.expected)
@@ -362,6 +367,7 @@ class Life:
         return ", ".join(self._migration.tables)
 
 
+_BUNDLE = "evidence"
 _NOT_THIS_TABLE = (ExitCode.USAGE, ExitCode.REFUSED)
 
 

@@ -86,6 +86,7 @@ class Facts:
         unreachable: why the service could not be asked, "" when it was.
         clients: all that have a row, in capture "dual-write".
         intents: the journal, in capture "dual-write"; None when it was not asked.
+        proved: whether the evidence that `retire` asks for was exported and verified.
     """
 
     declared: Declared
@@ -103,6 +104,7 @@ class Facts:
     unreachable: str = ""
     clients: tuple[ClientRow, ...] = ()
     intents: Intents | None = None
+    proved: bool = True
 
     @property
     def script_id(self) -> str:

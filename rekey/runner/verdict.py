@@ -242,9 +242,14 @@ def _in_complete(facts: Facts, control: ControlRow) -> Verdict:
     since = ticks_of(control.completed_at or control.updated_at)
     ends = since + round(facts.gates.retention_s * TICKS_PER_SECOND)
     waiting = f"not before {format_ticks(ends)}, when the retention period ends" if facts.now < ends else ""
+    sentence = f"{target} is the authority; {source} is no longer written and is no way back any more."
+    if not facts.proved:
+        name = facts.script_id
+        export = f"evidence export evidence-{name} {name}"
+        return Verdict(True, sentence, export, "then verify it; `retire` asks for that")
     return Verdict(
         True,
-        f"{target} is the authority; {source} is no longer written and is no way back any more.",
+        sentence,
         f"retire {facts.script_id} --table {source}",
         waiting or f"this deletes {source}",
     )

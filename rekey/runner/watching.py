@@ -23,6 +23,7 @@ from rekey.runner.facts import Facts, Intents, Lease, waits
 from rekey.runner.lease import LEASE_ROW_KEY, Holder, ends_at, holder_of, is_over, process_exists
 from rekey.runner.ledger import applied_phases
 from rekey.runner.phases.backfill import PURPOSE
+from rekey.runner.proof import is_proved
 from rekey.state.store import State
 from rekey.tables.base import TableService
 from rekey.tables.clock import Clock, format_ticks, ticks_of
@@ -83,6 +84,7 @@ async def look_at(
         unreachable=unreachable,
         clients=tuple(clients),
         intents=intents,
+        proved=is_proved(state.audit_events(script_id)),
     )
 
 

@@ -34,6 +34,10 @@ FORMAT = 2
 """The format of events that are added now."""
 _LARGEST_INTEGER = 2**53 - 1
 
+EVIDENCE_EXPORTED = "evidence-exported"
+EVIDENCE_VERIFIED = "evidence-verified"
+"""Events that the gate before `retire` looks for."""
+
 COMMAND: ContextVar[str | None] = ContextVar("COMMAND", default=None)
 """The command that runs in this context, as events record it; set by the command line."""
 

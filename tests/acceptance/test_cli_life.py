@@ -195,6 +195,11 @@ def test_a_whole_life_from_init_to_retired(project: Project) -> None:
     project.rekey("apply", "--to", "complete", "--writers-stopped")
     assert project.rows(project.target) == project.expected()
     kept = project.rows(project.target)
+    project.rekey("evidence", "keygen")
+    with (project.folder / "rekey.toml").open("a", encoding="utf-8") as file:
+        file.write('[evidence]\nkey_file = "evidence.pem"\n')
+    project.rekey("evidence", "export", "evidence")
+    project.rekey("evidence", "verify", "evidence")
     project.rekey("retire", "--table", project.source)
     assert project.rows(project.target) == kept
     assert project.status()["control"]["phase"] == "retired"

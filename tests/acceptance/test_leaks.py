@@ -177,7 +177,13 @@ def test_a_whole_life_says_nothing(watched: Watched) -> None:
     run("rollback", "--writers-stopped", *LOUD).ended(0)
     run("status", "--json", *LOUD).ended(0)
     run("apply", "--to", "complete", "--writers-stopped", *LOUD).ended(0)
-    run("retire", "--table", project.source, *LOUD)
+    run("evidence", "keygen", *LOUD).ended(0)
+    with (project.folder / "rekey.toml").open("a", encoding="utf-8") as file:
+        file.write('[evidence]\nkey_file = "evidence.pem"\n')
+    run("evidence", "export", "evidence", *LOUD).ended(0)
+    run("evidence", "verify", "evidence", *LOUD).ended(0)
+    run("evidence", "recompute", "evidence", "--json", *LOUD)
+    run("retire", "--table", project.source, *LOUD).ended(0)
     run("status", *LOUD).ended(0)
     watched.check()
 

@@ -158,7 +158,8 @@ def cut_over(project: Project) -> None:
 def complete(project: Project) -> None:
     cut_over(project)
     project.do("apply", "0001", "--to", "complete")
-    project.configure(gates='retention = "0s"')
+    project.configure(gates='retention = "0s"\n[evidence]\nkey_file = "evidence.pem"')
+    project.do("evidence", "keygen", str(project.folder / "evidence.pem"))
 
 
 def not_begun(_project: Project) -> None:

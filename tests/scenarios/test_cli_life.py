@@ -18,6 +18,7 @@ from rekey.runner.ledger import ledger_id
 from rekey.state.store import State
 from rekey.tables.faults import Call
 from tests.commands import Commands
+from tests.evidence import exported, with_key
 from tests.projects import USERS_SCRIPT, Project
 from tests.worlds import post, user
 
@@ -53,6 +54,13 @@ def everything(project: Project) -> dict[str, object]:
     return tables | {path.name: path.read_bytes() for path in project.folder.glob("state.sqlite*")}
 
 
+def prove_it(rekey: Commands) -> None:
+    """Export evidence and verify it."""
+    with_key(rekey.project.folder)
+    folder = str(exported(rekey))
+    assert "recorded" in rekey("evidence", "verify", folder).out
+
+
 def test_the_whole_life_step_by_step(rekey: Commands) -> None:
     assert "Nothing was written" in rekey("plan", "--exact").out
     applied = rekey("apply", "0001")
@@ -66,8 +74,11 @@ def test_the_whole_life_step_by_step(rekey: Commands) -> None:
     assert "the gate" in rekey("rollback", code=3).err
     assert "taken back: cutover" in rekey("rollback", "--writers-stopped").out
     done = rekey("apply", "--to", "complete", "--writers-stopped")
-    assert "rekey retire 0001_users --table Users" in done.out
+    assert "rekey evidence export evidence-0001_users 0001_users" in done.out
     assert "no way back" in rekey("rollback", "--writers-stopped", code=3).err
+    assert "no signed evidence" in rekey("retire", "--table", "Users", code=3).err
+    prove_it(rekey)
+    assert "rekey retire 0001_users --table Users" in rekey("status").out
     assert "typed" in rekey("retire", "--table", "UsersV2", code=3).err
     assert "Users is deleted" in rekey("retire", "--table", "Users").out
     assert "Users is deleted" in rekey("status").out
@@ -90,6 +101,7 @@ def test_the_same_life_in_json(rekey: Commands) -> None:
     back = rekey("rollback", "--writers-stopped", "--json").json
     assert (back["undone"], back["status"]["control"]["phase"]) == (["cutover"], "dual_write")
     rekey("apply", "--to", "complete", "--writers-stopped", "--json")
+    prove_it(rekey)
     assert rekey("retire", "--table", "Users", "--json").json["deleted"] == "Users"
     [status] = rekey("status", "--json").json["migrations"]
     assert (status["control"]["phase"], status["safe"]) == ("retired", True)
@@ -226,6 +238,7 @@ def test_retire_asks_on_a_terminal_and_wants_the_name_elsewhere(
     rekey: Commands, project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rekey("apply", "--to", "complete", "--writers-stopped")
+    prove_it(rekey)
     assert "--table NAME" in rekey("retire", code=2).err
     asked: list[str] = []
 

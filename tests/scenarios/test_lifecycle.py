@@ -27,6 +27,7 @@ from rekey.runner.control import ControlStore
 from rekey.runner.moves import Mode
 from rekey.runner.run import Options, StopFlag
 from rekey.tables.faults import Call
+from tests.evidence import prove
 from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
 from tests.worlds import SECRET, post, user
 
@@ -141,6 +142,7 @@ def test_the_whole_life_with_a_way_back_in_it(project: Project) -> None:
     assert done.phases == (Phase.COMPLETE,)
     assert actual(project) == expected(project)
     with project.session(Options(typed_table="Users")) as session:
+        prove(session.config, session.scripts[SCRIPT], session.state)
         moves.retire(session, SCRIPT)
     assert control_phase(project) is ControlPhase.RETIRED
     assert asyncio.run(project.tables.table_exists("Users")) is False
@@ -248,6 +250,7 @@ def test_retire_asks_for_the_name_the_phase_and_the_retention(project: Project) 
         moves.retire(session, SCRIPT)
     project.clock.advance(86_401)
     with project.session(Options(typed_table="Users")) as session:
+        prove(session.config, session.scripts[SCRIPT], session.state)
         moves.retire(session, SCRIPT)
     assert control_phase(project) is ControlPhase.RETIRED
 
@@ -259,6 +262,7 @@ def test_retire_never_deletes_a_row_that_changed_after_the_freeze(project: Proje
     source = project.tables.table("Users")
     asyncio.run(source.merge({"PartitionKey": "p0", "RowKey": "user0000@example.com", "Nm": "late"}))
     with project.session(Options(typed_table="Users")) as session, pytest.raises(Findings) as found:
+        prove(session.config, session.scripts[SCRIPT], session.state)
         moves.retire(session, SCRIPT)
     assert "example" not in str(found.value)
     assert [row["Nm"] for row in project.rows("Users")] == ["late"]

@@ -172,6 +172,13 @@ CASES = [
         "retire 0001_users --table Users",
         id="complete",
     ),
+    pytest.param(
+        replace(facts(ControlPhase.COMPLETE, Phase.COMPLETE), proved=False),
+        True,
+        "no way back any more",
+        "evidence export evidence-0001_users 0001_users",
+        id="complete, without evidence",
+    ),
     pytest.param(facts(ControlPhase.RETIRED, Phase.RETIRE), True, "Users is deleted", "", id="retired"),
     pytest.param(
         facts(None, Phase.RECONCILE),

@@ -2,7 +2,8 @@
 
 Rules kept here:
 
-* Only after `complete`, after the retention period, with the table's name typed.
+* Only after `complete`, after the retention period, with signed evidence exported and verified since
+  (`rekey.runner.proof`), and with the table's name typed.
 * A row that changed after the freeze is never deleted: if there is one, the others are deleted one by one
   with their ETags and the changed ones are reported; only an unchanged table is dropped whole.
 * Capture "dual-write" writes the source until `complete`: there it is compared with the moment from which on
@@ -25,6 +26,7 @@ from rekey.runner.phases.complete import QUIET_AT
 from rekey.runner.phases.complete import undo as refuse
 from rekey.runner.phases.cutover import FROZEN_AT, written_since
 from rekey.runner.phases.operation import Counters, Operation
+from rekey.runner.proof import MISSING, is_proved
 from rekey.runner.run import Run
 from rekey.tables.clock import ticks_of
 
@@ -43,6 +45,8 @@ async def gate(run: Run) -> list[str]:
             reasons.append(f"the retention period ends at {over_at}")
     if run.options.typed_table != run.source.name:
         reasons.append("the source table's name was not typed, or typed differently")
+    if not is_proved(run.state.audit_events(run.script_id)):
+        reasons.append(MISSING)
     if not run.is_delta and await any_intent(run):
         reasons.append(f"the journal holds intents; `rekey apply {run.script_id}` settles them")
     if await run.tables.table_exists(run.targets[0].name) is False:
