@@ -135,7 +135,7 @@ async def test_in_the_new_view_after_cutover_a_write_takes_three_round_trips(
 
 
 async def test_what_a_replace_asks_of_the_service(memory: MemoryTableService) -> None:
-    """Nine requests, six of them before the answer. A second write of a row claims nothing again."""
+    """Eight requests, six of them before the answer. A second write of a row claims nothing again."""
     world = await memory_world(USERS, memory).prepare([user("ann@example.com")])
     writer = world.writer()
     calls: Counter[str] = Counter()

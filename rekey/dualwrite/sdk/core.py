@@ -42,6 +42,8 @@ from rekey.tables.base import Operation
 from rekey.tables.wire import decode_row, decode_rows
 
 TABLE_IN_USE = "table-in-use"
+_REPLICAS_AT_ONCE = 8
+"""Rows of one key that are read or written at the same time."""
 
 
 class OtherRun(Exception):
@@ -271,6 +273,7 @@ class ClientCore:
             [accounts.tables.table(name) for name in migration.tables],
             plan.mapper,
             MappingStore(accounts.restricted.table(MAPPING_TABLE), rows),
+            width=_REPLICAS_AT_ONCE,
         )
         journal = Journal(accounts.restricted.table(JOURNAL_TABLE), script_id)
         permits = _PermitsOfRun(lease, control.run_id)
