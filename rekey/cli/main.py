@@ -17,6 +17,7 @@ import click
 
 from rekey.cli import logs, signals
 from rekey.cli.apply import apply
+from rekey.cli.doctor import doctor
 from rekey.cli.evidence import evidence
 from rekey.cli.faults import FaultOfRekey, as_rekey_error, places
 from rekey.cli.init import init
@@ -70,6 +71,7 @@ def rekey() -> None:
 
 for _command in (
     init,
+    doctor,
     new,
     inspect,
     plan,

@@ -29,6 +29,7 @@ from rekey.errors import ExitCode
 
 if TYPE_CHECKING:
     from rekey.config import Config
+    from rekey.doctor.observe_accounts import Ask
     from rekey.progress import Progress
     from rekey.runner.session import Accounts
     from rekey.tables.clock import Clock
@@ -46,11 +47,13 @@ class Surroundings:
         connect: connects the accounts of a configuration; None: `rekey.runner.session.connect`.
         clock: the machine's clock when None.
         is_terminal: whether somebody can answer a question; None: whether standard input is a terminal.
+        ask: sends the single requests of `rekey doctor`; None: `rekey.tables.probe.ask`.
     """
 
     connect: Callable[[Config], Accounts] | None = None
     clock: Clock | None = None
     is_terminal: bool | None = None
+    ask: Ask | None = None
 
 
 @dataclass

@@ -1,0 +1,316 @@
+"""What was observed, as values: the checks' only input. Pure.
+
+Rules kept here:
+
+* No value holds a key, a secret or anything that one can be computed from: of a secret its length and how
+  many different bytes it has; of two keys whether they are the same.
+* What could not be observed is None or a `Trouble`, never a value that looks like an observation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from rekey.tables.probe import Heard
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why something could not be observed or is not usable: what happened, and the cure."""
+
+    what: str
+    cure: str = ""
+
+
+# --- files ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FileSeen:
+    """A file or a folder on this machine.
+
+    Attributes:
+        path: as configured.
+        mode: permission bits, None where the system has none of this kind.
+        owner, group: their names, or numbers when they have no names.
+        ours: it belongs to the user who asks, or to root.
+    """
+
+    path: str
+    mode: int | None = None
+    owner: str = ""
+    group: str = ""
+    ours: bool = True
+
+
+# --- configuration --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SecretSeen:
+    """One `[secrets.NAME]`.
+
+    Attributes:
+        name: the name.
+        file: the file it is in, None when it is elsewhere or cannot be looked at.
+        length, distinct: its bytes, and how many of them differ; 0 when it could not be read.
+        trouble: why it could not be read.
+    """
+
+    name: str
+    file: FileSeen | None = None
+    length: int = 0
+    distinct: int = 0
+    trouble: Trouble | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigurationSeen:
+    """`rekey.toml` and what it points to.
+
+    Attributes:
+        file: the configuration file.
+        same_account: both sections name one account.
+        same_key: both accounts have one shared key.
+        secrets: by order of name.
+        evidence_file: the key file that signs evidence, None when there is none.
+        evidence_configured: a key is configured, in a file or in Key Vault.
+        evidence_trouble: why it cannot be used.
+    """
+
+    file: FileSeen
+    same_account: bool = False
+    same_key: bool = False
+    secrets: tuple[SecretSeen, ...] = ()
+    evidence_file: FileSeen | None = None
+    evidence_configured: bool = True
+    evidence_trouble: Trouble | None = None
+
+
+# --- accounts -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AccountSeen:
+    """One account of the configuration, and what it answered.
+
+    Attributes:
+        section: `tables` or `restricted`.
+        endpoint, name: as configured.
+        key_env: the variable with its shared key, None when there is none.
+        published_key: its key is the one that every Azurite has.
+        trouble: why there is no credential for it.
+        anonymous: what it answered to a request without a credential.
+        listing: what it answered when asked for all tables with its credential; None when not asked.
+        made_up: what it answered to a request signed with a key made up for it; None when not asked.
+    """
+
+    section: str
+    endpoint: str
+    name: str
+    anonymous: Heard
+    key_env: str | None = None
+    published_key: bool = False
+    trouble: Trouble | None = None
+    listing: Heard | None = None
+    made_up: Heard | None = None
+
+    @property
+    def is_https(self) -> bool:
+        """Tell whether requests to it are encrypted."""
+        return self.endpoint.startswith("https:")
+
+    @property
+    def uses_token(self) -> bool:
+        """Tell whether whoever runs the command is who asks."""
+        return self.is_https and self.key_env is None
+
+
+# --- access ---------------------------------------------------------------------------------------------
+
+
+class Reading(StrEnum):
+    """What came of reading a table."""
+
+    READ = "read"
+    MISSING = "missing"
+    REFUSED = "refused"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """What came of writing a row to the restricted account and removing it.
+
+    Attributes:
+        where: the table it was tried in; "" when it was not tried.
+        trouble: why it could not be written.
+        left: what could not be removed again, "" when nothing was left.
+    """
+
+    where: str = ""
+    trouble: Trouble | None = None
+    left: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """What the credential of `[tables]` may read of the restricted account.
+
+    Attributes:
+        tried: it could be tried at all.
+        read: what could be read: tables, or the list of them.
+        same_identity: both accounts are opened by one identity, which tells nothing.
+    """
+
+    tried: bool = False
+    read: tuple[str, ...] = ()
+    same_identity: bool = False
+
+
+# --- machine --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class VersionsSeen:
+    """Versions on this machine.
+
+    Attributes:
+        python: three numbers.
+        packages: distribution name to version.
+        wanted: requirements as the distribution states them: `yoyo-migrations<10,>=9`.
+        sqlite: of SQLite.
+    """
+
+    python: tuple[int, int, int]
+    packages: Mapping[str, str]
+    wanted: tuple[str, ...]
+    sqlite: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateSeen:
+    """The state file and where it is.
+
+    Attributes:
+        path: as configured.
+        file: the file, None while there is none.
+        beside: files of SQLite and the lock beside it, as far as they exist.
+        folder: its folder, None while there is none.
+        free_bytes: on its disk, None when unknown.
+        file_system: its type, "" when unknown.
+        held_by: who holds the lock, "" when nobody does.
+        trouble: why it cannot be opened.
+        schema, newest_schema: of the file, and of this program.
+        broken_at: where the chain of audit events breaks, None when it holds.
+    """
+
+    path: str
+    file: FileSeen | None = None
+    beside: tuple[FileSeen, ...] = ()
+    folder: FileSeen | None = None
+    free_bytes: int | None = None
+    file_system: str = ""
+    held_by: str = ""
+    trouble: Trouble | None = None
+    schema: int = 0
+    newest_schema: int = 0
+    broken_at: int | None = None
+
+
+# --- migrations and the restricted store ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptSeen:
+    """One migration script.
+
+    Attributes:
+        script_id: its id.
+        source: the table it migrates.
+        reading: what came of reading that, None when not tried.
+        unresolved: secrets it names that cannot be had, with the trouble of each.
+    """
+
+    script_id: str
+    source: str
+    reading: Reading | None = None
+    unresolved: Mapping[str, Trouble] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationsSeen:
+    """The scripts of the project.
+
+    Attributes:
+        folder: where they are, None when there is no such folder.
+        files: the script files.
+        scripts: those that load.
+        named_secrets: every secret that a script names.
+        trouble: why they do not load.
+    """
+
+    folder: FileSeen | None
+    files: tuple[FileSeen, ...] = ()
+    scripts: tuple[ScriptSeen, ...] = ()
+    named_secrets: frozenset[str] = frozenset()
+    trouble: Trouble | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationSeen:
+    """One migration in the restricted store, in numbers.
+
+    Attributes:
+        script_id: which.
+        phase, epoch: of its control row; "" and 0 when it has none.
+        live, silent, over: its clients, by what their last beat says.
+        versions: of rekey, of clients that are not over.
+        intents: in the journal.
+        trouble: why its rows cannot be read.
+    """
+
+    script_id: str
+    phase: str = ""
+    epoch: int = 0
+    live: int = 0
+    silent: int = 0
+    over: int = 0
+    versions: tuple[str, ...] = ()
+    intents: int = 0
+    trouble: Trouble | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSeen:
+    """The restricted store.
+
+    Attributes:
+        tables: its tables, and what came of reading each.
+        migrations: the project's migrations in it.
+    """
+
+    tables: Mapping[str, Reading] = field(default_factory=dict)
+    migrations: tuple[MigrationSeen, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Everything that was observed."""
+
+    configuration: ConfigurationSeen
+    tables: AccountSeen
+    restricted: AccountSeen
+    versions: VersionsSeen
+    state: StateSeen
+    migrations: MigrationsSeen
+    store: StoreSeen = field(default_factory=StoreSeen)
+    writing: Writing = field(default_factory=Writing)
+    crossing: Crossing = field(default_factory=Crossing)
+
+    @property
+    def accounts(self) -> tuple[AccountSeen, AccountSeen]:
+        """Both accounts."""
+        return self.tables, self.restricted

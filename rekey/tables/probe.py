@@ -1,0 +1,171 @@
+"""One request to an account, and everything its answer tells: for `rekey doctor`.
+
+Rules kept here:
+
+* One attempt, no retry, nothing written: GET requests only. What fails is a value, not an error.
+* The answer's body is looked at for an error code and thrown away.
+* It may be sent without a credential: who serves, its clock and its certificate show on any answer.
+"""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from email.utils import formatdate, parsedate_to_datetime
+from importlib.metadata import version
+from typing import Any
+
+import aiohttp
+from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
+from azure.core.exceptions import AzureError
+from yarl import URL
+
+from rekey.tables.answers import clean_code
+from rekey.tables.clock import TICKS_PER_SECOND, Clock
+from rekey.tables.credentials import SCOPE, Credential, SharedKey, signature_of
+from rekey.tables.transport import environment_proxies
+from rekey.tables.wire import ACCEPT, API_VERSION, error_code
+
+_SECONDS = 15.0
+_CONNECT_SECONDS = 5.0
+NO_TOKEN = "NoToken"  # noqa: S105 - a code
+BAD_CERTIFICATE = "CertificateRefused"
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What came of one request.
+
+    Attributes:
+        status: of the answer, 0 when none came.
+        code: the service's error code, "" when it gave none.
+        failure: why no answer came, "" when one did: the name of an error, NO_TOKEN or BAD_CERTIFICATE.
+        server: the header `Server`.
+        api_version: the header `x-ms-version`.
+        date: the header `Date`, in ticks of the service's clock, whole seconds; None when there was none.
+        sent_at, received_at: ticks of this machine's clock.
+        tls: the protocol of the connection, e.g. `TLSv1.3`; "" when not encrypted or unknown.
+        certificate_ends: when the server's certificate ends, in ticks; None when not encrypted or unknown.
+    """
+
+    status: int = 0
+    code: str = ""
+    failure: str = ""
+    server: str = ""
+    api_version: str = ""
+    date: int | None = None
+    sent_at: int = 0
+    received_at: int = 0
+    tls: str = ""
+    certificate_ends: int | None = None
+
+    @property
+    def answered(self) -> bool:
+        """Tell whether an answer came, whatever it said."""
+        return self.status > 0
+
+    @property
+    def accepted(self) -> bool:
+        """Tell whether the request was done."""
+        return 200 <= self.status < 300
+
+
+async def ask(
+    endpoint: str,
+    path: str,
+    credential: Credential | None,
+    *,
+    clock: Clock,
+    trusted: ssl.SSLContext | None = None,
+) -> Heard:
+    """Send one GET request below an endpoint.
+
+    Args:
+        endpoint: without a trailing slash.
+        path: below it, e.g. `Tables?$top=1`.
+        credential: signs it; None to send it without one. Stays the caller's.
+        clock: this machine's.
+        trusted: certificates to trust; those of the system by default.
+    """
+    address = f"{endpoint}/{path}"
+    try:
+        headers = await _headers(address, credential)
+    except (AzureError, OSError, ValueError):
+        return Heard(failure=NO_TOKEN)
+    started = clock.ticks()
+    proxy = next(iter((environment_proxies(endpoint) or {}).values()), None)
+    timeout = aiohttp.ClientTimeout(total=_SECONDS, connect=_CONNECT_SECONDS)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()) as session,
+            session.get(
+                URL(address, encoded=True),
+                headers=headers,
+                proxy=proxy,
+                ssl=trusted or True,
+                allow_redirects=False,
+            ) as answer,
+        ):
+            received = clock.ticks()
+            tls, ends = _certificate(answer)
+            body = await answer.read()
+    except aiohttp.ClientConnectorCertificateError:
+        return Heard(failure=BAD_CERTIFICATE)
+    except (TimeoutError, aiohttp.ClientError, OSError) as failed:
+        return Heard(failure=type(failed).__name__)
+    code = error_code(body)[0] or answer.headers.get("x-ms-error-code", "")
+    return Heard(
+        status=answer.status,
+        code=clean_code(code),
+        server=answer.headers.get("Server", ""),
+        api_version=answer.headers.get("x-ms-version", ""),
+        date=_date(answer.headers.get("Date", "")),
+        sent_at=started,
+        received_at=received,
+        tls=tls,
+        certificate_ends=ends,
+    )
+
+
+async def _headers(address: str, credential: Credential | None) -> dict[str, str]:
+    headers = {
+        "Accept": ACCEPT,
+        "DataServiceVersion": "3.0",
+        "x-ms-version": API_VERSION,
+        "User-Agent": f"rekey/{version('rekey-tables')}",
+    }
+    match credential:
+        case None:
+            return headers
+        case SharedKey():
+            date = formatdate(usegmt=True)
+            signature = signature_of(credential, date, address)
+            return {
+                **headers,
+                "x-ms-date": date,
+                "Authorization": f"SharedKeyLite {credential.account}:{signature}",
+            }
+        case AzureNamedKeyCredential() | AzureSasCredential():
+            raise ValueError("a configuration names a key or an identity")
+    token = await credential.get_token(SCOPE)
+    return {**headers, "Authorization": f"Bearer {token.token}"}
+
+
+def _certificate(answer: aiohttp.ClientResponse) -> tuple[str, int | None]:
+    """Return the protocol and the end of the certificate of an answer that is still being read."""
+    connection = answer.connection
+    transport = None if connection is None else connection.transport
+    secured: Any = None if transport is None else transport.get_extra_info("ssl_object")
+    if secured is None:
+        return "", None
+    ends = (secured.getpeercert() or {}).get("notAfter")
+    return str(secured.version() or ""), (
+        None if ends is None else round(ssl.cert_time_to_seconds(ends)) * TICKS_PER_SECOND
+    )
+
+
+def _date(text: str) -> int | None:
+    try:
+        return round(parsedate_to_datetime(text).timestamp()) * TICKS_PER_SECOND
+    except (TypeError, ValueError):
+        return None
