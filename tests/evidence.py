@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -62,8 +63,9 @@ def rebagged(folder: Path) -> None:
         path = folder / name
         if path.exists():
             path.rename(folder.parent / name)
-    found = bagit.Bag(str(folder))
-    found.save(manifests=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # bagit's own, on Python 3.13
+        bagit.Bag(str(folder)).save(manifests=True)
     for name in bag.BESIDES:
         if (folder.parent / name).exists():
             (folder.parent / name).rename(folder / name)

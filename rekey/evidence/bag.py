@@ -14,7 +14,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import shutil
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +69,8 @@ class Draft:
                 path = self._beside / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(data)
-            bagit.make_bag(str(self._beside), dict(info), checksums=["sha256"])
+            with _old_calls():
+                bagit.make_bag(str(self._beside), dict(info), checksums=["sha256"])
         except (OSError, bagit.BagError) as error:
             raise self._failed(error) from None
 
@@ -117,6 +120,14 @@ class Draft:
         )
 
 
+@contextmanager
+def _old_calls() -> Iterator[None]:
+    """Let bagit pass arguments as Python 3.13 deprecates it; what it computes is the same."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
+
+
 def digests(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of every file of a bundle that its statement names, by path."""
     return {
@@ -158,7 +169,8 @@ def strange(folder: Path) -> list[str]:
 def bag_problem(folder: Path) -> str:
     """Return why a folder is no valid bag, "" when it is one."""
     try:
-        bagit.Bag(str(folder)).validate()
+        with _old_calls():
+            bagit.Bag(str(folder)).validate()
     except (bagit.BagError, OSError, ValueError) as error:
         # the package's text names files of the bundle, which its reader has
         return str(error) or type(error).__name__

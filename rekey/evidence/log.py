@@ -61,7 +61,7 @@ def problems(
         read = read_events(events)
         head = note.parsed(checkpoint.decode())
         before = [note.parsed(json.loads(line)["note"]) for line in earlier.splitlines()]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         return [("log-unreadable", f"the audit log cannot be read: {error}")]
     found = list(_chain(lines, read))
     leaves = [merkle.leaf_hash(line) for line in lines]

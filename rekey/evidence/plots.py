@@ -17,6 +17,7 @@ from html import escape
 
 _WIDTH = 720
 _LABEL = 150
+_LABEL_CHARACTERS = 20
 _RIGHT = 90
 _ROW = 26
 _TOP = 10
@@ -114,7 +115,9 @@ def _svg(title: str, told: str, parts: Sequence[str], height: int) -> str:
 
 
 def _label(text: str, top: float) -> str:
-    return _text(_LABEL - 10, top + 11, text, "end")
+    """Return the name of a row, cut when it is longer than its column; `<desc>` has it whole."""
+    shown = text if len(text) <= _LABEL_CHARACTERS else text[: _LABEL_CHARACTERS - 1] + "…"
+    return _text(_LABEL - 10, top + 11, shown, "end")
 
 
 def _text(left: float, base: float, text: str, anchor: str = "start") -> str:

@@ -86,10 +86,11 @@ class Envelope:
         try:
             content = json.loads(self.body)
             digests = {one["name"]: one["digest"]["sha256"] for one in content["subject"]}
-            found = Statement(digests, content["predicate"])
-        except (ValueError, KeyError, TypeError):
+            found = Statement(digests, dict(content["predicate"]))
+            same = found.body == self.body
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise ValueError("the statement lacks parts") from None
-        if found.body != self.body:
+        if not same:
             raise ValueError("the statement is not in the form that rekey writes")
         return found
 
@@ -119,7 +120,7 @@ def parsed(data: bytes) -> Envelope:
             [one] = signatures
             found = Envelope(body, one["keyid"], base64.b64decode(one["sig"], validate=True))
         same = found.data == data
-    except (ValueError, KeyError, TypeError, binascii.Error, rfc8785.CanonicalizationError):
+    except (ValueError, KeyError, TypeError, RecursionError, binascii.Error):
         raise ValueError("the envelope lacks parts") from None
     if not same:
         raise ValueError("the envelope is not in the form that rekey writes")

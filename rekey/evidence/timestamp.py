@@ -12,6 +12,7 @@ Rules kept here:
 
 from __future__ import annotations
 
+import http.client
 import urllib.error
 import urllib.request
 from datetime import datetime
@@ -54,7 +55,7 @@ def ask(url: str, data: bytes) -> bytes:
             answer: bytes = response.read(_MOST_BYTES)
     except urllib.error.HTTPError as error:
         raise _refused(f"answered with status {error.code}", error.code) from None
-    except OSError:
+    except (OSError, http.client.HTTPException):
         raise EndpointDown(
             "the time stamp authority could not be reached",
             code="TimestampUnreachable",

@@ -11,7 +11,6 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-import bagit
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -92,7 +91,7 @@ def test_a_bundle_holds_what_an_auditor_asks_for(rekey: Commands, key: PublicKey
     events = log.read_events(read(folder, contents.EVENTS))
     assert events[-1]["event"] == "evidence-export"
     assert note.parsed(read(folder, contents.CHECKPOINT).decode()).is_by(key)
-    assert bagit.Bag(str(folder)).is_valid()
+    assert bag.bag_problem(folder) == ""
     stated = statement.parsed((folder / bag.STATEMENT).read_bytes()).statement()
     assert set(stated.digests) == set(bag.names(folder)) - {bag.STATEMENT}
     assert stated.predicate["script_id"] == SCRIPT
@@ -216,6 +215,18 @@ def test_findings_are_told_with_exit_code_1(rekey: Commands, key: PublicKey) -> 
     assert said["recorded"] is False
     with State.open(rekey.project.config.state, read_only=True) as state:
         assert state.audit_events()[-1].event == "evidence-exported"
+
+
+def test_a_key_is_made_and_it_is_said_where_to_name_it(rekey: Commands) -> None:
+    path = rekey.project.folder / "made.pem"
+    said = rekey("evidence", "keygen", str(path))
+    assert "[evidence]" in said.out
+    assert str(path) in said.out
+    assert "PRIVATE" not in said.all
+    again = rekey("evidence", "keygen", str(path), code=2)
+    assert "already" in again.err
+    other = rekey("evidence", "keygen", str(path.with_name("other.pem")), "--json").json
+    assert other["key_id"] == keyfiles.read_public(Path(other["public_key_file"])).key_id
 
 
 # --- what is refused ----------------------------------------------------------------------------------------

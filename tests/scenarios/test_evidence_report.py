@@ -163,6 +163,10 @@ def test_plots_are_drawn_to_scale_and_told_in_words(rekey: Commands) -> None:
         if box.attrib["height"] == "14"
     )
     assert one == pytest.approx(2 * two, abs=0.1)
+    long = "T" * 63
+    named = parsed(pairs([Pair(long, 1, 1)], "x", ("a", "b")))
+    assert f"{long}, a: 1" in (named.findtext(f"{SVG}desc") or "")
+    assert max(len(text.text or "") for text in named.iter(f"{SVG}text")) <= 20, "within its column"
     assert timeline([], "x") == pairs([], "x", ("a", "b")) == ""
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import bagit
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -219,7 +218,7 @@ def test_a_bag_that_was_made_again_over_a_changed_file_is_found(made: Made) -> N
     path = folder / "data" / contents.REPORT
     path.write_bytes(path.read_bytes().replace(b"none differed", b"all  differed"))
     rebagged(folder)
-    assert bagit.Bag(str(folder)).is_valid()
+    assert bag.bag_problem(folder) == ""
     assert codes(checked(folder, made.key)) == {"file-altered"}
 
 
@@ -277,6 +276,25 @@ def test_a_checkpoint_by_another_key_is_found_although_the_statement_is_right(ma
     assert checked(folder, made.key, other.public).is_right, "unless that key is trusted, too"
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"predicate":[1],"subject":[]}',
+        b'{"predicate":{},"subject":[{"digest":{"sha256":"x"},"name":1},{"digest":{"sha256":"x"},"name":"a"}]}',
+        b'{"predicate":{},"subject":[{"digest":{"sha256":"x"},"name":["a"]}]}',
+        b"[" * 99_999,
+    ],
+)
+def test_a_body_that_is_no_statement_is_told_and_not_a_fault(made: Made, body: bytes) -> None:
+    """Also when the right key signed it."""
+    signature = made.signer.sign(statement.encoded(body))
+    (made.folder / bag.STATEMENT).write_bytes(statement.Envelope(body, made.key.key_id, signature).data)
+    assert codes(checked(made.folder, made.key)) == {"statement-unreadable"}
+
+
 def test_a_bundle_that_is_not_one_is_told_and_not_a_fault(made: Made, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert {"statement-missing", "bag", "log-unreadable"} <= codes(checked(tmp_path / "empty", made.key))
@@ -284,7 +302,7 @@ def test_a_bundle_that_is_not_one_is_told_and_not_a_fault(made: Made, tmp_path: 
         checked(tmp_path / "none")
     folder = made.folder
     for name in (EVENTS, CHECKPOINT, f"data/{contents.EARLIER}", bag.STATEMENT):
-        for data in (b"", b"\xff\xfe", b"{}", b"[]\n", b"null\n", b'{"seq":1}\n'):
+        for data in (b"", b"\xff\xfe", b"{}", b"[]\n", b"null\n", b'{"seq":1}\n', b"[" * 99_999):
             before = (folder / name).read_bytes()
             (folder / name).write_bytes(data)
             assert not checked(folder, made.key).is_right

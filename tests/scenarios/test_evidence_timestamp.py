@@ -120,6 +120,7 @@ def authority(made: Authority) -> Authority:
 async def rekey(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Commands:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
     project = Project(tmp_path / "project")
     project.script(USERS_SCRIPT)
     await project.fill("Users", rows(5))
