@@ -17,16 +17,16 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from azure.core.exceptions import AzureError
 
-from rekey.declaration import Declared
-from rekey.errors import ConfigurationError
 from rekey.mapper import Mapper
 from rekey.rehearse.application import Application
 from rekey.rehearse.azurite import Azurite, AzuriteAccount
+from rekey.rehearse.live import Clients, LiveApplication
+from rekey.rehearse.livesteps import LifeUnderWrites
 from rekey.rehearse.project import Project
 from rekey.rehearse.report import Briefly, Narrator, Out, RehearsalReport
 from rekey.rehearse.steps import Life, NotAsItMustBe
@@ -67,20 +67,19 @@ def rehearse(
 
     Raises:
         DeclarationError: the script is wrong.
-        ConfigurationError: too few rows, a bad data file, no rows can be made up, no Node.js, or a capture
-            that this version cannot run.
+        ConfigurationError: too few rows, a bad data file, no rows can be made up, no Node.js.
         MachineFailed: Azurite does not start.
     """
     began = time.monotonic()
     tell = narrate(out)
     with _own_folder(folder, keep=keep) as own:
         project = Project(own, script)
-        _require_runnable(project.declared)
         mapper = Mapper(project.declared.migration, project.secrets)
         stock = Stock.of(mapper, rows, data, seed)
         tell.say("Starting an Azurite of its own, with two accounts.")
-        with Azurite() as azurite:
-            life, witness = _on_stage(project, azurite, mapper, stock, tell, seed)
+        with ExitStack() as stack:
+            azurite = stack.enter_context(Azurite())
+            life, witness = _on_stage(project, azurite, mapper, stock, tell, seed, stack)
             try:
                 failure = _live(life, stock, azurite.tables, tell)
             finally:
@@ -104,9 +103,15 @@ def rehearse(
 
 
 def _on_stage(
-    project: Project, azurite: Azurite, mapper: Mapper, stock: Stock, tell: Narrator, seed: int
+    project: Project,
+    azurite: Azurite,
+    mapper: Mapper,
+    stock: Stock,
+    tell: Narrator,
+    seed: int,
+    stack: ExitStack,
 ) -> tuple[Life, Witness]:
-    """Write the project for this Azurite, and bring together who takes part."""
+    """Write the project for this Azurite, and bring together who takes part; the stack closes clients."""
     project.write(
         azurite,
         window_rows=max(1, min(stock.count // _WINDOWS, _MOST_ROWS_A_WINDOW)),
@@ -114,15 +119,15 @@ def _on_stage(
     )
     tables, restricted = open_service(azurite.tables), open_service(azurite.restricted)
     witness = Witness(tables, restricted, project.declared.script_id, mapper)
-    life = Life(
-        project,
-        witness,
-        Application(witness, seed),
-        tell,
-        writes=min(_WRITES_AT_MOST, max(10, stock.count // _WRITES_SHARE)),
-        kill_after=_kill_after(stock.count, seed),
-    )
-    return life, witness
+    figures = {
+        "writes": min(_WRITES_AT_MOST, max(10, stock.count // _WRITES_SHARE)),
+        "kill_after": _kill_after(stock.count, seed),
+    }
+    if project.declared.migration.capture == "delta":
+        return Life(project, witness, Application(witness, seed), tell, **figures), witness
+    clients = stack.enter_context(Clients(project, azurite))
+    live = LiveApplication(witness, seed, clients)
+    return LifeUnderWrites(project, witness, live, tell, **figures), witness
 
 
 def _live(life: Life, stock: Stock, account: AzuriteAccount, tell: Narrator) -> str:
@@ -140,16 +145,6 @@ def _live(life: Life, stock: Stock, account: AzuriteAccount, tell: Narrator) -> 
         # its text may hold keys
         return f"the witness or the application could not use the tables ({type(error).__name__})"
     return ""
-
-
-def _require_runnable(declared: Declared) -> None:
-    capture = declared.migration.capture
-    if capture != "delta":
-        raise ConfigurationError(
-            f'{declared.script_id}: capture="{capture}" cannot be rehearsed: the application of a rehearsal'
-            " writes without a client",
-            hint='rehearse a copy of the script that says capture="delta"; keys and rows come out the same',
-        )
 
 
 def _kill_after(count: int, seed: int) -> int:

@@ -27,7 +27,8 @@ from rekey.state.models import Segment
 _POLL_SECONDS = 0.01
 _PAUSE_SECONDS = 0.02
 _LOOK_EVERY = 5
-_TARGET_WRITES = 24
+TARGET_WRITES = 24
+"""Writes of the application after cutover, before all is rolled back."""
 _OUTPUT_LINES = 60
 _LEGACY_KEYS_LOOKED_FOR = 20_000
 _TELLING_CHARACTERS = 12
@@ -166,8 +167,7 @@ class Life:
             f" never stood behind the kill (seen {len(lowest) - 1} times under way).",
             "the resumed run started over instead of going on from its checkpoint",
         )
-        self._run("apply", self._script_id)
-        self._tell.why("With everything copied, `apply` brings over what changed since.")
+        self._catch_up("With everything copied, `apply` brings over what changed since.")
         self._same(
             f"After {self.application.told()} by the application",
             may_linger=frozenset(self.application.deleted),
@@ -183,7 +183,13 @@ class Life:
         )
         self._proved(f"No false alarm: verified clean during {self.application.told()}.")
         # The rows just written are not in the target yet; what is planted next must be the only difference.
+        self._catch_up()
+
+    def _catch_up(self, why: str = "") -> None:
+        """Bring over what the application changed."""
         self._run("apply", self._script_id)
+        if why:
+            self._tell.why(why)
 
     def _plant_and_mend(self) -> None:
         self._tell.say("Altering one row of the target by hand: verification must find it and name it.")
@@ -222,7 +228,7 @@ class Life:
     def _there_and_back(self) -> None:
         self._tell.say("The application writes to the target through the new keys; then all is rolled back.")
         self.application.begin_counting()
-        for _ in range(_TARGET_WRITES):
+        for _ in range(TARGET_WRITES):
             self.application.write_target()
         told = self.application.told()
         self._run("rollback", self._script_id, "--writers-stopped")
@@ -325,13 +331,19 @@ class Life:
     def _run(self, *words: str, expect: tuple[int, ...] = (ExitCode.DONE,)) -> Result:
         return self._expecting(self._project.start(*words), expect)
 
-    def _run_beside(self, *words: str, beside: Callable[[], None] = lambda: None) -> Result:
-        """Run a command while the application writes to the source."""
+    def _run_beside(
+        self,
+        *words: str,
+        beside: Callable[[], None] = lambda: None,
+        write: Callable[[], None] | None = None,
+    ) -> Result:
+        """Run a command while the application writes, to the source unless it is said otherwise."""
+        write = write or self.application.write_source
         running = self._project.start(*words)
         rounds = 0
         while not running.ended:
             if rounds < self._writes:
-                self.application.write_source()
+                write()
             if rounds % _LOOK_EVERY == 0:
                 beside()
             rounds += 1

@@ -37,6 +37,7 @@ from tests.acceptance.support import Project
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(["tests.acceptance.dualwriting_client"])
 _SECONDS = 60.0
+_DRAIN_SECONDS = 12.0
 SECRETS = {"users": b"0123456789abcdef0123456789abcdef"}
 """As `Project` puts it into the environment of the commands."""
 
@@ -272,6 +273,19 @@ class Stage:
         with StateFile.open(self.project.state, read_only=True) as state:
             runs = [run for run in state.phase_runs(self.project.script_id) if run.phase == phase]
         return dict(runs[-1].counters)
+
+    def drained(self) -> None:
+        """Wait until the journal is empty, while clients stand still.
+
+        Clients settle what they left open; an intent whose own writing stayed open is left to the command.
+        """
+        settle_by = time.monotonic() + _DRAIN_SECONDS
+        while self.open_intents():
+            if time.monotonic() < settle_by:
+                time.sleep(0.1)
+            else:
+                self.project.run("apply").ended(0)
+                waited_for("an empty journal", lambda: not self.open_intents(), _DRAIN_SECONDS)
 
     def open_intents(self) -> int:
         """Return how many intents of this migration the journal holds."""

@@ -89,11 +89,11 @@ class Life:
     def compare(self, when: str, authority: View) -> None:
         """Let all clients stand still; what they were told must be in the tables, and replicas like them."""
         self.fleet.pause()
-        waited_for("an empty journal", lambda: self.stage.open_intents() == 0)
         verdict = self.stage.judged(self.fleet, authority)
         print(f"{when}: {verdict}")
         told = f"seed {self.seed}, {when}"
         assert not verdict.wrong, f"{told}: {verdict}"
+        self.stage.drained()
         unlike = self.stage.unlike(authority)
         assert not unlike, f"{told}: {unlike[:5]} and {len(unlike)} in all"
         self.fleet.resume()

@@ -77,9 +77,7 @@ def test_a_freeze_waits_for_ten_live_clients_at_default_settings_and_no_write_fa
         fleet.pause()
         entries = entries_of(fleet.ledgers)
         assert not [entry for entry in entries if entry.outcome == "open"]
-        assert {entry.why for entry in entries if entry.outcome == "failed"} <= ALLOWED, (
-            "nobody waited too long"
-        )
+        assert "frozen" not in {entry.why for entry in entries}, "somebody waited for too long"
         longest = max((entry.ended or 0) - entry.began for entry in entries) / 1e9
         verdict = stage.judged(fleet, "new")
         assert not verdict.wrong, verdict
@@ -89,9 +87,6 @@ def test_a_freeze_waits_for_ten_live_clients_at_default_settings_and_no_write_fa
         )
         fleet.resume()
         fleet.stop()
-
-
-ALLOWED = {"", "new-view-closed", "UpdateConditionNotSatisfied", "ConditionNotMet"}
 
 
 def test_a_silent_client_is_named_and_waited_for_until_nothing_of_it_can_take_effect(
@@ -111,9 +106,8 @@ def test_a_silent_client_is_named_and_waited_for_until_nothing_of_it_can_take_ef
         while running.process.poll() is None and "silent" not in said:
             said = stage.project.run("status").ended(0).said
         running.wait().ended(0)
-        assert "asleep" in said
-        assert "silent" in said
-        assert f"pid {fleet.pid('asleep')}" in said
+        assert f"asleep: process {fleet.pid('asleep')} on" in said
+        assert "silent, over at" in said
         over_at = asleep["over_at"]
         frozen_at = stage.at("FrozenAt")
         assert frozen_at + 1 >= over_at, "the freeze began while it could still write; times in whole seconds"
@@ -122,7 +116,7 @@ def test_a_silent_client_is_named_and_waited_for_until_nothing_of_it_can_take_ef
         os.kill(fleet.pid("asleep"), signal.SIGCONT)
         fleet.until_writing("asleep", more=5)
         fleet.pause()
-        waited_for("an empty journal", lambda: stage.open_intents() == 0)
+        stage.drained()
         verdict = stage.judged(fleet, "new")
         assert not verdict.wrong, verdict
         assert not stage.unlike("new")
