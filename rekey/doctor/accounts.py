@@ -53,6 +53,11 @@ def is_refused(account: AccountSeen) -> bool:
     return listing.status == 403 and not (account.uses_token and listing.code in _NO_ROLE)
 
 
+def is_failing(account: AccountSeen) -> bool:
+    """Tell whether the account answers, and with nothing but errors of its own."""
+    return _said(account) >= 500 or _said(account) in (404, 429)
+
+
 def _facts(account: AccountSeen) -> Iterator[Fact]:
     heard, kind = account.anonymous, kind_of(account)
     how = heard.tls or ("https" if account.is_https else "http, on this machine only")
@@ -78,12 +83,12 @@ def _reached(account: AccountSeen) -> Iterator[Finding]:
             "check the host's name, this machine's clock and its certificate authorities; behind a proxy that"
             " opens TLS, its authority must be trusted here",
         )
-    elif not heard.answered:
+    elif not heard.answered or (is_failing(account) and _said(account) != 404):
         yield Finding(
             Code.UNREACHABLE,
             Severity.ERROR,
             section,
-            f"{account.endpoint} does not answer ({heard.failure})",
+            f"{account.endpoint} does not answer as it must ({heard.failure or _said(account)})",
             "nothing else can be checked of this account, and no command can work on it",
             "check the name, the network, HTTPS_PROXY and NO_PROXY, and the account's firewall; a local"
             " Azurite must be running",
@@ -106,6 +111,10 @@ def _reached(account: AccountSeen) -> Iterator[Finding]:
             "everybody who reaches the endpoint may read",
             "find out who answers there: no table service does that; a proxy may add a credential of its own",
         )
+
+
+def _said(account: AccountSeen) -> int:
+    return 0 if account.listing is None else account.listing.status
 
 
 def _connection(account: AccountSeen) -> Iterator[Finding]:
@@ -138,11 +147,11 @@ def _credential(account: AccountSeen) -> Iterator[Finding]:
         return
     said = listing.failure or f"{listing.status} {listing.code}".strip()
     if account.uses_token:
-        cure = (
-            "run `az login`, or give the process a managed identity; check that it is of the account's tenant"
-        )
+        cure = "run `az login`, or give the process a managed identity of the account's tenant"
     else:
         cure = "put the account's present key where `key_env` says; a renewed key ends the old one"
+    if listing.code == "AuthorizationFailure" and account.is_https:
+        cure += "; or let this machine through the account's firewall, which answers the same"
     if keys_are_off(account) or listing.code == KEYS_OFF:
         cure = "this account takes no shared keys: remove `key_env` and use a token"
     yield Finding(
