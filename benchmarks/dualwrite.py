@@ -20,6 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from azure.core.credentials import AzureNamedKeyCredential
+from azure.data.tables import TableServiceClient
+
 from benchmarks import project
 from benchmarks.latency import Latency
 from rekey.rehearse.azurite import Azurite
@@ -112,6 +115,8 @@ class _Bench:
         self, folder: Path, azurite: Azurite, port: int, calls: int, say: Callable[[str], None]
     ) -> None:
         self._environ = project.make(folder, azurite)
+        credential = AzureNamedKeyCredential(azurite.tables.name, azurite.tables.key)
+        self._tables = TableServiceClient(azurite.tables.endpoint, credential=credential)
         self._folder, self._calls, self._say = folder, calls, say
         (folder / "migrations" / f"{project.SCRIPT_ID}.py").unlink()
         for kind in KINDS:
@@ -122,6 +127,7 @@ class _Bench:
 
     def life(self, kind: Kind, plain: Mapping[str, float]) -> dict[str, Any]:
         """Measure one migration before cutover and after it, in both views."""
+        self._tables.create_table(kind.source)
         self._rekey("apply", kind.script_id)
         before = self._views(kind, plain, same="old", cross="new")
         self._rekey("verify", kind.script_id, "--mode", "full")
