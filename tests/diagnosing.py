@@ -1,0 +1,134 @@
+"""Observations as `rekey doctor` judges them: those of a sound project in Azure, and changes to them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from rekey.doctor.examine import examine
+from rekey.doctor.finding import Finding
+from rekey.doctor.observed import (
+    AccountSeen,
+    ConfigurationSeen,
+    Crossing,
+    FileSeen,
+    MigrationSeen,
+    MigrationsSeen,
+    Observed,
+    Reading,
+    ScriptSeen,
+    SecretSeen,
+    StateSeen,
+    StoreSeen,
+    VersionsSeen,
+    Writing,
+)
+from rekey.tables.clock import TICKS_PER_SECOND, ticks_of
+from rekey.tables.probe import Heard
+
+NOW = ticks_of("2024-06-01T12:00:00Z")
+DAY = 86_400 * TICKS_PER_SECOND
+STORE = ("rekeycontrol", "rekeyjournal", "rekeymap")
+
+
+def file(path: str = "rekey.toml", mode: int = 0o600, **more: Any) -> FileSeen:
+    """A file of the user's own."""
+    return FileSeen(f"/srv/project/{path}", **{"mode": mode, "owner": "op", "group": "staff", **more})
+
+
+def heard(status: int = 401, code: str = "NoAuthenticationInformation", **more: Any) -> Heard:
+    """An answer of Azure Storage."""
+    usual = {
+        "server": "Windows-Azure-Table/1.0 Microsoft-HTTPAPI/2.0",
+        "api_version": "2020-12-06",
+        "date": NOW,
+        "sent_at": NOW,
+        "received_at": NOW + TICKS_PER_SECOND // 10,
+        "tls": "TLSv1.3",
+        "certificate_ends": NOW + 90 * DAY,
+    }
+    return Heard(status=status, code=code, **{**usual, **more})
+
+
+def account(section: str, **more: Any) -> AccountSeen:
+    """An account in Azure, opened with a token; it takes no shared keys."""
+    name = "contoso" + section
+    usual = {
+        "anonymous": heard(),
+        "listing": heard(200, ""),
+        "made_up": heard(403, "KeyBasedAuthenticationNotPermitted"),
+    }
+    return AccountSeen(section, f"https://{name}.table.core.windows.net", name, **{**usual, **more})
+
+
+def azurite(section: str, version: str = "3.35.0", **more: Any) -> AccountSeen:
+    """An account of an Azurite."""
+    said = {"server": f"Azurite-Table/{version}", "tls": "", "certificate_ends": None}
+    seen = account(section, anonymous=heard(403, "AuthorizationFailure", **said), made_up=None)
+    return replace(seen, endpoint=f"http://127.0.0.1:10002/{seen.name}", **more)
+
+
+def script(**more: Any) -> ScriptSeen:
+    """A script whose source is there."""
+    return replace(ScriptSeen("0001_users", "Users", Reading.READ), **more)
+
+
+def migration(**more: Any) -> MigrationSeen:
+    """A migration under way, with two clients."""
+    return replace(
+        MigrationSeen("0001_users", "dual_write", 2, live=2, versions=("0.1.0",), intents=3), **more
+    )
+
+
+def store(*migrations: MigrationSeen, **readings: Reading) -> StoreSeen:
+    """A restricted store whose tables are there."""
+    return StoreSeen({**dict.fromkeys(STORE, Reading.READ), **readings}, migrations)
+
+
+SOUND = Observed(
+    configuration=ConfigurationSeen(
+        file=file(mode=0o644),
+        secrets=(SecretSeen("users", file("users.secret"), length=64, distinct=16),),
+        evidence_file=file("evidence.pem"),
+    ),
+    tables=account("tables"),
+    restricted=account("restricted"),
+    versions=VersionsSeen(
+        python=(3, 12, 4),
+        packages={"rekey-tables": "0.1.0", "yoyo-migrations": "9.0.0", "azure-data-tables": "12.7.0"},
+        wanted=("yoyo-migrations<10,>=9", "azure-data-tables<13,>=12.6", 'ruff>=0.8; extra == "dev"'),
+        sqlite="3.45.0",
+    ),
+    state=StateSeen(
+        path="/srv/project/.rekey/state.sqlite",
+        file=file(".rekey/state.sqlite"),
+        beside=(file(".rekey/state.sqlite.lock"),),
+        folder=file(".rekey", mode=0o755),
+        free_bytes=50 * 1024**3,
+        file_system="ext4",
+        schema=3,
+        newest_schema=3,
+    ),
+    migrations=MigrationsSeen(
+        folder=file("migrations", mode=0o755),
+        files=(file("migrations/0001_users.py", mode=0o644),),
+        scripts=(script(),),
+        named_secrets=frozenset({"users"}),
+    ),
+    store=store(migration()),
+    writing=Writing("rekeycontrol"),
+    crossing=Crossing(tried=True),
+)
+"""Nothing to say but what the data plane cannot show."""
+
+
+def changed(part: str = "", **changes: Any) -> Observed:
+    """SOUND with changes to one of its parts, or to itself."""
+    if not part:
+        return replace(SOUND, **changes)
+    return replace(SOUND, **{part: replace(getattr(SOUND, part), **changes)})
+
+
+def findings(observed: Observed, code: str) -> list[Finding]:
+    """Return the findings of one code."""
+    return [one for one in examine(observed).findings if one.code == code]

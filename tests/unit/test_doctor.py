@@ -1,0 +1,422 @@
+"""`rekey doctor` judges observations: each finding is made where it is due, and not where it is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from rekey.doctor import clock, permissions, versions
+from rekey.doctor.examine import examine
+from rekey.doctor.finding import Code, listed
+from rekey.doctor.observe_machine import file_system_of
+from rekey.doctor.observed import Crossing, Observed, Reading, SecretSeen, Trouble, Writing
+from rekey.doctor.render import report_text
+from rekey.planner.result import Severity
+from rekey.tables.clock import TICKS_PER_SECOND
+from rekey.tables.probe import Heard
+from tests.diagnosing import (
+    DAY,
+    NOW,
+    SOUND,
+    account,
+    azurite,
+    changed,
+    file,
+    findings,
+    heard,
+    migration,
+    script,
+    store,
+)
+from tests.documents import ROOT
+
+ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
+NO = Trouble("it is not there", "put it there")
+NOT_ASKED = {"listing": None, "made_up": None}
+
+
+class Case(NamedTuple):
+    """Observations that give a finding, of this severity; and others that come near and do not."""
+
+    severity: Severity
+    fires: Observed
+    quiet: Observed = SOUND
+
+
+def secret(**more: object) -> Observed:
+    return changed("configuration", secrets=(replace(SOUND.configuration.secrets[0], **more),))  # type: ignore[arg-type]
+
+
+def keyed(section: str, **more: object) -> Observed:
+    """An account that is opened with a shared key."""
+    return changed(**{section: account(section, key_env="KEY", made_up=None, **more)})
+
+
+def scripts(**more: object) -> Observed:
+    return changed("migrations", scripts=(script(**more),))
+
+
+def stored(**more: object) -> Observed:
+    return changed(store=store(migration(**more)))
+
+
+CASES: dict[Code, Case] = {
+    # configuration
+    Code.SAME_ACCOUNT: Case(WARNING, changed("configuration", same_account=True)),
+    Code.KEY_UNUSABLE: Case(ERROR, changed("tables", trouble=NO)),
+    Code.KEY_WHERE_TOKEN: Case(WARNING, keyed("tables"), changed(tables=azurite("tables", key_env="KEY"))),
+    Code.SAME_KEY: Case(
+        WARNING,
+        changed("configuration", same_key=True),
+        changed("configuration", same_key=True, same_account=True),
+    ),
+    Code.PUBLISHED_KEY: Case(
+        NOTE, changed(tables=azurite("tables", published_key=True)), changed(tables=azurite("tables"))
+    ),
+    Code.CONFIG_WRITABLE: Case(WARNING, changed("configuration", file=file(mode=0o664))),
+    Code.SECRET_UNREADABLE: Case(
+        WARNING,
+        changed("configuration", secrets=(SecretSeen("spare", trouble=NO),)),
+        secret(trouble=NO),
+    ),
+    Code.SECRET_SHORT: Case(NOTE, secret(length=16), secret(length=32)),
+    Code.SECRET_GUESSABLE: Case(WARNING, secret(distinct=7), secret(distinct=8)),
+    Code.FILE_OPEN: Case(
+        WARNING, secret(file=file("users.secret", 0o640)), secret(file=file("users.secret", 0o400))
+    ),
+    Code.FILE_FOREIGN: Case(WARNING, secret(file=file("users.secret", ours=False))),
+    Code.EVIDENCE_KEY_UNUSABLE: Case(ERROR, changed("configuration", evidence_trouble=NO)),
+    Code.EVIDENCE_UNSIGNED: Case(NOTE, changed("configuration", evidence_configured=False)),
+    # accounts
+    Code.UNREACHABLE: Case(
+        ERROR, changed("tables", anonymous=Heard(failure="ClientConnectorDNSError"), **NOT_ASKED)
+    ),
+    Code.CERTIFICATE_REFUSED: Case(
+        ERROR,
+        changed("tables", anonymous=Heard(failure="CertificateRefused"), **NOT_ASKED),
+        changed("tables", anonymous=Heard(failure="ClientConnectorError"), **NOT_ASKED),
+    ),
+    Code.CERTIFICATE_ENDS: Case(
+        WARNING,
+        changed("tables", anonymous=heard(certificate_ends=NOW + 13 * DAY)),
+        changed("tables", anonymous=heard(certificate_ends=NOW + 15 * DAY)),
+    ),
+    Code.TLS_OLD: Case(
+        WARNING,
+        changed("tables", anonymous=heard(tls="TLSv1.1")),
+        changed("tables", anonymous=heard(tls="TLSv1.2")),
+    ),
+    Code.ACCOUNT_UNKNOWN: Case(ERROR, changed("tables", listing=heard(404, "ResourceNotFound"))),
+    Code.SERVICE_UNKNOWN: Case(WARNING, changed("tables", anonymous=heard(server="nginx"))),
+    Code.ANONYMOUS_ACCEPTED: Case(ERROR, changed("tables", anonymous=heard(200, ""))),
+    Code.CREDENTIAL_REFUSED: Case(
+        ERROR,
+        changed("tables", listing=Heard(failure="NoToken")),
+        changed("tables", listing=heard(403, "AuthorizationPermissionMismatch")),
+    ),
+    Code.SHARED_KEY_ACCEPTED: Case(
+        WARNING, keyed("restricted"), keyed("restricted", listing=heard(403, "AuthenticationFailed"))
+    ),
+    Code.SHARED_KEY_UNKNOWN: Case(NOTE, changed("restricted", made_up=heard(403, "AuthenticationFailed"))),
+    Code.ROLES_NOT_VISIBLE: Case(
+        NOTE, SOUND, changed(tables=azurite("tables"), restricted=azurite("restricted"))
+    ),
+    Code.ACCOUNT_WIDE: Case(
+        NOTE, SOUND, changed("tables", listing=heard(403, "AuthorizationPermissionMismatch"))
+    ),
+    Code.AZURITE: Case(NOTE, changed(tables=azurite("tables"))),
+    Code.COSMOS: Case(ERROR, changed("tables", endpoint="https://contoso.table.cosmos.azure.com")),
+    # access
+    Code.SOURCE_UNREADABLE: Case(ERROR, scripts(reading=Reading.REFUSED), scripts(reading=None)),
+    Code.SOURCE_MISSING: Case(
+        WARNING,
+        scripts(reading=Reading.MISSING),
+        replace(scripts(reading=Reading.MISSING), store=store(migration(phase="retired"))),
+    ),
+    Code.RESTRICTED_UNREADABLE: Case(
+        ERROR,
+        changed(store=store(rekeymap=Reading.REFUSED)),
+        changed(store=store(rekeymap=Reading.MISSING)),
+    ),
+    Code.RESTRICTED_UNWRITABLE: Case(ERROR, changed(writing=Writing("rekeycontrol", NO))),
+    Code.WRITING_NOT_TRIED: Case(NOTE, changed(writing=Writing())),
+    Code.LEFT_BEHIND: Case(
+        ERROR,
+        changed(writing=Writing("rekeycontrol", NO, left="a row")),
+        changed(writing=Writing("rekeycontrol", NO)),
+    ),
+    Code.RESTRICTED_OPEN: Case(ERROR, changed(crossing=Crossing(tried=True, read=("rekeymap",)))),
+    Code.SAME_IDENTITY: Case(NOTE, changed(crossing=Crossing(same_identity=True))),
+    # clock
+    Code.CLOCK_OFF: Case(
+        WARNING,
+        changed("tables", anonymous=heard(date=NOW - 40 * TICKS_PER_SECOND)),
+        changed("tables", anonymous=heard(date=NOW - 20 * TICKS_PER_SECOND)),
+    ),
+    # versions
+    Code.PYTHON_UNTESTED: Case(
+        WARNING, changed("versions", python=(3, 15, 0)), changed("versions", python=(3, 14, 9))
+    ),
+    Code.PACKAGE_OUTSIDE: Case(WARNING, changed("versions", packages={"yoyo-migrations": "10.0.1"})),
+    Code.API_VERSION_OLD: Case(
+        ERROR,
+        changed("tables", anonymous=heard(api_version="2019-02-02")),
+        changed("tables", anonymous=heard(api_version="")),
+    ),
+    Code.AZURITE_UNTESTED: Case(
+        NOTE, changed(tables=azurite("tables", "3.37.0")), changed(tables=azurite("tables", "3.35.1"))
+    ),
+    # state
+    Code.STATE_UNUSABLE: Case(ERROR, changed("state", trouble=NO)),
+    Code.STATE_OPEN: Case(
+        WARNING, changed("state", file=file("state.sqlite", 0o604)), changed("state", file=None)
+    ),
+    Code.STATE_FOREIGN: Case(WARNING, changed("state", file=file("state.sqlite", ours=False))),
+    Code.DISK_LOW: Case(
+        WARNING, changed("state", free_bytes=200 * 1024**2), changed("state", free_bytes=None)
+    ),
+    Code.NETWORK_FILE_SYSTEM: Case(
+        WARNING, changed("state", file_system="nfs4"), changed("state", file_system="")
+    ),
+    Code.LOCK_HELD: Case(NOTE, changed("state", held_by="process 7")),
+    Code.SCHEMA_OLDER: Case(NOTE, changed("state", schema=2), changed("state", schema=0, file=None)),
+    Code.AUDIT_BROKEN: Case(ERROR, changed("state", broken_at=4)),
+    # migrations
+    Code.SCRIPTS_BROKEN: Case(ERROR, changed("migrations", trouble=NO, scripts=())),
+    Code.NO_SCRIPTS: Case(
+        NOTE, changed("migrations", scripts=()), changed("migrations", trouble=NO, scripts=())
+    ),
+    Code.SCRIPTS_WRITABLE: Case(WARNING, changed("migrations", folder=file("migrations", 0o777))),
+    Code.SECRET_UNRESOLVED: Case(ERROR, scripts(unresolved={"users": NO})),
+    # restricted store
+    Code.STORE_INCOMPLETE: Case(
+        ERROR,
+        changed(store=store(migration(), rekeymap=Reading.MISSING)),
+        changed(store=store(migration(phase="source"), rekeymap=Reading.MISSING)),
+    ),
+    Code.CONTROL_UNREADABLE: Case(ERROR, stored(trouble=NO)),
+    Code.CLIENT_VERSION: Case(WARNING, stored(versions=("0.1.0", "0.2.0"))),
+    Code.CLIENTS_SILENT: Case(NOTE, stored(silent=1)),
+    Code.INTENTS_WITHOUT_CLIENTS: Case(NOTE, stored(live=0), stored(live=0, silent=1)),
+}
+
+
+def test_every_finding_has_a_case() -> None:
+    assert set(CASES) == set(Code)
+
+
+@pytest.mark.parametrize("code", Code)
+def test_a_finding_is_made_where_it_is_due_and_says_what_to_do(code: Code) -> None:
+    case = CASES[code]
+    found = findings(case.fires, code)
+    assert [one.severity for one in found[:1]] == [case.severity]
+    assert all(one.about and one.seen and one.why and one.remedy for one in found)
+
+
+@pytest.mark.parametrize("code", Code)
+def test_a_finding_is_not_made_where_it_is_not_due(code: Code) -> None:
+    assert findings(CASES[code].quiet, code) == []
+
+
+def test_the_runbook_explains_every_finding() -> None:
+    rows = [
+        line for line in (ROOT / "runbooks/doctor.md").read_text("utf-8").splitlines() if line[:3] == "| `"
+    ]
+    assert {code for code in Code if not any(f"`{code}`" in line.split("|")[1] for line in rows)} == set()
+
+
+def test_a_sound_project_has_notes_only_and_those_are_what_the_data_plane_cannot_show() -> None:
+    report = examine(SOUND)
+    assert {one.code for one in report.findings} == {Code.ROLES_NOT_VISIBLE, Code.ACCOUNT_WIDE}
+    assert not report.fails(strict=True)
+
+
+def test_an_error_fails_a_warning_only_when_strict_a_note_never() -> None:
+    reports = {
+        severity: examine(CASES[code].fires)
+        for code, severity in (
+            (Code.KEY_UNUSABLE, ERROR),
+            (Code.SAME_ACCOUNT, WARNING),
+            (Code.LOCK_HELD, NOTE),
+        )
+    }
+    assert [reports[one].fails(strict=False) for one in (ERROR, WARNING, NOTE)] == [True, False, False]
+    assert [reports[one].fails(strict=True) for one in (ERROR, WARNING, NOTE)] == [True, True, False]
+
+
+# --- severities that depend ------------------------------------------------------------------------------
+
+
+def test_one_account_for_both_and_one_published_key_are_notes_on_azurite() -> None:
+    both = {name: azurite(name, published_key=True) for name in ("tables", "restricted")}
+    one = replace(changed("configuration", same_account=True), **both)
+    assert [found.severity for found in findings(one, Code.SAME_ACCOUNT)] == [NOTE]
+    two = replace(changed("configuration", same_key=True), **both, crossing=Crossing(True, ("rekeymap",)))
+    assert [found.severity for found in findings(two, Code.SAME_KEY)] == [NOTE]
+    assert [found.severity for found in findings(two, Code.RESTRICTED_OPEN)] == [NOTE]
+
+
+def test_a_file_that_others_may_write_is_an_error() -> None:
+    [found] = findings(secret(file=file("users.secret", 0o666)), Code.FILE_OPEN)
+    assert found.severity is ERROR
+    assert "read by group staff and everybody and written by group staff and everybody" in found.seen
+    assert found.command == "chmod 600 /srv/project/users.secret"
+
+
+def test_a_file_without_a_mode_is_not_judged() -> None:
+    nothing = file("users.secret", mode=None)  # type: ignore[arg-type]
+    assert findings(secret(file=nothing), Code.FILE_OPEN) == []
+    assert permissions.others_who_write(nothing) == []
+
+
+def test_a_disk_that_is_nearly_full_is_an_error() -> None:
+    [found] = findings(changed("state", free_bytes=50 * 1024**2), Code.DISK_LOW)
+    assert found.severity is ERROR
+
+
+def test_a_key_that_is_off_is_known_only_when_the_service_says_so() -> None:
+    """A service may look at the signature first: "authentication failed" says neither on nor off."""
+    assert findings(SOUND, Code.SHARED_KEY_UNKNOWN) == []
+    assert "shared keys are switched off" in report_text(examine(SOUND))
+    assert findings(changed("tables", made_up=heard(403, "AuthenticationFailed")), Code.SHARED_KEY_UNKNOWN)
+    assert findings(changed("tables", made_up=Heard(failure="TimeoutError")), Code.SHARED_KEY_UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    ("heard_of", "refused"),
+    [
+        (heard(200, ""), False),
+        (heard(403, "AuthorizationPermissionMismatch"), False),
+        (heard(403, "AuthorizationFailure"), True),
+        (heard(401, "InvalidAuthenticationInfo"), True),
+        (Heard(failure="NoToken"), True),
+    ],
+)
+def test_a_token_without_a_right_to_the_list_of_tables_is_not_refused(heard_of: Heard, refused: bool) -> None:
+    assert bool(findings(changed("restricted", listing=heard_of), Code.CREDENTIAL_REFUSED)) is refused
+
+
+def test_a_key_is_refused_by_any_403_and_told_when_keys_are_off() -> None:
+    refused = keyed("tables", listing=heard(403, "KeyBasedAuthenticationNotPermitted"))
+    [found] = findings(refused, Code.CREDENTIAL_REFUSED)
+    assert "use a token" in found.remedy
+
+
+@pytest.mark.parametrize("status", [500, 503, 429])
+def test_a_service_that_only_fails_counts_as_not_there(status: int) -> None:
+    [found] = findings(changed("tables", listing=heard(status, "ServerBusy")), Code.UNREACHABLE)
+    assert str(status) in found.seen
+
+
+# --- clock, versions, file systems ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("date", "sent", "received", "expected"),
+    [
+        (100, 100.4, 100.5, 0.0),  # within the second that the service tells
+        (100, 95.0, 130.0, 0.0),  # an answer that took long says little
+        (100, 141.0, 141.5, 40.0),  # ahead: sent after the service's second was over
+        (100, 58.0, 60.0, -40.0),  # behind: received before it began
+    ],
+)
+def test_only_the_least_difference_that_fits_is_claimed(
+    date: float, sent: float, received: float, expected: float
+) -> None:
+    """The service tells whole seconds, and an answer takes time."""
+    ticks = [round(one * TICKS_PER_SECOND) for one in (date, sent, received)]
+    said = heard(date=ticks[0], sent_at=ticks[1], received_at=ticks[2])
+    assert clock.ahead_s(said) == pytest.approx(expected)
+
+
+def test_ten_minutes_are_an_error_because_signatures_are_refused_soon() -> None:
+    [found] = findings(changed("tables", anonymous=heard(date=NOW + 700 * TICKS_PER_SECOND)), Code.CLOCK_OFF)
+    assert found.severity is ERROR
+    assert "behind" in found.seen
+
+
+def test_without_a_date_nothing_is_said_of_the_clock() -> None:
+    assert clock.ahead_s(heard(date=None)) is None
+    assert clock.ahead_s(Heard(failure="TimeoutError")) is None
+
+
+@pytest.mark.parametrize(
+    ("requirement", "outside"),
+    [
+        ("yoyo-migrations<10,>=9", False),
+        ("yoyo-migrations<9,>=8", True),
+        ("yoyo-migrations>=9.1", True),
+        ("yoyo-migrations==9.0", False),
+        ("yoyo-migrations!=9.0.0", True),
+        ("yoyo-migrations<=8.9", True),
+        ("yoyo-migrations>8", False),
+        ("yoyo-migrations", False),
+        ("not-installed>=1", False),
+        ('yoyo-migrations>=10; extra == "dev"', False),
+    ],
+)
+def test_packages_are_held_against_what_the_distribution_asks_for(requirement: str, outside: bool) -> None:
+    assert (versions.unmet(requirement, {"yoyo-migrations": "9.0.0"}) is not None) is outside
+
+
+def test_versions_are_compared_as_numbers() -> None:
+    assert versions.numbers("12.10.0b1") > versions.numbers("12.9.3")
+    assert versions.numbers("2020-12-06") > versions.numbers("2019-02-02")
+    assert versions.numbers("dev") == (0,)
+
+
+def test_the_file_system_is_that_of_the_longest_mount_above_a_path(tmp_path: Path) -> None:
+    """Fields as in proc(5): the fifth is the mount point, the type follows the dash; spaces are escaped."""
+    place = tmp_path / "state of mine"
+    place.mkdir()
+    mounts = "\n".join(
+        [
+            "22 1 0:21 / / rw - ext4 /dev/root rw",
+            f"23 22 0:22 / {tmp_path.resolve()} rw shared:1 - xfs /dev/data rw",
+            f"24 23 0:23 / {tmp_path.resolve()}/state\\040of\\040mine rw - nfs4 server:/x rw",
+            f"25 23 0:24 / {tmp_path.resolve()}/state rw - cifs //server/x rw",
+            "broken line",
+        ]
+    )
+    assert file_system_of(place, mounts) == "nfs4"
+    assert file_system_of(tmp_path, mounts) == "xfs"
+    assert file_system_of(Path("/"), mounts) == "ext4"
+    assert file_system_of(place, "") == ""
+
+
+# --- what is printed --------------------------------------------------------------------------------------
+
+
+def test_text_has_at_most_100_columns_but_for_commands_which_are_whole() -> None:
+    for case in CASES.values():
+        report = examine(case.fires)
+        commands = {one.command for one in report.findings}
+        lines = report_text(report).splitlines()
+        assert all(len(line) <= 100 or line.strip() in commands for line in lines)
+        assert all(any(line.strip() == one for line in lines) for one in commands if one)
+
+
+def test_errors_stand_before_notes_within_a_family_and_the_last_line_counts() -> None:
+    text = report_text(examine(changed("state", held_by="process 7", broken_at=4)))
+    assert text.index("audit-broken") < text.index("lock-held")
+    assert text.rstrip().splitlines()[-1] == "1 error, 0 warnings, 4 notes"
+
+
+def test_json_holds_every_finding_with_its_family() -> None:
+    document = examine(changed("state", broken_at=4)).as_json()
+    assert document["counts"] == {"errors": 1, "warnings": 0, "notes": 3}
+    [broken] = [one for one in document["findings"] if one["code"] == "audit-broken"]
+    assert (broken["family"], broken["severity"]) == ("state", "error")
+    assert {"family": "migrations", "about": "scripts", "seen": "0001_users"} in document["facts"]
+
+
+def test_names_are_listed_as_people_do() -> None:
+    assert [listed(names) for names in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == [
+        "",
+        "a",
+        "a and b",
+        "a, b and c",
+    ]
