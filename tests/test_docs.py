@@ -195,7 +195,9 @@ def test_every_page_on_advice_is_about_a_kind_that_there_is() -> None:
     assert f"each of the {len(CODES)} kinds" in README
 
 
-@pytest.mark.parametrize("name", [*LOADS, "query.point", "query.range", "query.latest", *("queries", "waive")])
+@pytest.mark.parametrize(
+    "name", [*LOADS, "query.point", "query.range", "query.latest", *("queries", "waive")]
+)
 def test_every_need_that_a_script_can_declare_is_documented(name: str) -> None:
     assert name in README and name in (ROOT / "docs/advice/README.md").read_text("utf-8")
 

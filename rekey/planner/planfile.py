@@ -100,7 +100,9 @@ def read_plan(path: Path) -> PlanFile:
                 for problem in migration["problems"]
             )
             + sum(
-                advice["blocks"] for migration in content["migrations"] for advice in migration.get("advice", ())
+                advice["blocks"]
+                for migration in content["migrations"]
+                for advice in migration.get("advice", ())
             ),
             bases=tuple(_basis(migration["basis"]) for migration in content["migrations"]),
         )

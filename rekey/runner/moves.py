@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from rekey.dualwrite.rules import SOURCE, TARGET, authority
 from rekey.advice.service import is_cosmos
+from rekey.dualwrite.rules import SOURCE, TARGET, authority
 from rekey.errors import (
     ConfigurationError,
     Findings,

@@ -48,6 +48,7 @@ migration = Migration(
         Index("INDEX", each=keys.split("Teams", ","), partition_key=keys.item(), row_key=keys.prop("RowKey")),
     ],
     capture="delta",
+    waive={"personal-data": "made-up addresses, to be looked for in output"},
 )
 '''
 USUAL = SCRIPT.replace("keys.ROW_KEY", 'keys.prop("RowKey")')

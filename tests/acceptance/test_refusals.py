@@ -29,6 +29,7 @@ migration = Migration(
         "TARGET", partition_key={partition_key}, row_key={row_key}, properties=[{properties}],
     ),
     capture="delta",
+    waive={{"personal-data": "made-up addresses"}},
 )
 """
 
