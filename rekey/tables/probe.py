@@ -16,6 +16,7 @@ from importlib.metadata import version
 from typing import Any
 
 import aiohttp
+from aiohttp.connector import Connection
 from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
 from azure.core.exceptions import AzureError
 from yarl import URL
@@ -95,9 +96,12 @@ async def ask(
     started = clock.ticks()
     proxy = next(iter((environment_proxies(endpoint) or {}).values()), None)
     timeout = aiohttp.ClientTimeout(total=_SECONDS, connect=_CONNECT_SECONDS)
+    connector = _Connector()
     try:
         async with (
-            aiohttp.ClientSession(timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()) as session,
+            aiohttp.ClientSession(
+                connector=connector, timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()
+            ) as session,
             session.get(
                 URL(address, encoded=True),
                 headers=headers,
@@ -107,7 +111,6 @@ async def ask(
             ) as answer,
         ):
             received = clock.ticks()
-            tls, ends = _certificate(answer)
             body = await answer.read()
     except aiohttp.ClientConnectorCertificateError:
         return Heard(failure=BAD_CERTIFICATE)
@@ -122,9 +125,28 @@ async def ask(
         date=_date(answer.headers.get("Date", "")),
         sent_at=started,
         received_at=received,
-        tls=tls,
-        certificate_ends=ends,
+        tls=connector.tls,
+        certificate_ends=connector.certificate_ends,
     )
+
+
+class _Connector(aiohttp.TCPConnector):
+    """Remembers how its connection is encrypted: after a short answer it is given back at once."""
+
+    tls = ""
+    certificate_ends: int | None = None
+
+    async def connect(self, *arguments: Any, **named: Any) -> Connection:
+        """Connect, and look at what the connection is made of."""
+        connection = await super().connect(*arguments, **named)
+        transport = connection.transport
+        secured: Any = None if transport is None else transport.get_extra_info("ssl_object")
+        if secured is not None:
+            self.tls = str(secured.version() or "")
+            ends = (secured.getpeercert() or {}).get("notAfter")
+            if ends is not None:
+                self.certificate_ends = round(ssl.cert_time_to_seconds(ends)) * TICKS_PER_SECOND
+        return connection
 
 
 async def _headers(address: str, credential: Credential | None) -> dict[str, str]:
@@ -149,19 +171,6 @@ async def _headers(address: str, credential: Credential | None) -> dict[str, str
             raise ValueError("a configuration names a key or an identity")
     token = await credential.get_token(SCOPE)
     return {**headers, "Authorization": f"Bearer {token.token}"}
-
-
-def _certificate(answer: aiohttp.ClientResponse) -> tuple[str, int | None]:
-    """Return the protocol and the end of the certificate of an answer that is still being read."""
-    connection = answer.connection
-    transport = None if connection is None else connection.transport
-    secured: Any = None if transport is None else transport.get_extra_info("ssl_object")
-    if secured is None:
-        return "", None
-    ends = (secured.getpeercert() or {}).get("notAfter")
-    return str(secured.version() or ""), (
-        None if ends is None else round(ssl.cert_time_to_seconds(ends)) * TICKS_PER_SECOND
-    )
 
 
 def _date(text: str) -> int | None:
