@@ -56,12 +56,15 @@ class Tally:
         self.pointer_rows = 0
         self.streams: dict[str, int] = {}
         self._partitions: set[str] = set()
+        self._rows_till_full = 0
         self._stamps: dict[str, str] = {}
 
     def add(self, row: Row, stamp: str, stream: str) -> None:
         """Count one row, written at `stamp`, that goes with others of its `stream`."""
         partition, names = row[PARTITION_KEY], property_names(row)
-        if partition not in self._partitions and len(self._partitions) < PARTITIONS:
+        full = len(self._partitions) >= PARTITIONS
+        self._rows_till_full += not full
+        if not full and partition not in self._partitions:
             self._partitions.add(partition)
             self.partition_keys.add(partition)
             if zlib.crc32(partition.encode("utf-8", "surrogatepass")) % 16 == 0 or len(self._stamps) < STAMPS:
@@ -77,6 +80,11 @@ class Tally:
         self.pointer_rows += MAIN_PARTITION_KEY in row and MAIN_ROW_KEY in row
         if stream in self.streams or len(self.streams) < PARTITIONS:
             self.streams[stream] = self.streams.get(stream, 0) + 1
+
+    @property
+    def rows_met_together(self) -> float:
+        """Return how many rows were met for each partition met, while all of those were remembered."""
+        return self._rows_till_full / len(self._partitions) if self._partitions else 0.0
 
     @property
     def hottest_share(self) -> float:
@@ -99,6 +107,7 @@ class Tally:
         rows: int,
         partitions: int,
         largest: int,
+        exact: bool,
         declared: Target | Index | None = None,
     ) -> TableFacts:
         """Return the facts, with what was counted elsewhere."""
@@ -117,6 +126,8 @@ class Tally:
             property_names=frozenset(self.property_names),
             pointer_rows=self.pointer_rows,
             hottest_share=self.hottest_share,
+            rows_met_together=self.rows_met_together,
+            partitions_exact=exact,
             partition_order=self.partition_order,
             declared=declared,
         )
@@ -169,6 +180,7 @@ class Gatherer:
             rows=inventory.rows.rows,
             partitions=max(inventory.partitions, self._source.partition_keys.keys),
             largest=inventory.largest_partition,
+            exact=inventory.exact,
         )
         planned = [
             tally.facts(
@@ -176,6 +188,7 @@ class Gatherer:
                 rows=fill.rows,
                 partitions=max(fill.partitions, tally.partition_keys.keys),
                 largest=fill.largest_partition,
+                exact=fill.partitions_exact,
                 declared=one,
             )
             for tally, fill, one in zip(self._tallies, fills, self._declared, strict=True)
@@ -225,6 +238,9 @@ def facts_of_profile(profile: TableProfile, inventory: Inventory, *, is_cosmos: 
         property_names=frozenset(names),
         pointer_rows=0,
         hottest_share=largest / rows if rows else 0.0,
+        rows_met_together=rows / profile.partition_keys.keys if rows else 0.0,
+        # Of a sample their number is an estimate of its own, not a lower bound.
+        partitions_exact=True,
         partition_order=profile.partition_order.order,
     )
     return Facts(today=today, is_cosmos=is_cosmos)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import random
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import pytest
 
 from rekey import Migration, keys, props, query
+from rekey.advice import gather
 from rekey.advice.advise import advise
 from rekey.advice.catalogue import CODES
+from rekey.advice.facts import Advice
 from rekey.keys import Expression
 from rekey.keys.keyed import opaque
 from rekey.model import Row
@@ -249,6 +252,13 @@ CASES: dict[str, Case] = {
 }
 
 
+@cache
+def given(code: str) -> tuple[Advice, ...]:
+    """All advice on the table where one kind is due."""
+    case = CASES[code]
+    return advise(facts(case.rows, case.fires, **case.options))
+
+
 def test_there_is_a_case_for_every_kind() -> None:
     assert set(CASES) == set(CODES)
 
@@ -256,11 +266,7 @@ def test_there_is_a_case_for_every_kind() -> None:
 @pytest.mark.parametrize("code", CODES)
 def test_advice_is_given_where_it_is_due_with_evidence_reason_and_cure(code: str) -> None:
     case = CASES[code]
-    [found, *_] = [
-        one
-        for one in advise(facts(case.rows, case.fires, **case.options))
-        if one.code == code and not one.today
-    ]
+    [found, *_] = [one for one in given(code) if one.code == code and not one.today]
     assert found.severity is case.severity
     assert case.evidence in found.evidence, found.evidence
     assert any(character.isdigit() for character in found.evidence) or code in (
@@ -280,11 +286,8 @@ def test_advice_is_not_given_where_it_is_not_due(code: str) -> None:
 
 def test_no_advice_holds_a_key() -> None:
     """Evidence is figures: whatever a table holds, none of it is repeated."""
-    for case in CASES.values():
-        texts = [
-            f"{one.evidence} {one.where}" for one in advise(facts(case.rows, case.fires, **case.options))
-        ]
-        told = " ".join(texts)
+    for code, case in CASES.items():
+        told = " ".join(f"{one.evidence} {one.where}" for one in given(code))
         for row in case.rows[:50]:
             assert row["RowKey"] not in told and row["PartitionKey"] not in told and row["Email"] not in told
 
@@ -337,6 +340,19 @@ def test_numbers_that_say_nothing_about_order_are_left_alone() -> None:
     assert planned(facts(prefixed, migration(row_key=keys.prop("Invoice")))) == {"unpadded-numbers"}
     composed = migration(row_key=keys.join("_", keys.prop("DeviceId"), keys.prop("Number")))
     assert planned(facts(rows(), composed)) == {"unpadded-numbers"}
+
+
+@pytest.mark.parametrize(("key", "alone"), [("RowKey", True), ("Pair", False)])
+def test_partitions_of_one_row_are_seen_where_there_are_more_than_can_be_counted(
+    monkeypatch: pytest.MonkeyPatch, key: str, alone: bool
+) -> None:
+    """Two rows for each partition are no partition per row, even when most partitions were not counted."""
+    monkeypatch.setattr(gather, "PARTITIONS", 500)
+    table = rows(2_000, Pair=lambda n: f"pair-{n // 2}")
+    counted = facts(table, migration(keys.prop(key), **BATCHES))
+    [main] = counted.planned
+    lower_bound = replace(counted, planned=(replace(main, partitions=500, partitions_exact=False),))
+    assert ("partition-per-row" in planned(lower_bound)) is alone
 
 
 # --- today's keys, waived advice ----------------------------------------------------------------------------

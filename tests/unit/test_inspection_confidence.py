@@ -15,7 +15,7 @@ from rekey.inspection.report import FACTOR
 from rekey.model import EntityKey
 from rekey.planner.sampling import Sizer, Stretch, Units, key_from, units_of
 
-ROWS = 24_000
+ROWS = 16_000
 NAMES = ("anna", "bob", "carl", "dora", "emil", "fritz", "greta", "hans", "ida", "jan", "karl", "lena", "uwe")
 LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
