@@ -32,6 +32,20 @@ PURE = {
     "casts",
     "crockford",
     "declaration",
+    "doctor.access",
+    "doctor.accounts",
+    "doctor.clock",
+    "doctor.configuration",
+    "doctor.examine",
+    "doctor.finding",
+    "doctor.migrations",
+    "doctor.observed",
+    "doctor.permissions",
+    "doctor.render",
+    "doctor.service",
+    "doctor.state",
+    "doctor.store",
+    "doctor.versions",
     "dualwrite.inverse",
     "dualwrite.operations",
     "dualwrite.replicas",
@@ -83,7 +97,7 @@ PURE = {
 }
 """Modules (a package stands for all of its modules) that take values and return values."""
 
-VALUES = {"planner.inventory", "tables.base", "tables.clock"}
+VALUES = {"planner.inventory", "tables.base", "tables.clock", "tables.probe"}
 """Modules that pure ones may take values and types from, although they stand beside I/O."""
 
 IO_MODULES = {
@@ -126,6 +140,7 @@ LAYERS: dict[str, set[str]] = {
     "state": {"tables", "backfill", "delta", "dualwrite", "mapping", "reconcile", "planner", "cli"},
     "evidence": {"backfill", "delta", "dualwrite", "planner", "runner", "cli", "rehearse"},
     "runner": {"cli", "rehearse"},
+    "doctor": {"cli", "rehearse", "backfill", "delta", "reconcile"},
 }
 """What a package must not import, so that it can be read, tested and replaced without it."""
 

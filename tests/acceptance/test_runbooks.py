@@ -171,6 +171,7 @@ PRESUMED: dict[str, Callable[[Project], None]] = {
     "backfill": not_begun,
     "cutover": at_the_gate,
     "divergences": with_divergences,
+    "doctor": not_begun,
     "evidence": at_the_gate,
     "lookup": at_the_gate,
     "plan": not_begun,
