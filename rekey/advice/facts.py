@@ -17,8 +17,8 @@ from rekey.inspection.order import Order
 from rekey.planner.result import Severity
 
 HARDLY_ANY_TOGETHER = 1.02
-"""Rows for each partition met, in a sample of one row in twenty. Where partitions have one row it is 1.0, with
-two 1.03, with twenty 1.7."""
+"""Rows for each partition met, in a sample of one row in twenty. Where partitions have one row it is 1.0,
+with two 1.03, with twenty 1.7."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ def _size(found: Inspection) -> Iterator[str]:
     rows = found.inventory.rows
     low, high = found.rows_interval
     about = "" if found.exact else "about "
-    between = "" if found.exact else f" (95 %: between {low:,} and {high:,})"
+    between = "" if found.exact else f" (likely between {low:,} and {high:,})"
     yield from _field("rows", f"{about}{rows.rows:,}{between}")
     yield from _field("bytes", f"{about}{size_text(found.inventory.stored_bytes)}")
     yield from _field(
@@ -57,7 +57,7 @@ def _size(found: Inspection) -> Iterator[str]:
 def _partitions(found: Inspection) -> Iterator[str]:
     partitions = found.partitions
     low, high = partitions.between
-    count = f"{low:,}" if found.exact else f"about {partitions.count:,} (95 %: between {low:,} and {high:,})"
+    count = f"{low:,}" if found.exact else f"about {partitions.count:,} (likely between {low:,} and {high:,})"
     yield from _field("partitions", count)
     for name, number in partitions.sizes.items():
         yield from _field(f"  {name} rows" if name != "1" else "  1 row", f"{number:,} partitions")
