@@ -25,7 +25,7 @@ from rekey.errors import ExitCode
     help="Write nothing; whether the restricted account takes writes is not tried.",
 )
 def doctor(shell: Shell, strict: bool, read_only: bool) -> ExitCode:
-    """Check accounts, credentials, clock, versions, files and the restricted store.
+    """Check accounts, clock, versions, files and restricted store.
 
     Each finding says what was seen, why it matters and what to do. Writes one row to the restricted account
     and removes it. The exit code is 1 when there is an error.
