@@ -12,13 +12,14 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from rekey.backfill.copier import Copied, Copier
+from rekey.backfill.copier import Copier, Gathering
 from rekey.delta.passes import PassResult, delta_pass
 from rekey.dualwrite import propagate
 from rekey.dualwrite.propagate import Propagator
 from rekey.mapping.rows import TargetKey
 from rekey.model import EntityKey, Row
 from rekey.tables.base import Operation, Table
+from rekey.tables.bulk import insert_absent
 
 
 class AuthorityFirst(Propagator):
@@ -104,34 +105,54 @@ _difference = propagate.difference
 class UpsertingCopier(Copier):
     """Writes target rows by upsert: what was scanned overwrites what is there."""
 
-    async def _insert(
-        self, table: Table, operations: Any, examine: Any, copied: Copied, throttle: Any = None
-    ) -> None:
-        if throttle is None:  # the mapping
-            await super()._insert(table, operations, examine, copied, throttle)
-            return
-        for operation in operations:
-            await table.upsert(operation.row)
+    def gathering(self) -> Gathering:
+        return _Upserts(self)
 
 
 class TargetFirst(Copier):
     """Writes target rows before their mapping rows."""
 
-    async def _write_mapping(self, _window: Any, _copied: Copied) -> None:
-        return
-
-    async def _write_targets(self, window: Any, copied: Copied) -> None:
-        await super()._write_targets(window, copied)
-        await super()._write_mapping(window, copied)
+    def gathering(self) -> Gathering:
+        return _TargetsFirst(self)
 
 
 class Blind(Copier):
     """Takes any row that stands in the way for copied already."""
 
-    async def _insert(
-        self, table: Table, operations: Any, _examine: Any, copied: Copied, throttle: Any = None
-    ) -> None:
-        await super()._insert(table, operations, lambda _present: None, copied, throttle)
+    def gathering(self) -> Gathering:
+        return _Blind(self)
+
+
+class _Upserts(Gathering):
+    async def _write(self, held: Any, batch: list[Any]) -> None:
+        if held is self._mapping:
+            await super()._write(held, batch)
+            return
+        for write in batch:
+            await held.table.upsert(write.row)
+        _all_wrote(batch)
+
+
+class _TargetsFirst(Gathering):
+    _put_off: list[tuple[Any, Any]]
+
+    async def _stage(self, window: Any, writes: Any, *, last: bool = False) -> None:
+        if not last:
+            self._put_off = [(held, list(some)) for held, some in writes]
+            return
+        await super()._stage(window, writes)
+        await super()._stage(window, self._put_off, last=True)
+
+
+class _Blind(Gathering):
+    async def _write(self, held: Any, batch: list[Any]) -> None:
+        await insert_absent(held.table, batch)
+        _all_wrote(batch)
+
+
+def _all_wrote(batch: list[Any]) -> None:
+    for write in batch:
+        write.window.wrote(1)
 
 
 async def late_watermark(source: Table, copier: Copier, **given: Any) -> PassResult:

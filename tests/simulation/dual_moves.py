@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -96,20 +96,20 @@ class MovingWorld(DualWorld):
         start: ControlPhase = ControlPhase.DUAL_WRITE,
         looks: int = 2,
         passages: int = 0,
-        cross: Callable[..., Any] = freeze.cross,
     ) -> None:
         """Take the world as `DualWorld` does.
 
         Args:
             scheduler, migration, before, clients, parts: as there.
-            start: `dual_write` or `cutover`; the runner goes to the other one.
+            start: `dual_write` or `cutover`, and the runner goes to the other one; or `source`, and it begins
+                to follow writes and copies.
             looks: how often each client looks at the control row after its first look.
             passages: how often time may pass although somebody could go on.
-            cross: what moves the authority.
         """
-        super().__init__(scheduler, migration, before, clients, parts, phase=start)
+        copied = start is not ControlPhase.SOURCE
+        super().__init__(scheduler, migration, before, clients, parts, phase=start, copied=copied)
         self.others.clock = scheduler.clock
-        self.start, self.looks, self.cross = start, looks, cross
+        self.start, self.looks = start, looks
         self.end = ControlPhase.CUTOVER if start is ControlPhase.DUAL_WRITE else ControlPhase.DUAL_WRITE
         self.passages = passages
         self.crashing = self.mortal
@@ -162,7 +162,8 @@ class MovingWorld(DualWorld):
             name, works.view, self.witness, table=SimpleNamespace(get=read),  # type: ignore[arg-type]
             write=writer.write, is_replica=lambda: True,
         )  # fmt: skip
-        await lease.poll()
+        with suppress(RekeyError):  # whoever needs it looks again
+            await lease.poll()
         looking = asyncio.ensure_future(self._look(lease))
         for step in works.steps:
             await self._gate("begins")
@@ -194,14 +195,17 @@ class MovingWorld(DualWorld):
     async def _look(self, lease: ClientLease) -> None:
         for _ in range(self.looks):
             await self._gate("looks")
-            try:
+            with suppress(RekeyError):
                 await lease.poll()
-            except RekeyError:
-                continue
 
     async def _move(self) -> None:
+        run = self.run()
         try:
-            await self.cross(self.run(), self.start, self.end)
+            if self.start is ControlPhase.SOURCE:
+                await following.move(run, ControlPhase.SOURCE, ControlPhase.DUAL_WRITE)
+                await self._backfill()
+            else:
+                await freeze.cross(run, self.start, self.end)
         except RekeyError:
             return  # given up: back where it came from
 

@@ -176,11 +176,11 @@ class _Touched:
         places.update((one.call.table, key) for key in one.keys() or {None})
         return len(places) > before
 
-    def is_alone(self, one: Held) -> bool:
-        """Tell whether a call commutes with everything noted, as far as rows go."""
-        others = [
-            places for name, places in self.writes.items() if not one.call.writes or name != one.actor.name
-        ]
+    def is_alone(self, one: Held, *, only: bool) -> bool:
+        """Tell whether a call commutes with everything noted, as far as rows go; `only`: its process has no
+        other one under way, so that whatever else that does comes later."""
+        own = one.actor.name if only or one.call.writes else ""
+        others = [places for name, places in self.writes.items() if name != own]
         if one.call.writes:
             others += [places for name, places in self.reads.items() if name != one.actor.name]
         table = one.call.table
@@ -297,9 +297,9 @@ class Search:
         """Learn what a call is about."""
         self._meets_new = self._met.add(one) or self._meets_new
 
-    def is_alone(self, one: Held) -> bool:
+    def is_alone(self, one: Held, *, only: bool) -> bool:
         """Tell whether a call commutes with all that was met so far."""
-        return self._touched.is_alone(one)
+        return self._touched.is_alone(one, only=only)
 
     def _lost(self, what: str, told: list[_Told]) -> None:
         self.result.loss, self.result.schedule = what, [_in_words(one) for one in told]
@@ -396,7 +396,7 @@ class _Run:
 
     def _kill_choices(self, choices: list[_Choice], alone: Held | None) -> None:
         for actor in self.scheduler.actors:
-            if not self._may_crash(actor) or (alone and alone.actor is not actor):
+            if alone or not self._may_crash(actor):
                 continue
             writing = [one for one in self.scheduler.held if one.actor is actor and one.call.writes]
             if not any(not one.late for one in writing):
@@ -427,13 +427,16 @@ class _Run:
 
     def is_alone(self, one: Held) -> bool:
         """Tell whether a call may go at once, and alone."""
-        if (
-            one.late
-            or one.call.action in SPOKEN
-            or (one.call.writes and one.call.table not in self.scenario.unseen)
-        ):
+        if one.late or one.call.action in SPOKEN:
             return False
-        if not self._search.is_alone(one):
+        if one.call.action == "server_time":
+            return not self._passages
+        if one.call.writes and (one.call.table not in self.scenario.unseen or self._dies(one.actor)):
+            return False
+        only = not any(
+            other.actor.name == one.actor.name and other is not one for other in self.scheduler.held
+        )
+        if not self._search.is_alone(one, only=only):
             return False
         return all(one is other or one.commutes(other) for other in self.scheduler.held)
 
@@ -466,6 +469,10 @@ class _Run:
 
     def _may_crash(self, actor: Actor) -> bool:
         return actor.name in self.scenario.crashing and not actor.dead
+
+    def _dies(self, actor: Actor) -> bool:
+        """Tell whether an actor may yet be killed: then it matters which of its requests were sent."""
+        return bool(self._crashes) and self._may_crash(actor)
 
     # --- what happens ------------------------------------------------------------------------------------
 
@@ -548,8 +555,8 @@ class _Run:
                 actor.task.result()
 
 
-SPOKEN = frozenset({"begins", "looks", "server_time"})
-"""Calls that are about no row, and are not let go at once."""
+SPOKEN = frozenset({"begins", "looks"})
+"""Calls that are no calls on a table: moments at which an actor goes on."""
 
 
 def _nothing(_one: Held) -> None:

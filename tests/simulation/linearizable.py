@@ -50,8 +50,8 @@ class Operation:
         saw, shows: of a read, what it saw, and what of a content it can see.
         basis: of a write on a condition, which operation read the ETag.
         replica: whether a read was of the table that follows.
-        lags: whether such a read may be behind what was acknowledged, because a write of the table that follows
-            failed: that never fails a caller.
+        lags: whether such a read may be behind what was acknowledged: a write of that table failed, which
+            fails no caller.
         spurious: whether its condition may fail although nothing changed (the other view's ETag).
     """
 

@@ -20,6 +20,7 @@ from rekey.dualwrite.rules import View
 from rekey.errors import (
     Collision,
     ConditionFailed,
+    RekeyError,
     RequestRejected,
     RowExists,
     RowMissing,
@@ -261,7 +262,10 @@ class Client:
         """Do one step; a condition reads first, and what is not there is left alone."""
         etag, basis = None, None
         if step[0].verb == READ or step[0].conditional:
-            row, basis = await self._read(key_of(step[0].row))
+            try:
+                row, basis = await self._read(key_of(step[0].row))
+            except (RekeyError, TimeoutError):
+                return
             if step[0].verb == READ or row is None:
                 return
             etag = etag_of(row)

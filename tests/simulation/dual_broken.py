@@ -1,0 +1,143 @@
+"""Dual writes with one rule of DESIGN section 5 switched off, to see the search find what it is there for.
+
+Rules kept here:
+
+* Exactly one rule is off in each; everything else is the program's own code, not a copy of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+from rekey.dualwrite import effects, flow, propagate, reverse
+from rekey.dualwrite.journal import Journal
+from rekey.dualwrite.rules import Side
+from rekey.dualwrite.sides import AuthoritySide
+from rekey.dualwrite.work import Work
+from rekey.dualwrite.writer import Writer
+from rekey.model import EntityKey, key_of
+from rekey.runner import following, freeze
+from rekey.tables.base import Operation, Table, Verb
+
+
+class LateIntents(Journal):
+    """Says that intents are durable when they are only on their way."""
+
+    async def begin(
+        self, client_id: str, epoch: int, side: Side, keys: Sequence[EntityKey]
+    ) -> list[EntityKey]:
+        rows = [self._row(client_id, epoch, side, key) for key in keys]
+        self.on_their_way = [asyncio.ensure_future(self.table.insert(row)) for row in rows]
+        return [key_of(row) for row in rows]
+
+
+class ForgetsOpenWrites(Writer):
+    """Removes the intent of a write whose outcome nobody knows, as if nothing had been sent."""
+
+    def _give_up(self, flow: Any, *given: Any) -> None:
+        flow.sent = False
+        for work in flow.works:
+            work.open = False
+        super()._give_up(flow, *given)
+
+
+def unconditional() -> Any:
+    """Replace and delete replica rows whatever is there."""
+
+    async def apply_for_etag(table: Table, operation: Operation) -> Any:
+        if operation.verb is not Verb.INSERT:
+            operation = replace(operation, etag="*")
+        return await _apply_for_etag(table, operation)
+
+    return _in((effects, flow), "apply_for_etag", apply_for_etag)
+
+
+def no_last_look() -> Any:
+    """Do not look at the authority again after the replicas were written."""
+
+    async def is_settled(_self: AuthoritySide, _work: Work) -> bool:
+        return True
+
+    return mock.patch.object(AuthoritySide, "is_settled", is_settled)
+
+
+def no_round_after_insert() -> Any:
+    """Take a round of propagate that inserted for the last one, if the authority did not change."""
+    return _in((propagate, reverse), "needs_another_round", lambda _writes: False)
+
+
+def unlisted() -> Any:
+    """Write rows under target keys that the forward row does not list."""
+
+    async def extend(_self: AuthoritySide, _work: Work) -> None:
+        return
+
+    return mock.patch.object(AuthoritySide, "_extend", extend)
+
+
+def unclaimed() -> Any:
+    """Write rows under main target keys that nobody has claimed."""
+
+    async def find_owner(self: AuthoritySide, work: Work, main: EntityKey, *, claims: bool) -> None:
+        work.owner = work.source_key
+
+    return mock.patch.object(AuthoritySide, "find_owner", find_owner)
+
+
+@contextmanager
+def reads_after() -> Iterator[None]:
+    """Take rows that were read beside the write of the authority for rows read before it."""
+
+    async def read(self: AuthoritySide, work: Work, places: Any, *, early: bool) -> None:
+        if not early:
+            await _read(self, work, places, early=True)
+
+    def followers(work: Work) -> set[Any]:
+        return {*work.known, *(work.expected or ())}
+
+    async def beside(self: AuthoritySide, work: Work) -> None:
+        await _beside(self, work)
+        await self.read(work, followers(work), early=False)
+
+    with mock.patch.multiple(AuthoritySide, read=read, beside=beside):
+        yield
+
+
+def no_waiting() -> Any:
+    """Move on without waiting for clients."""
+
+    async def wait(*_: Any) -> int:
+        return 1
+
+    return _in((following, freeze), "wait_for_clients", wait)
+
+
+def no_draining() -> Any:
+    """Move the authority while intents are left."""
+
+    async def drain(*_: Any) -> int:
+        return 0
+
+    return mock.patch.object(freeze, "drain", drain)
+
+
+@contextmanager
+def _in(modules: Sequence[Any], name: str, thing: Callable[..., Any] | Awaitable[Any]) -> Iterator[None]:
+    before = [getattr(module, name) for module in modules]
+    for module in modules:
+        setattr(module, name, thing)
+    try:
+        yield
+    finally:
+        for module, was in zip(modules, before, strict=True):
+            setattr(module, name, was)
+
+
+_apply_for_etag = effects.apply_for_etag
+_read = AuthoritySide.read
+_beside = AuthoritySide.beside

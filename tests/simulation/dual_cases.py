@@ -1,0 +1,143 @@
+"""The small worlds of dual writes by name: which keys, which phase, and what each of two clients does.
+
+Rules kept here:
+
+* A name says it all: "users, dual_write: old replace | new delete-if". Before the colon: whether target keys
+  depend on keys alone (`users`) or on content, with an index table (`posts`), and the phase; `absent` where
+  there is no row at the beginning. Then what each client does, in which view.
+* Users have no property that the mapping drops: what becomes of it is judged by the tests of the mapping.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from unittest import mock
+
+from rekey.backfill import sweep
+from rekey.declaration import Migration
+from rekey.dualwrite.rules import View
+from rekey.model import Row
+from rekey.phases import ControlPhase
+from tests.simulation.dual_moves import MovingWorld, repeatable
+from tests.simulation.dual_small import DualParts, DualWorld, Works
+from tests.simulation.explore import Budget, Scenario, Searched, search
+from tests.simulation.scheduler import Scheduler
+from tests.simulation.small import DigestsInMemory
+from tests.simulation.witness import (
+    DELETE,
+    INSERT,
+    MERGE,
+    READ,
+    REPLACE,
+    UPSERT,
+    UPSERT_MERGE,
+    Do,
+    Step,
+)
+from tests.worlds import POSTS, USERS, post, user
+
+MOST_STATES = 400_000
+
+
+def ann(age: int, mail: str = "ann@example.com") -> Row:
+    """Return a row whose keys follow from its key."""
+    row = user(mail, Age=age)
+    del row["Ssn"]
+    return row
+
+
+def hello(version: int, month: str = "2024-01", tags: str = "a", slug: str = "hello") -> Row:
+    """Return a row whose keys follow from its content."""
+    return post(slug, month, tags, Title=f"version {version}")
+
+
+def user_steps(version: int) -> dict[str, Step]:
+    """Return what a client can do to a user, by name."""
+    row = ann(version)
+    return {
+        **_steps(row),
+        "batch": (Do(REPLACE, row), Do(UPSERT, ann(version, "bob@example.com"))),
+        "batch of delete and insert": (Do(DELETE, row), Do(INSERT, ann(version, "bob@example.com"))),
+    }
+
+
+def post_steps(version: int) -> dict[str, Step]:
+    """Return what a client can do to a post, by name: without moving it, or with another main key."""
+    row = hello(version, tags="b" if version == 2 else "a,c")
+    moved = hello(version, "2024-02", tags="b" if version == 2 else "c")
+    return {
+        **_steps(row),
+        "move": (Do(REPLACE, moved),),
+        "move-if": (Do(REPLACE, moved, conditional=True),),
+        "upsert elsewhere": (Do(UPSERT, moved),),
+        "batch": (Do(REPLACE, moved), Do(UPSERT, hello(version, slug="other"))),
+    }
+
+
+def _steps(row: Row) -> dict[str, Step]:
+    return {
+        "read": (Do(READ, row),),
+        "insert": (Do(INSERT, row),),
+        "replace": (Do(REPLACE, row),),
+        "merge": (Do(MERGE, row),),
+        "upsert": (Do(UPSERT, row),),
+        "upsert-merge": (Do(UPSERT_MERGE, row),),
+        "delete": (Do(DELETE, row),),
+        "replace-if": (Do(REPLACE, row, conditional=True),),
+        "merge-if": (Do(MERGE, row, conditional=True),),
+        "delete-if": (Do(DELETE, row, conditional=True),),
+    }
+
+
+KINDS: dict[str, tuple[Migration, Row, Callable[[int], dict[str, Step]]]] = {
+    "users": (USERS, ann(1), user_steps),
+    "posts": (POSTS, hello(1), post_steps),
+}
+
+
+def parsed(name: str) -> tuple[Migration, list[Row], list[Works], ControlPhase]:
+    """Return the world that a name says."""
+    head, _, tail = name.partition(": ")
+    kind, phase, *more = head.split(", ")
+    migration, row, steps = KINDS[kind]
+    clients = []
+    for version, text in enumerate(tail.split(" | "), start=2):
+        view, _, what = text.partition(" ")
+        done = tuple(steps(version)[one] for one in what.split(", then "))
+        clients.append(Works(View(view), done))
+    return migration, [] if "absent" in more else [row], clients, ControlPhase(phase)
+
+
+def dual(name: str, budget: Budget, parts: DualParts | None = None, **more: bool) -> Searched:
+    """Search a world in which the authority stays where it is. `more` as `DualWorld` takes it."""
+    migration, before, clients, phase = parsed(name)
+
+    def make(scheduler: Scheduler) -> Scenario:
+        return DualWorld(
+            scheduler, migration, before, clients, parts or DualParts(), phase=phase, **more
+        )  # fmt: skip
+
+    with mock.patch.object(sweep, "DigestParts", DigestsInMemory):
+        return search(make, budget, MOST_STATES)
+
+
+def moving(
+    name: str, budget: Budget, parts: DualParts | None = None, *, looks: int = 2, passages: int = 0
+) -> Searched:
+    """Search a world in which a runner moves the authority away from the phase that the name says."""
+    migration, before, clients, phase = parsed(name)
+
+    def make(scheduler: Scheduler) -> Scenario:
+        return MovingWorld(
+            scheduler, migration, before, clients, parts or DualParts(),
+            start=phase, looks=looks, passages=passages,
+        )  # fmt: skip
+
+    before_level = logging.root.manager.disable
+    with ExitStack() as stack:
+        stack.enter_context(repeatable())
+        logging.disable(logging.CRITICAL)  # clients say in each run that they are kept waiting
+        stack.callback(logging.disable, before_level)
+        return search(make, budget, MOST_STATES)
