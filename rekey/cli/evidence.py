@@ -208,8 +208,7 @@ def verify(
 @command(
     "recompute",
     example="rekey evidence recompute ./evidence-0001"
-    "\nrekey evidence recompute ./evidence-0001 --key evidence.pub.pem"
-    " --endpoint https://ACCOUNT.table.core.windows.net",
+    "\nrekey evidence recompute ./evidence-0001 --endpoint https://ACCOUNT.table.core.windows.net",
 )
 @click.argument("folder", type=_FOLDER)
 @_KEY
