@@ -243,7 +243,8 @@ class Flow(ABC):
             return
         try:
             if not work.look_again and await self.side.is_settled(work):
-                work.state = State.SETTLED
+                # A request that propagate left open, before the authority was written, may travel still.
+                work.state = State.LEFT if work.open else State.SETTLED
             else:
                 await self._propagate(work)
         except Exception as error:  # noqa: BLE001 - as above; the caller has its answer
