@@ -133,9 +133,11 @@ class MovingWorld(DualWorld):
         await super().prepare()
         control = ControlRow(
             SCRIPT, ControlPhase.SOURCE, 1, "run", DIGEST, self.source.name, self.mapper.tables, {},
-            id_key=bytes(32), copied=True,
+            id_key=bytes(32), copied=self.copied,
         )  # fmt: skip
         await self.store.create(control)
+        if self.start is ControlPhase.SOURCE:
+            return
         await self.store.move(ControlPhase.SOURCE, ControlPhase.DUAL_WRITE)
         if self.start is ControlPhase.CUTOVER:
             await self.store.move(ControlPhase.DUAL_WRITE, ControlPhase.FREEZE)

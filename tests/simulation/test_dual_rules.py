@@ -1,0 +1,122 @@
+"""Each rule of DESIGN section 5 that dual writes keep, switched off: the search finds the loss.
+
+The program keeps more than one of these rules would need: after every write of a replica it looks at the
+authority once more. Where a rule alone is made up for by that, the test says so: alone nothing is lost, and
+with that look switched off as well, the loss is there.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from tests.simulation import broken, dual_broken
+from tests.simulation.dual_cases import dual, moving
+from tests.simulation.dual_small import DualParts
+from tests.simulation.explore import Budget, Searched
+
+OLDER = "UsersV2 holds an older row"
+EXTRA = "UsersV2 holds 1 rows that no source row gives"
+UNACCOUNTED = "a target row has no mapping row"
+TOLD = "clients were told what cannot be"
+CRASH = Budget(crashes=1, late_requests=True, preemptions=4)
+OPEN = Budget(lost_answers=1, late_requests=True, preemptions=4)
+CALM = Budget(preemptions=4)
+TWO = "users, dual_write: old replace | old replace"
+COMES_AND_GOES = "users, dual_write, absent: old upsert | old delete"
+
+
+def lost(found: Searched, what: str) -> None:
+    print(f"{what}: found in schedule {found.schedules}, after {found.states:,} states")
+    assert found.loss.startswith(what), found
+    assert found.schedule
+
+
+def test_the_intent_is_durable_before_the_authority_is_written() -> None:
+    parts = DualParts(journal=dual_broken.LateIntents)
+    lost(dual("users, dual_write: old replace", CRASH, parts), OLDER)
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "what"),
+    [
+        (dual_broken.reads_after, TWO, OLDER),
+        (dual_broken.unconditional, TWO, OLDER),
+        (dual_broken.no_round_after_insert, COMES_AND_GOES, EXTRA),
+    ],
+    ids=["replicas are read before the authority", "conditional replica writes", "a round after an insert"],
+)
+def test_what_the_last_look_makes_up_for(rule: Any, name: str, what: str) -> None:
+    """One rule alone: the writer sees at its last look that somebody came in between. Without that look it is
+    lost. (Propagate by itself needs each of them: `test_rules.py`.)"""
+    with rule():
+        assert not dual(name, CALM).loss
+        with dual_broken.no_last_look():
+            lost(dual(name, CALM), what)
+
+
+def test_after_the_replicas_the_authority_is_read_again() -> None:
+    """A row that was inserted where none was: absence is no version, so the row may be gone again."""
+    with dual_broken.no_last_look():
+        lost(dual("users, dual_write, absent: old insert | old delete", CALM), EXTRA)
+
+
+def test_a_main_key_is_claimed_before_a_row_is_written_under_it() -> None:
+    with dual_broken.unclaimed():
+        lost(dual("users, dual_write, absent: old insert", CALM), UNACCOUNTED)
+
+
+def test_the_forward_row_lists_every_key_before_a_row_is_written_under_it() -> None:
+    """Where keys come from content, what is not listed is not found again: here by a delete."""
+    with dual_broken.unlisted():
+        found = dual("posts, dual_write: old move | old delete", Budget(preemptions=2))
+        lost(found, "PostsV2 holds 1 rows that no source row gives")
+
+
+@pytest.mark.parametrize(
+    ("copier", "what"),
+    [(broken.UpsertingCopier, OLDER), (broken.TargetFirst, UNACCOUNTED)],
+    ids=["the backfill inserts if absent", "mapping rows come before target rows"],
+)
+def test_the_backfill_takes_nothing_from_a_client(copier: Any, what: str) -> None:
+    parts = DualParts(copier=copier)
+    lost(dual("users, dual_write: old replace", CALM, parts, backfill=True, copied=False), what)
+
+
+def test_a_sweep_finds_what_was_deleted_while_it_was_copied() -> None:
+    parts = DualParts(sweep=broken.no_sweep)
+    lost(dual("users, dual_write: old delete", CALM, parts, backfill=True, copied=False), EXTRA)
+
+
+def test_the_sweeper_leaves_young_intents_alone() -> None:
+    """It settles what an intent announces before that has happened, and removes the intent."""
+    parts = DualParts(older_than_s=None)
+    lost(dual("users, dual_write: old replace", CRASH, parts, sweeps=True), OLDER)
+
+
+def test_an_open_outcome_leaves_the_intent() -> None:
+    parts = DualParts(writer=dual_broken.ForgetsOpenWrites)
+    lost(dual("users, dual_write: old replace", OPEN, parts), OLDER)
+
+
+def test_a_freeze_waits_until_every_client_has_acknowledged_it_or_is_over() -> None:
+    """Otherwise two sides decide at the same time: two conditional writes on one version both succeed."""
+    with dual_broken.no_waiting():
+        name = "users, dual_write: old replace-if | new replace-if"
+        lost(moving(name, Budget(preemptions=2), looks=0), TOLD)
+
+
+def test_the_journal_is_drained_before_the_authority_moves() -> None:
+    """A write that nobody carried over is taken back by the side that decides then."""
+    with dual_broken.no_draining():
+        budget = Budget(preemptions=1, crashes=1, failures=1, late_requests=True)
+        lost(moving("users, dual_write: old replace", budget, looks=0), TOLD)
+
+
+def test_no_client_is_two_epochs_behind() -> None:
+    """A client that still writes plainly while rows are copied: nothing follows what it writes."""
+    with ExitStack() as stack:
+        stack.enter_context(dual_broken.no_waiting())
+        lost(moving("users, source: old replace", Budget(preemptions=4), looks=0), OLDER)
