@@ -180,7 +180,11 @@ class Stage:
             environment=self.project.environment,
         )
         self.project.configure(
-            window_rows=50, tables=self.where.tables.endpoint, restricted=self.where.restricted.endpoint
+            window_rows=50,
+            tables=self.where.tables.endpoint,
+            restricted=self.where.restricted.endpoint,
+            # Shorter than a test waits for a command: the command itself says whom it has waited for.
+            more='clients_timeout = "60s"',
         )
         self.world: World = WORLDS[self.world_name](mapper_of(self.where))
         self.mapper = Mapper(load_script(self.script).migration, SECRETS)
