@@ -13,7 +13,7 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,9 @@ from azure.data.tables import TableServiceClient
 from benchmarks.project import SCRIPT_ID, SECRET, USERS
 from benchmarks.sdk_loop import mapping_rows, opaque, write
 from benchmarks.stub import ACCOUNT, KEY
-from rekey.backfill.copier import Copier
+from rekey.backfill.copier import GATHERED_WINDOWS, Copier, CopyWindow
 from rekey.backfill.engine import WindowSize, copy_segments
+from rekey.backfill.gather import Write
 from rekey.config import Limits
 from rekey.dualwrite.propagate import Propagator
 from rekey.mapper import Mapper
@@ -45,8 +46,8 @@ _SECRET = SECRET.encode()
 class TargetsOnly(Copier):
     """A copier that writes no mapping rows. For the comparison alone: rekey has no such mode."""
 
-    async def _write_mapping(self, *_: Any) -> None:
-        return
+    def mapping_writes(self, _window: CopyWindow) -> Iterator[Write]:
+        return iter(())
 
 
 def _migration(service: AzureTableService) -> Propagator:
@@ -66,15 +67,23 @@ async def _copy(service: AzureTableService, kind: type[Copier]) -> int:
     with State.open(path) as state:
         state.register(SCRIPT_ID, "digest", USERS.source, "run", {}, "stub")
         segments = state.add_segments(SCRIPT_ID, _PURPOSE, [EVERYTHING])
-        copied, _ = await copy_segments(
-            copier.propagator.source,
-            segments,
-            copier.copy,
-            size=WindowSize(limits.window_rows, limits.window_bytes),
-            checkpoint=state.checkpoint,
-            stop_requested=lambda: False,
-            advance=lambda _: None,
-        )
+        async with copier.gathering() as gathering:
+            copied, _ = await copy_segments(
+                copier.propagator.source,
+                segments,
+                gathering.copy,
+                size=WindowSize(limits.window_rows // 2, limits.window_bytes // 2),
+                checkpoint=state.checkpoint,
+                stop_requested=lambda: False,
+                advance=lambda _: None,
+                readers=limits.scans,
+                split=state.split_segment,
+                under_way=GATHERED_WINDOWS,
+                drain=gathering.drain,
+            )
+        segments = state.segments(SCRIPT_ID, _PURPOSE)
+        assert all(segment.done for segment in segments)
+        assert sum(segment.rows for segment in segments) == copied.rows
     return copied.rows
 
 

@@ -74,7 +74,8 @@ path = "migrations"
 # key_vault = "https://VAULT.vault.azure.net/secrets/users"
 
 [limits]
-concurrency = 16             # requests in flight
+concurrency = 16             # writes in flight
+scans = 8                    # parts of the source that are read at the same time
 window_rows = 8192           # rows read ahead of what is written
 window_bytes = "16MiB"       # and their bytes, whichever is reached first
 # entities_per_second = 5000 # written to the targets at most; unlimited when absent
@@ -125,6 +126,7 @@ class Limits:
     window_rows: int = 8192
     window_bytes: int = 16 * 1024**2
     entities_per_second: int | None = None
+    scans: int = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +191,7 @@ def load_config(path: Path) -> Config:
     document = Section(path, "", _read(path))
     document.allow("tables", "restricted", "state", "migrations", "secrets", "limits", "gates", "evidence")
     limits, gates = document.section("limits"), document.section("gates")
-    limits.allow("concurrency", "window_rows", "window_bytes", "entities_per_second")
+    limits.allow("concurrency", "scans", "window_rows", "window_bytes", "entities_per_second")
     gates.allow("verification_max_age", "retention", "margin", "clients_timeout", "freeze_timeout")
     bounds, usual = Limits(), Gates()
     return Config(
@@ -201,6 +203,7 @@ def load_config(path: Path) -> Config:
         secrets=_secrets(document.section("secrets")),
         limits=Limits(
             concurrency=limits.count("concurrency") or bounds.concurrency,
+            scans=limits.count("scans") or bounds.scans,
             window_rows=limits.count("window_rows") or bounds.window_rows,
             window_bytes=limits.size("window_bytes", bounds.window_bytes),
             entities_per_second=limits.count("entities_per_second"),

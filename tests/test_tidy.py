@@ -31,6 +31,7 @@ PURE = {
     "carry_steps",
     "casts",
     "crockford",
+    "macs",
     "declaration",
     "doctor.access",
     "doctor.accounts",

@@ -12,22 +12,28 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from rekey.backfill.packing import pack
+from rekey.backfill.gather import Held, Write
 from rekey.backfill.throttle import Throttle
-from rekey.concurrency import for_each
+from rekey.concurrency import cancel, for_each
 from rekey.dualwrite.propagate import Propagator, same_content
 from rekey.errors import RowRefused
-from rekey.mapping.rows import MappingRows, TargetKey, read_forward, read_source
+from rekey.mapping.rows import MappingRows, TargetKey, read_source, read_targets
 from rekey.model import EntityKey, Row, key_of
-from rekey.tables.base import Operation, Table, Verb
+from rekey.tables.base import Table, Verb
 from rekey.tables.bulk import insert_absent, read_keys
 
-Examine = Callable[[dict[EntityKey, Row]], None]
-"""Told of the rows that stood where a batch was to be inserted."""
+_MAPPING_WINDOWS = 2
+_TARGET_WINDOWS = 5
+"""For how many windows rows may wait for others of their partition. Mapping rows spread over 64 partitions,
+which one more window fills."""
+
+GATHERED_WINDOWS = _TARGET_WINDOWS + 1
+"""Windows that must be able to be under way: the oldest is written when the last of them begins."""
 
 
 @dataclass(slots=True)
@@ -50,14 +56,33 @@ class Copied:
         self.requests += other.requests
 
 
-@dataclass(slots=True)
-class _Window:
-    """One window's rows, mapped: what each source key's rows in the targets should be."""
+@dataclass(slots=True, eq=False)
+class CopyWindow:
+    """Rows that were read together, on their way.
 
+    Attributes:
+        number: counts the windows of one copying.
+        expected: what each source key's rows in the targets should be; empty once they are on their way.
+        claimed: which source key wants a target key.
+        unsettled: source keys that met something unexpected: propagate(k) settles them.
+        copied: what became of it.
+        left: writes of the present stage that are not durable yet.
+        durable: done when there are none.
+    """
+
+    number: int = 0
     expected: dict[EntityKey, dict[TargetKey, Row]] = field(default_factory=dict)
     claimed: dict[TargetKey, EntityKey] = field(default_factory=dict)
     unsettled: set[EntityKey] = field(default_factory=set)
-    """Source keys that met something unexpected: propagate(k) settles them."""
+    copied: Copied = field(default_factory=Copied)
+    left: int = 0
+    durable: asyncio.Future[None] | None = None
+
+    def wrote(self, count: int) -> None:
+        """Count writes that are durable."""
+        self.left -= count
+        if not self.left and self.durable is not None and not self.durable.done():
+            self.durable.set_result(None)
 
 
 class Copier:
@@ -78,18 +103,13 @@ class Copier:
             RowRefused: the mapping cannot key a row; names it by safe id. Rows of other windows are kept.
             Collision: two source rows map to one target key.
         """
-        window = self._map(source_rows)
-        copied = Copied(rows=len(source_rows))
-        await self._write_mapping(window, copied)
-        await self._write_targets(window, copied)
+        async with self.gathering() as gathering:
+            gathering.drain()
+            return await gathering.copy(source_rows)
 
-        async def settle(source_key: EntityKey) -> None:
-            outcome = await self.propagator.propagate(source_key)
-            copied.changed += outcome.changed
-
-        copied.propagated = len(window.unsettled)
-        await for_each(sorted(window.unsettled), settle, limit=self.concurrency)
-        return copied
+    def gathering(self) -> Gathering:
+        """Return what copies many windows, filling batches across them. Use it as a context manager."""
+        return Gathering(self)
 
     async def copy_changed(self, source_rows: Sequence[Row]) -> Copied:
         """Copy rows of which many are there already: what stands in the targets as it should is passed over.
@@ -106,7 +126,7 @@ class Copier:
 
     async def _not_there(self, source_rows: Sequence[Row]) -> list[Row]:
         """Return the source rows of which some target row is absent or differs."""
-        window = self._map(source_rows)
+        window = self.map_window(source_rows)
         differing: set[EntityKey] = set()
         for number, table in enumerate(self.propagator.targets):
             wanted: defaultdict[str, dict[EntityKey, tuple[EntityKey, Row]]] = defaultdict(dict)
@@ -126,8 +146,8 @@ class Copier:
         differing |= window.unsettled
         return [row for row in source_rows if key_of(row) in differing]
 
-    def _map(self, source_rows: Iterable[Row]) -> _Window:
-        window = _Window()
+    def map_window(self, source_rows: Iterable[Row]) -> CopyWindow:
+        window = CopyWindow()
         map_row = self.propagator.mapper.map
         for source_row in source_rows:
             source_key = key_of(source_row)
@@ -143,67 +163,159 @@ class Copier:
                     window.unsettled.update((source_key, window.claimed[target]))
         return window
 
-    async def _write_mapping(self, window: _Window, copied: Copied) -> None:
-        table = self.propagator.mapping.table
-        operations: list[Operation] = []
-        asked: dict[EntityKey, EntityKey] = {}
+    def mapping_writes(self, window: CopyWindow) -> Iterator[Write]:
+        """Yield the mapping rows of a window."""
         for source_key, targets in window.expected.items():
             if source_key in window.unsettled:
                 continue
-            rows = [self.rows.forward_row(source_key, targets)]
-            rows += [self.rows.reverse_row(source_key, t.key) for t in targets if t.table == 0]
-            for row in rows:
-                asked[key_of(row)] = source_key
-                operations.append(Operation(Verb.INSERT, row))
+            yield Write(
+                Verb.INSERT, self.rows.forward_row(source_key, targets), source=source_key, window=window
+            )
+            for target in targets:
+                if target.table == 0:
+                    row = self.rows.reverse_row(source_key, target.key)
+                    yield Write(Verb.INSERT, row, source=source_key, window=window)
 
-        def examine(present: dict[EntityKey, Row]) -> None:
-            for mapping_key, row in present.items():
-                source_key = asked[mapping_key]
-                if read_source(row) != source_key or (
-                    "Targets0" in row and read_forward(row).targets != window.expected[source_key].keys()
-                ):
-                    window.unsettled.add(source_key)
+    def target_writes(self, window: CopyWindow, table: int) -> Iterator[Write]:
+        """Yield the rows of a window for one target table."""
+        for source_key, targets in window.expected.items():
+            if source_key not in window.unsettled:
+                for target, row in targets.items():
+                    if target.table == table:
+                        yield Write(Verb.INSERT, row, source=source_key, window=window)
 
-        await self._insert(table, operations, examine, copied)
 
-    async def _write_targets(self, window: _Window, copied: Copied) -> None:
-        for number, table in enumerate(self.propagator.targets):
-            wanted = {
-                target.key: (source_key, row)
-                for source_key, targets in window.expected.items()
-                if source_key not in window.unsettled
-                for target, row in targets.items()
-                if target.table == number
-            }
+class Gathering:
+    """Copies windows, and lets their batches fill across windows.
 
-            def examine(
-                present: dict[EntityKey, Row], wanted: dict[EntityKey, tuple[EntityKey, Row]] = wanted
-            ) -> None:
-                copied.inserted -= len(present)
-                for key, row in present.items():
-                    source_key, expected = wanted[key]
-                    # The pointer is part of an index row's content, so another owner's row differs.
-                    if not same_content(row, expected):
-                        window.unsettled.add(source_key)
+    A window's targets follow when all its mapping rows are durable. A batch may serve several windows; the
+    first that fails ends all.
+    """
 
-            operations = [Operation(Verb.INSERT, row) for _, row in wanted.values()]
-            copied.inserted += len(operations)
-            await self._insert(table, operations, examine, copied, self.throttle)
+    def __init__(self, copier: Copier) -> None:
+        self._copier = copier
+        propagator = copier.propagator
+        self._mapping = Held(propagator.mapping.table, _MAPPING_WINDOWS)
+        self._targets = [Held(table, _TARGET_WINDOWS) for table in propagator.targets]
+        self._slots = asyncio.Semaphore(copier.concurrency)
+        self._newest = 0
+        self._draining = False
+        self._windows: set[CopyWindow] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failed: BaseException | None = None
 
-    async def _insert(
-        self,
-        table: Table,
-        operations: Iterable[Operation],
-        examine: Examine,
-        copied: Copied,
-        throttle: Throttle | None = None,
+    async def __aenter__(self) -> Gathering:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await cancel(self._tasks)
+
+    def drain(self) -> None:
+        """Write what is held back, now and from now on: no window follows that could fill a batch."""
+        self._draining = True
+        self._release()
+
+    async def copy(self, source_rows: Sequence[Row]) -> Copied:
+        """Copy rows as they were scanned; returns when all of it is durable. Raises as `Copier.copy`."""
+        copier = self._copier
+        window = copier.map_window(source_rows)
+        self._newest += 1
+        window.number = self._newest
+        window.copied.rows = len(source_rows)
+        del source_rows
+        self._windows.add(window)
+        try:
+            await self._stage(window, [(self._mapping, copier.mapping_writes(window))])
+            window.claimed.clear()
+            await self._stage(
+                window,
+                [(held, copier.target_writes(window, number)) for number, held in enumerate(self._targets)],
+                last=True,
+            )
+        finally:
+            self._windows.discard(window)
+
+        async def settle(source_key: EntityKey) -> None:
+            outcome = await copier.propagator.propagate(source_key)
+            window.copied.changed += outcome.changed
+
+        window.copied.propagated = len(window.unsettled)
+        await for_each(sorted(window.unsettled), settle, limit=copier.concurrency)
+        return window.copied
+
+    async def _stage(
+        self, window: CopyWindow, writes: Iterable[tuple[Held, Iterator[Write]]], *, last: bool = False
     ) -> None:
-        async def write(batch: list[Operation]) -> None:
-            if throttle is not None:
-                await throttle.take(len(batch))
-            copied.requests += 1
-            present = await insert_absent(table, batch)
-            if present:
-                examine(present)
+        """Hand a window's writes over and wait until they are durable."""
+        window.durable = asyncio.get_running_loop().create_future()
+        window.left = 1  # itself, until all of it is handed over
+        for held, some in writes:
+            members = list(some)
+            window.left += len(members)
+            full, twice = held.add(members)
+            for batch in full:
+                self._start(held, batch)
+            window.unsettled.update(write.source for write in twice)
+            window.left -= len(twice)
+            del members, full
+        if last:
+            window.expected.clear()
+        self._release()
+        window.wrote(1)
+        if self._failed is not None:
+            raise self._failed
+        await window.durable
 
-        await for_each(pack(operations, table.encoded_size), write, limit=self.concurrency)
+    def _release(self) -> None:
+        for held in (self._mapping, *self._targets):
+            due = held.release_all() if self._draining else held.release(self._newest)
+            for batch in due:
+                self._start(held, batch)
+
+    def _start(self, held: Held, batch: list[Write]) -> None:
+        task = asyncio.create_task(self._write(held, batch))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _write(self, held: Held, batch: list[Write]) -> None:
+        try:
+            async with self._slots:
+                if held is not self._mapping:
+                    await self._copier.throttle.take(len(batch))
+                batch[0].window.copied.requests += 1
+                present = await insert_absent(held.table, batch)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever it was: those who wait must hear of it
+            self._fail(error)
+            return
+        is_right = _says_the_same if held is self._mapping else _holds_the_same
+        for write in batch:
+            found = present.get(write.key) if present else None
+            if found is None:
+                write.window.copied.inserted += held is not self._mapping
+            elif not is_right(found, write):
+                write.window.unsettled.add(write.source)
+        for window, count in Counter([write.window for write in batch]).items():
+            window.wrote(count)
+
+    def _fail(self, error: BaseException) -> None:
+        """End all windows: none of those that are under way will become whole."""
+        if self._failed is None:
+            self._failed = error
+            for window in self._windows:
+                if window.durable is not None and not window.durable.done():
+                    window.durable.set_exception(error)
+
+
+def _says_the_same(found: Row, write: Write) -> bool:
+    """Tell whether a mapping row that was there already says what was to be written."""
+    return read_source(found) == write.source and read_targets(found) == read_targets(write.row)
+
+
+def _holds_the_same(found: Row, write: Write) -> bool:
+    """Tell whether a target row that was there already is the one that was to be written.
+
+    The pointer is part of an index row's content, so another owner's row differs.
+    """
+    return same_content(found, write.row)

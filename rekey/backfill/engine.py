@@ -4,7 +4,7 @@ Rules kept here:
 
 * A checkpoint never runs ahead of applied work: a window's cursors are stored after all its rows are durable
   and after those of every window before it.
-* Bounded memory: one window being read, two being written; a window ends at a number of rows or bytes.
+* Bounded memory: one window being read, a few being written; a window ends at a number of rows or bytes.
 * A stop request (signal) is honoured between windows: what is under way is finished and checkpointed.
 """
 
@@ -12,69 +12,25 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rekey.backfill.copier import Copied
+from rekey.backfill.reading import Reading, Split, Window, WindowSize, row_bytes
 from rekey.collector import patient_collector
 from rekey.concurrency import cancel
 from rekey.model import Row
 from rekey.state.models import Segment
 from rekey.tables.base import MAX_PAGE_ROWS, Table
 
+__all__ = ["WINDOWS_UNDER_WAY", "WindowSize", "copy_segments", "row_bytes"]
+
 WINDOWS_UNDER_WAY = 2
 
 
-@dataclass(frozen=True, slots=True)
-class WindowSize:
-    """When a window is full: at `rows` rows or about `bytes` bytes of wire JSON, whichever comes first."""
-
-    rows: int
-    bytes: int
-
-
-@dataclass(slots=True)
-class Window:
-    """Rows read and, for every segment they came from, how far it will be done once they are durable."""
-
-    rows: list[Row] = field(default_factory=list)
-    bytes: int = 0
-    segments: dict[int, Segment] = field(default_factory=dict)
-
-
-def row_bytes(row: Row) -> int:
-    """Return roughly how many bytes a row has on the wire (cheap: names and text lengths)."""
-    return sum(len(name) + (len(value) if isinstance(value, str) else 8) + 6 for name, value in row.items())
-
-
-async def read_windows(
-    source: Table, segments: Sequence[Segment], size: WindowSize, *, modified_from: str | None = None
-) -> AsyncIterator[Window]:
-    """Scan what is left of the segments, in order, and yield full windows; the last one may be small."""
-    window = Window()
-    for segment in segments:
-        now = segment
-        pages = source.scan(
-            segment.rest, modified_from=modified_from, page_rows=min(size.rows, MAX_PAGE_ROWS)
-        )
-        async for page in pages:
-            page_bytes = page.bytes or sum(map(row_bytes, page.rows))
-            now = replace(
-                now,
-                cursor=page.cursor or now.cursor,
-                rows=now.rows + len(page.rows),
-                bytes=now.bytes + page_bytes,
-            )
-            window.rows.extend(page.rows)
-            window.bytes += page_bytes
-            window.segments[segment.id] = now
-            if len(window.rows) >= size.rows or window.bytes >= size.bytes:
-                yield window
-                window = Window()
-        window.segments[segment.id] = replace(now, done=True)
-    if window.rows or window.segments:
-        yield window
+def nothing() -> None:
+    """Do nothing: the default of `drain`."""
 
 
 async def copy_segments(
@@ -87,6 +43,10 @@ async def copy_segments(
     stop_requested: Callable[[], bool],
     advance: Callable[[int], None],
     modified_from: str | None = None,
+    readers: int = 1,
+    split: Split | None = None,
+    under_way: int = WINDOWS_UNDER_WAY,
+    drain: Callable[[], None] = nothing,
 ) -> tuple[Copied, bool]:
     """Copy all rows of the segments into the targets.
 
@@ -99,41 +59,70 @@ async def copy_segments(
         stop_requested: asked between windows; when true, nothing new is begun.
         advance: told the rows of every window that is durable.
         modified_from: only rows whose Timestamp is at or after this (a delta pass).
+        readers: segments read at a time.
+        split: stores a split of a segment; None: segments are read as they are.
+        under_way: windows that may be in `copy` at a time.
+        drain: called when no window follows any more: `copy` has nothing to wait for.
 
     Returns:
         What was copied, and whether all of it was (False: stopped on request).
     """
-    total = Copied()
-    under_way: deque[tuple[Window, asyncio.Task[Copied]]] = deque()
-    open_segments = [segment for segment in segments if not segment.done]
-
-    async def finish_oldest() -> None:
-        window, task = under_way[0]
-        copied = await task
-        under_way.popleft()
-        checkpoint(list(window.segments.values()))
-        total.add(copied)
-        advance(len(window.rows))
-
+    page_rows = min(size.rows, MAX_PAGE_ROWS)
+    reading = Reading(
+        source, segments, readers=readers, split=split, page_rows=page_rows, modified_from=modified_from
+    )
+    writing = _Writing(checkpoint, advance)
     stopped = False
-    windows = _ahead(read_windows(source, open_segments, size, modified_from=modified_from))
+    windows = _ahead(reading.windows(size))
     try:
         with patient_collector():
             async for window in windows:
                 if stopped := stop_requested():
                     break
-                if len(under_way) == WINDOWS_UNDER_WAY:
-                    await finish_oldest()
-                under_way.append((window, asyncio.create_task(copy(window.rows))))
-            while under_way:
-                await finish_oldest()
+                if len(writing.windows) == under_way:
+                    await writing.finish_oldest()
+                writing.begin(window, copy)
+            drain()
+            while writing.windows:
+                await writing.finish_oldest()
     finally:
         await windows.aclose()
-        await cancel(task for _, task in under_way)
-    return total, not stopped
+        await cancel(task for _, task in writing.windows)
+    return writing.total, not stopped
 
 
-async def _ahead(windows: AsyncIterator[Window]) -> AsyncGenerator[Window, None]:
+class _Writing:
+    """Windows that are being written, oldest first."""
+
+    def __init__(self, checkpoint: Callable[[list[Segment]], None], advance: Callable[[int], None]) -> None:
+        self.total = Copied()
+        self.windows: deque[tuple[_Written, asyncio.Task[Copied]]] = deque()
+        self._checkpoint, self._advance = checkpoint, advance
+
+    def begin(self, window: Window, copy: Callable[[Sequence[Row]], Coroutine[Any, Any, Copied]]) -> None:
+        """Let a window be written. Its rows belong to `copy` from here on: they go as they are written."""
+        written = _Written(len(window.rows), list(window.segments.values()))
+        self.windows.append((written, asyncio.create_task(copy(window.rows))))
+
+    async def finish_oldest(self) -> None:
+        """Wait until the oldest window is durable, and checkpoint it."""
+        window, task = self.windows[0]
+        copied = await task
+        self.windows.popleft()
+        self._checkpoint(window.segments)
+        self.total.add(copied)
+        self._advance(window.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """What is known of a window that is being written: its number of rows, and its segments afterwards."""
+
+    rows: int
+    segments: list[Segment]
+
+
+async def _ahead(windows: AsyncGenerator[Window, None]) -> AsyncGenerator[Window, None]:
     """Read one window ahead of the consumer, so that reading and writing overlap."""
 
     async def read() -> Window | None:
@@ -146,3 +135,4 @@ async def _ahead(windows: AsyncIterator[Window]) -> AsyncGenerator[Window, None]
             yield window
     finally:
         await cancel([upcoming])
+        await windows.aclose()

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from rekey.model import PARTITION_KEY, ROW_KEY, utf16_order
 from rekey.tables.base import MAX_BATCH_BYTES, MAX_BATCH_OPERATIONS, Operation
 
+Op = TypeVar("Op", bound=Operation)
 SizeOf = Callable[[Operation], int]
 """Encoded bytes of one operation in a batch body, its multipart headers included."""
 
@@ -26,11 +28,16 @@ def pack(operations: Iterable[Operation], size_of: SizeOf) -> Iterator[list[Oper
     for operation in operations:
         partitions[operation.row[PARTITION_KEY]].append(operation)
     for members in partitions.values():
-        if len(members) > 1:
-            # ASCII sorts as UTF-16 does, and most keys are ASCII.
-            is_ascii = all(member.row[ROW_KEY].isascii() for member in members)
-            members.sort(key=_row_key if is_ascii else _row_order)
-        yield from _cut(members, size_of)
+        yield from cut(in_order(members), size_of)
+
+
+def in_order(members: list[Op]) -> list[Op]:
+    """Sort operations of one partition as the service does, in place, and return them."""
+    if len(members) > 1:
+        # ASCII sorts as UTF-16 does, and most keys are ASCII.
+        is_ascii = all(member.row[ROW_KEY].isascii() for member in members)
+        members.sort(key=_row_key if is_ascii else _row_order)
+    return members
 
 
 def _row_key(operation: Operation) -> str:
@@ -42,8 +49,9 @@ def _row_order(operation: Operation) -> bytes:
     return utf16_order(operation.row[ROW_KEY])
 
 
-def _cut(members: list[Operation], size_of: SizeOf) -> Iterator[list[Operation]]:
-    batch: list[Operation] = []
+def cut(members: Iterable[Op], size_of: SizeOf) -> Iterator[list[Op]]:
+    """Yield operations of one partition, as they come, in batches; the last one may be small."""
+    batch: list[Op] = []
     size = 0
     for operation in members:
         bytes_more = size_of(operation)

@@ -130,13 +130,17 @@ def _listed(targets: Iterable[TargetKey]) -> str:
     return json.dumps(listed, separators=(",", ":"))
 
 
-def read_forward(row: Row) -> Forward:
-    """Read a forward row."""
+def read_targets(row: Row) -> frozenset[TargetKey]:
+    """Return the target keys that a forward row lists; none of a reverse row."""
     chunks: list[str] = []
     while (chunk := row.get(f"Targets{len(chunks)}")) is not None:
         chunks.append(chunk)
-    targets = frozenset(TargetKey(*item) for item in json.loads("".join(chunks)))
-    return Forward(read_source(row), targets, row[ETAG])
+    return frozenset(TargetKey(*item) for item in json.loads("".join(chunks) or "[]"))
+
+
+def read_forward(row: Row) -> Forward:
+    """Read a forward row."""
+    return Forward(read_source(row), read_targets(row), row[ETAG])
 
 
 def read_owner(row: Row) -> Owner:

@@ -110,34 +110,7 @@ async def sum_up(
     which adding goes on without counting a row twice or leaving one out.
     """
     since = 0
-    digests = [digester(target.name, ctx.not_compared(number)) for number, target in enumerate(ctx.targets)]
-    source_digest = digester(ctx.source_name)
-
-    sums = [(expected.sums, expected.counts) for expected in work.expected]
-    from_bytes = int.from_bytes  # what `BucketSums.add` does, without a call for every row
-
-    def add_source(page: Page) -> None:
-        for row in page.rows:
-            work.source.add(bucket_of(row[PARTITION_KEY], row[ROW_KEY]), source_digest(row))
-            try:
-                mapped = ctx.mapper.map(row)
-            except RowRefused:
-                work.refused += 1
-                continue
-            for number, target in mapped:
-                totals, counts = sums[number]
-                bucket = bucket_of(target[PARTITION_KEY], target[ROW_KEY])
-                totals[bucket] += from_bytes(digests[number](target))
-                counts[bucket] += 1
-        work.source_rows += len(page.rows)
-
-    def add_target(number: int, page: Page) -> None:
-        digest, actual = digests[number], work.actual[number]
-        totals, counts = actual.sums, actual.counts
-        for row in page.rows:
-            bucket = bucket_of(row[PARTITION_KEY], row[ROW_KEY])
-            totals[bucket] += from_bytes(digest(row))
-            counts[bucket] += 1
+    adding = _Adding(ctx, work)
 
     async def read(part: Part) -> None:
         nonlocal since
@@ -145,9 +118,9 @@ async def sum_up(
         async for page in table.scan(part.rest):
             ctx.stop()
             if part.table == SOURCE:
-                add_source(page)
+                adding.source(page)
             else:
-                add_target(part.table, page)
+                adding.target(part.table, page)
             part.cursor = page.cursor or part.cursor
             ctx.progress.advance(len(page.rows), "comparing")
             since += len(page.rows)
@@ -160,6 +133,50 @@ async def sum_up(
     await for_each(left, read, limit=ctx.concurrency)
     if left and checkpoint is not None:
         checkpoint(work)
+
+
+class _Adding:
+    """Adds rows to sums: what `BucketSums.add` does, without a call for every row."""
+
+    def __init__(self, ctx: ReconcileContext, work: Partial) -> None:
+        self._map, self._work = ctx.mapper.map, work
+        self._source_digest = digester(ctx.source_name)
+        self._digests = [
+            digester(target.name, ctx.not_compared(number)) for number, target in enumerate(ctx.targets)
+        ]
+
+    def source(self, page: Page) -> None:
+        """Add the source's rows, and the rows they give."""
+        work, from_bytes, source_digest = self._work, int.from_bytes, self._source_digest
+        expected = [
+            (digest, sums.sums, sums.counts)
+            for digest, sums in zip(self._digests, work.expected, strict=True)
+        ]
+        own_totals, own_counts = work.source.sums, work.source.counts
+        for row in page.rows:
+            bucket = bucket_of(row[PARTITION_KEY], row[ROW_KEY])
+            own_totals[bucket] += from_bytes(source_digest(row))
+            own_counts[bucket] += 1
+            try:
+                mapped = self._map(row)
+            except RowRefused:
+                work.refused += 1
+                continue
+            for number, target in mapped:
+                digest, totals, counts = expected[number]
+                bucket = bucket_of(target[PARTITION_KEY], target[ROW_KEY])
+                totals[bucket] += from_bytes(digest(target))
+                counts[bucket] += 1
+        work.source_rows += len(page.rows)
+
+    def target(self, number: int, page: Page) -> None:
+        """Add rows of a target."""
+        digest, sums, from_bytes = self._digests[number], self._work.actual[number], int.from_bytes
+        totals, counts = sums.sums, sums.counts
+        for row in page.rows:
+            bucket = bucket_of(row[PARTITION_KEY], row[ROW_KEY])
+            totals[bucket] += from_bytes(digest(row))
+            counts[bucket] += 1
 
 
 async def _find_and_settle(

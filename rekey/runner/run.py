@@ -138,8 +138,9 @@ class Run:
 
     @property
     def window(self) -> WindowSize:
-        """When a window of rows is full."""
-        return WindowSize(self.config.limits.window_rows, self.config.limits.window_bytes)
+        """When a window of rows is full: several are on their way at a time."""
+        limits = self.config.limits
+        return WindowSize(max(1, limits.window_rows // 2), max(1, limits.window_bytes // 2))
 
     @property
     def is_delta(self) -> bool:

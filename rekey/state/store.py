@@ -26,9 +26,10 @@ from sqlalchemy import Connection, NullPool, create_engine, delete, insert, sele
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from rekey.errors import StateUnusable
-from rekey.model import KeyRange
+from rekey.model import EntityKey, KeyRange
 from rekey.runner.filelock import FileLock
 from rekey.state import audit, backend, files, rows
+from rekey.state import segments as in_file
 from rekey.state.audit import AuditEvent, canonical_json, utc_text
 from rekey.state.models import (
     AUDIT_CHECKPOINT,
@@ -43,7 +44,6 @@ from rekey.state.models import (
     Segment,
     StoredCheckpoint,
     Verification,
-    key_to_text,
 )
 
 
@@ -187,26 +187,13 @@ class State:
     def segments(self, script_id: str, purpose: str) -> list[Segment]:
         """Return the segments of one purpose in the order in which they were added."""
         with self._reading() as connection:
-            return _segments(connection, script_id, purpose)
+            return in_file.listed(connection, script_id, purpose)
 
     def add_segments(self, script_id: str, purpose: str, ranges: Iterable[KeyRange]) -> list[Segment]:
         """Add one segment for each range and return all segments of that purpose."""
         with self._writing() as connection:
-            values = [
-                {
-                    "script_id": script_id,
-                    "purpose": purpose,
-                    "after_key": key_to_text(within.after),
-                    "upto_key": key_to_text(within.upto),
-                    "row_count": 0,
-                    "byte_count": 0,
-                    "done": 0,
-                }
-                for within in ranges
-            ]
-            if values:
-                connection.execute(insert(SEGMENT), values)
-            return _segments(connection, script_id, purpose)
+            in_file.add(connection, script_id, purpose, ranges)
+            return in_file.listed(connection, script_id, purpose)
 
     def checkpoint(self, segments: Sequence[Segment], *, facts: Mapping[str, str] | None = None) -> None:
         """Save cursors, counts and done of segments of one migration, and facts of it, in one transaction.
@@ -218,18 +205,21 @@ class State:
         if len(scripts) != 1:
             raise ValueError("a checkpoint is of the segments of one migration")
         with self._writing() as connection:
-            for segment in segments:
-                connection.execute(
-                    update(SEGMENT)
-                    .where(SEGMENT.c.id == segment.id)
-                    .values(
-                        cursor_key=key_to_text(segment.cursor),
-                        row_count=segment.rows,
-                        byte_count=segment.bytes,
-                        done=int(segment.done),
-                    )
-                )
+            in_file.save(connection, segments)
             _set_facts(connection, scripts.pop(), facts or {})
+
+    def split_segment(self, segment: Segment, middle: EntityKey) -> Segment:
+        """End a segment at a key and add a new one for what lies behind it, in one transaction.
+
+        Returns:
+            The new segment. The other one's end is `middle`, whatever a later checkpoint says of it.
+
+        Raises:
+            StateUnusable: the file has no such segment, or one that is done or already beyond that key.
+            MachineFailed: disk full or failing; nothing was split.
+        """
+        with self._writing() as connection:
+            return in_file.split(connection, segment, middle)
 
     def clear_segments(self, script_id: str, purpose: str) -> None:
         """Remove the segments of one purpose."""
@@ -381,15 +371,6 @@ def _raw(connection: Connection) -> sqlite3.Connection:
 def _migration(connection: Connection, script_id: str) -> MigrationRecord | None:
     row = connection.execute(select(MIGRATION).where(MIGRATION.c.script_id == script_id)).one_or_none()
     return None if row is None else rows.migration(row)
-
-
-def _segments(connection: Connection, script_id: str, purpose: str) -> list[Segment]:
-    found = connection.execute(
-        select(SEGMENT)
-        .where(SEGMENT.c.script_id == script_id, SEGMENT.c.purpose == purpose)
-        .order_by(SEGMENT.c.id)
-    )
-    return [rows.segment(row) for row in found]
 
 
 def _set_facts(connection: Connection, script_id: str, facts: Mapping[str, str]) -> None:

@@ -3,6 +3,7 @@
 Rules kept here:
 
 * Segments and cursors are in the state file; a run that was cut off goes on behind its last checkpoint.
+* It begins with one segment, the whole table; readers that have nothing to read split what others have left.
 * Without a state file the whole table is copied again: inserts-if-absent make that safe.
 * The sweep follows the last segment; it closes the race "deleted while being copied".
 * Capture "dual-write": beside it the journal is swept; at its end the control row says that all is copied,
@@ -11,10 +12,11 @@ Rules kept here:
 
 from __future__ import annotations
 
+from rekey.backfill.copier import GATHERED_WINDOWS
 from rekey.backfill.engine import copy_segments
 from rekey.delta.passes import sweep
 from rekey.dualwrite.rules import SOURCE
-from rekey.model import EVERYTHING
+from rekey.model import EVERYTHING, EntityKey
 from rekey.phases import Phase
 from rekey.runner.intents import while_sweeping
 from rekey.runner.phases.operation import Counters, Operation, open_gate
@@ -48,17 +50,26 @@ async def copy_rows(run: Run) -> Counters:
         run.still_alone()
         run.state.checkpoint(moved)
 
+    def split(segment: Segment, middle: EntityKey) -> Segment:
+        run.still_alone()
+        return run.state.split_segment(segment, middle)
+
     with run.progress.task("backfill", total=estimated_rows(run)) as advance:
         advance(done)
-        copied, whole = await copy_segments(
-            run.source,
-            segments,
-            run.copier.copy,
-            size=run.window,
-            checkpoint=checkpoint,
-            stop_requested=run.stop.requested,
-            advance=advance,
-        )
+        async with run.copier.gathering() as gathering:
+            copied, whole = await copy_segments(
+                run.source,
+                segments,
+                gathering.copy,
+                size=run.window,
+                checkpoint=checkpoint,
+                stop_requested=run.stop.requested,
+                advance=advance,
+                readers=run.config.limits.scans,
+                split=split,
+                under_way=GATHERED_WINDOWS,
+                drain=gathering.drain,
+            )
     if not whole:
         run.stop.check()
     return {

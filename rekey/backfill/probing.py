@@ -1,0 +1,143 @@
+"""Finding a key that splits a table nobody has described: by asking what the first row beyond a key is.
+
+Rules kept here:
+
+* The service tells neither how many rows there are nor which partitions; `$top=1` beyond a key tells the next
+  row or that there is none. About 15 such questions find a key with rows on both sides of it.
+* Several partitions are split between partitions; one partition by RowKey.
+* What rows have in common at their beginning is found first (by halving), so that a long common prefix costs
+  a few questions and not one per character; then the middle of the characters that follow it.
+* Characters are counted in the service's order, by UTF-16 unit: astral ones lie between U+D7FF and U+E000.
+* Wherever it falls, a split is right: rows belong to the side where they compare. It only may be uneven.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+
+from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, KeyRange, key_of
+from rekey.tables.base import Table
+
+HIGH = "\ufffd"
+"""Sorts behind every character that keys are made of."""
+
+Beyond = Callable[[str], Awaitable[str | None]]
+"""Returns the first text that is there and greater than the one given, None when there is none."""
+
+_ASTRAL = 0xD800
+_ASTRAL_COUNT = 0x100000
+_LAST_ASCII = 0x7E
+_LAST_CONTROL = 0x9F
+_MOST_PREFIXES = 8
+"""So many texts, each the beginning of all that follow, are looked through one by one, no more."""
+
+
+async def find_middle(source: Table, rest: KeyRange) -> EntityKey | None:
+    """Return a key within `rest` that has rows on both sides of it, None when none is found.
+
+    Raises:
+        ServiceError: the table could not be read.
+    """
+
+    async def first(within: KeyRange) -> EntityKey | None:
+        async with aclosing(source.scan(within, select=[PARTITION_KEY, ROW_KEY], page_rows=1)) as pages:  # type: ignore[type-var]
+            async for page in pages:
+                if page.rows:
+                    return key_of(page.rows[0])
+        return None
+
+    async def partition_beyond(text: str) -> str | None:
+        found = await first(KeyRange(EntityKey(text, HIGH), rest.upto))
+        return None if found is None or found.partition == text else found.partition
+
+    lowest = await first(rest)
+    if lowest is None:
+        return None
+
+    async def row_beyond(text: str) -> str | None:
+        found = await first(KeyRange(EntityKey(lowest.partition, text), rest.upto))
+        return None if found is None or found.partition != lowest.partition else found.row
+
+    if await partition_beyond(lowest.partition) is not None:
+        partition = await middle_text(lowest.partition, partition_beyond)
+        found = None if partition is None else EntityKey(partition, HIGH)
+    else:
+        row = await middle_text(lowest.row, row_beyond)
+        found = None if row is None else EntityKey(lowest.partition, row)
+    return found if found is not None and found in rest else None
+
+
+async def middle_text(low: str, beyond: Beyond) -> str | None:
+    """Return a text at or above `low`, the lowest that is there, with something beyond it; None if none is.
+
+    Args:
+        low: the lowest text there is.
+        beyond: tells what lies beyond a text.
+    """
+    before: str | None = None
+    for _ in range(_MOST_PREFIXES):
+        following = await beyond(low)
+        if following is None or not (_is_text(low) and _is_text(following)):
+            return before
+        shared = await _shared(low, beyond)
+        if shared < len(low):
+            break
+        before, low = low, following  # everything else begins with `low`: look at that
+    else:
+        return before
+    prefix = low[:shared]
+    lowest = rank_of(low[shared])
+
+    async def something_beyond(rank: int) -> bool:
+        return await beyond(prefix + character_of(rank) + HIGH) is not None
+
+    # There is something beyond `lowest`, because the shared part was as long as it can be.
+    some, none = lowest, rank_of(HIGH)
+    if lowest < _LAST_ASCII and not await something_beyond(_LAST_ASCII):
+        none = _LAST_ASCII
+    while none - some > 1:
+        half = (some + none) // 2
+        if await something_beyond(half):
+            some = half
+        else:
+            none = half
+    # Characters from `lowest` to `none`, which is the highest there is: cut between them.
+    half = (lowest + none - 1) // 2
+    if _LAST_ASCII < half <= _LAST_CONTROL:
+        half = _LAST_ASCII  # control characters are in no key, and not every way takes them
+    return prefix + character_of(half) + HIGH
+
+
+async def _shared(low: str, beyond: Beyond) -> int:
+    """Return how many characters everything there has in common with `low`, the lowest."""
+    all_share, some_differ = 0, len(low) + 1
+    while some_differ - all_share > 1:
+        half = (all_share + some_differ) // 2
+        if await beyond(low[:half] + HIGH) is None:
+            all_share = half
+        else:
+            some_differ = half
+    return all_share
+
+
+def rank_of(character: str) -> int:
+    """Return the place of a character in the order of UTF-16 units."""
+    code = ord(character)
+    if code > 0xFFFF:
+        return _ASTRAL + code - 0x10000
+    return code if code < _ASTRAL else code - 0xE000 + _ASTRAL + _ASTRAL_COUNT
+
+
+def character_of(rank: int) -> str:
+    """Return the character at a place; the inverse of `rank_of`."""
+    if rank < _ASTRAL:
+        return chr(rank)
+    if rank < _ASTRAL + _ASTRAL_COUNT:
+        return chr(rank - _ASTRAL + 0x10000)
+    return chr(rank - _ASTRAL - _ASTRAL_COUNT + 0xE000)
+
+
+def _is_text(text: str) -> bool:
+    """Tell whether a text can be asked for: one with half of a surrogate pair cannot."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)

@@ -1,0 +1,231 @@
+"""Reading segments: several at a time, idle readers splitting what is left of the largest.
+
+Rules kept here:
+
+* One reader a segment, so a segment's rows come in order and its cursor means what it says.
+* A split is stored (shrunk and new segment in one transaction) before anybody reads by it, and only beyond
+  what has been read: no row is read by two readers, none by nobody.
+* Which segment is the largest is not known. The one that gave the most rows since it was last split is likely
+  to have the most left; below `LEAST_PAGES` pages nothing is split.
+* Only readers that are waited for split: where writing is what takes time, more scans would not help.
+* Bounded memory: at most as many pages as there are readers wait to be taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+
+from rekey.backfill.probing import find_middle
+from rekey.concurrency import cancel, together
+from rekey.model import EntityKey, Row, key_of
+from rekey.state.models import Segment
+from rekey.tables.base import MAX_PAGE_ROWS, Page, Table
+
+LEAST_PAGES = 3
+"""Pages a segment must have given since it was last split before it is split again."""
+
+Split = Callable[[Segment, EntityKey], Segment]
+"""Stores that a segment ends at a key, and a new one for the rest; returns the new one."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowSize:
+    """When a window is full: at `rows` rows or about `bytes` bytes of wire JSON, whichever comes first."""
+
+    rows: int
+    bytes: int
+
+
+@dataclass(slots=True)
+class Window:
+    """Rows read and, for every segment they came from, how far it will be done once they are durable."""
+
+    rows: list[Row] = field(default_factory=list)
+    bytes: int = 0
+    segments: dict[int, Segment] = field(default_factory=dict)
+
+
+def row_bytes(row: Row) -> int:
+    """Return roughly how many bytes a row has on the wire (cheap: names and text lengths)."""
+    return sum(len(name) + (len(value) if isinstance(value, str) else 8) + 6 for name, value in row.items())
+
+
+@dataclass(slots=True)
+class _Active:
+    """A segment under a reader.
+
+    Attributes:
+        now: the segment as far as it was read.
+        fresh_rows: rows it gave since it was begun or split.
+        shrunk: its end was moved after its scan began.
+        probed: somebody is looking for a place to split it.
+    """
+
+    now: Segment
+    fresh_rows: int = 0
+    shrunk: bool = False
+    probed: bool = False
+
+    def take(self, page: Page) -> tuple[list[Row], bool]:
+        """Move on by a page; return its rows within the segment, and whether the segment ends with it."""
+        rows, cursor, ended = page.rows, page.cursor, False
+        upto = self.now.upto
+        if self.shrunk and upto is not None and cursor is not None and cursor.order >= upto.order:
+            rows = [row for row in rows if key_of(row).order <= upto.order]
+            cursor, ended = upto, True
+        size = page.bytes or sum(map(row_bytes, rows))
+        self.now = replace(
+            self.now,
+            cursor=cursor or self.now.cursor,
+            rows=self.now.rows + len(rows),
+            bytes=self.now.bytes + size,
+        )
+        self.fresh_rows += len(rows)
+        return rows, ended
+
+
+class Reading:
+    """All readers of one source.
+
+    Args:
+        source: the table to scan.
+        segments: what is to be read; finished ones are skipped.
+        readers: how many scans at a time.
+        split: stores a split; None: segments are read as they are.
+        page_rows: rows a page.
+        modified_from: only rows whose Timestamp is at or after this.
+    """
+
+    def __init__(
+        self,
+        source: Table,
+        segments: Sequence[Segment],
+        *,
+        readers: int = 1,
+        split: Split | None = None,
+        page_rows: int = MAX_PAGE_ROWS,
+        modified_from: str | None = None,
+    ) -> None:
+        self._source = source
+        self._open = deque(segment for segment in segments if not segment.done)
+        self._readers = max(1, readers)
+        self._split = split
+        self._page_rows = page_rows
+        self._modified_from = modified_from
+        self._active: dict[int, _Active] = {}
+        self._read: deque[tuple[list[Row], int, Segment]] = deque()
+        self._hungry = False
+        self._changed = asyncio.Event()
+
+    async def windows(self, size: WindowSize) -> AsyncGenerator[Window, None]:
+        """Yield full windows; the last one may be small. Iterate within `aclosing`."""
+        readers = together(self._reader() for _ in range(self._readers))
+        working: asyncio.Future[None] = asyncio.ensure_future(readers)
+        working.add_done_callback(lambda _: self._tell())
+        window = Window()
+        try:
+            while (read := await self._next(working)) is not None:
+                rows, count, segment = read
+                window.rows.extend(rows)
+                window.bytes += count
+                window.segments[segment.id] = segment
+                if len(window.rows) >= size.rows or window.bytes >= size.bytes:
+                    yield window
+                    window = Window()
+            if window.segments:
+                yield window
+        finally:
+            await cancel([working])
+
+    async def _next(self, working: asyncio.Future[None]) -> tuple[list[Row], int, Segment] | None:
+        """Return what was read next, None at the end. Idle readers hear of it when that must be waited for.
+
+        Raises what the first failing reader raised.
+        """
+        while not self._read or working.done():
+            if working.done():
+                working.result()
+                if not self._read:
+                    return None
+                break
+            self._hungry = True
+            await self._change()
+        self._hungry = False
+        self._tell()
+        return self._read.popleft()
+
+    async def _reader(self) -> None:
+        while (active := await self._take()) is not None:
+            try:
+                await self._read_segment(active)
+            finally:
+                del self._active[active.now.id]
+                self._tell()
+
+    async def _read_segment(self, active: _Active) -> None:
+        pages = self._source.scan(
+            active.now.rest, modified_from=self._modified_from, page_rows=self._page_rows
+        )
+        async with aclosing(pages):  # type: ignore[type-var]  # all scans are generators
+            async for page in pages:
+                before = active.now.bytes
+                rows, ended = active.take(page)
+                await self._put(rows, active.now.bytes - before, active.now)
+                if ended:
+                    break
+        await self._put([], 0, replace(active.now, done=True))
+
+    async def _put(self, rows: list[Row], size: int, segment: Segment) -> None:
+        while len(self._read) >= self._readers:
+            await self._change()
+        self._read.append((rows, size, segment))
+        self._tell()
+
+    async def _take(self) -> _Active | None:
+        """Return the next segment to read, if need be one split off another; None when all is being read."""
+        while True:
+            if self._open:
+                active = _Active(self._open.popleft())
+                self._active[active.now.id] = active
+                return active
+            if self._split is None or not self._active:
+                return None
+            largest = self._largest()
+            if largest is None:
+                await self._change()
+            else:
+                await self._divide(largest, self._split)
+
+    def _largest(self) -> _Active | None:
+        """Return the segment to split now, None when there is none or nobody waits for rows."""
+        least = LEAST_PAGES * self._page_rows
+        worth = [one for one in self._active.values() if one.fresh_rows >= least and not one.probed]
+        return max(worth, key=lambda one: one.fresh_rows, default=None) if self._hungry else None
+
+    async def _divide(self, active: _Active, split: Split) -> None:
+        """Look for a key in the middle of what is left of a segment, and split it there."""
+        active.probed = True
+        try:
+            middle = await find_middle(self._source, active.now.rest)
+        finally:
+            active.probed = False
+        active.fresh_rows = 0
+        # Meanwhile its reader may have come past that key, or to its end. From here on nothing is awaited.
+        if middle is None or self._active.get(active.now.id) is not active or middle not in active.now.rest:
+            return
+        self._open.append(split(active.now, middle))
+        active.now = replace(active.now, upto=middle)
+        active.shrunk = True
+        self._tell()
+
+    async def _change(self) -> None:
+        await self._changed.wait()
+
+    def _tell(self) -> None:
+        """Wake whoever waits for a change; each looks for itself whether it is the one it waits for."""
+        self._changed.set()
+        self._changed = asyncio.Event()

@@ -1,0 +1,251 @@
+"""Segments: any table is split by probing and read by several readers; no row is lost, none read twice."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rekey.backfill.copier import GATHERED_WINDOWS
+from rekey.backfill.engine import copy_segments
+from rekey.backfill.probing import character_of, find_middle, rank_of
+from rekey.backfill.reading import Reading, WindowSize
+from rekey.errors import StateUnusable
+from rekey.model import EVERYTHING, EntityKey, KeyRange, Row, key_of
+from rekey.state.models import Segment
+from rekey.state.store import State
+from rekey.tables.clock import FakeClock
+from rekey.tables.faults import Call
+from rekey.tables.memory import MemoryTable, MemoryTableService
+from tests.worlds import USERS, World, never, nothing, user
+
+SCRIPT, PURPOSE = "0001_users", "backfill"
+SHAPES: dict[str, list[tuple[str, str]]] = {
+    "guids": [(f"{n * 2654435761 % 2**32:08x}-4a1c", f"{n:04}") for n in range(400)],
+    "dates": [(f"2024-{n % 12 + 1:02}-{n % 28 + 1:02}", f"{n:04}") for n in range(400)],
+    "one long common prefix": [
+        ("tenant", "invoice/of/the/year/".replace("/", "-") + f"{n:05}") for n in range(400)
+    ],
+    "emoji and astral characters": [("\U0001f600" * (n % 3), chr(0x1F300 + n)) for n in range(400)],
+    "around the surrogates": [
+        ("p", c + f"{n:02}") for n in range(100) for c in ("\ud7ff", "\U00010000", "\ue000")
+    ],
+    "one partition for everything": [("", f"{n * 7919 % 1000:04}") for n in range(400)],
+    "half in one partition": [("huge", f"{n:04}") for n in range(200)]
+    + [(f"p{n:03}", "r") for n in range(200)],
+    "empty keys": [("", ""), ("", "a"), ("a", ""), ("a", "a")] * 1,
+    "each row the beginning of the next": [("p", "x" * n) for n in range(1, 200)],
+    "one row": [("p", "r")],
+    "no rows": [],
+}
+
+
+@dataclass
+class Splits:
+    """Stores splits as the state file does, in memory."""
+
+    segments: dict[int, Segment] = field(default_factory=lambda: {1: Segment(1, SCRIPT, PURPOSE)})
+
+    def split(self, segment: Segment, middle: EntityKey) -> Segment:
+        known = self.segments[segment.id]
+        new = Segment(len(self.segments) + 1, SCRIPT, PURPOSE, after=middle, upto=known.upto)
+        self.segments[segment.id] = replace(known, upto=middle)
+        self.segments[new.id] = new
+        return new
+
+
+async def table_of(keys: list[tuple[str, str]], service: MemoryTableService | None = None) -> MemoryTable:
+    service = service or MemoryTableService(clock=FakeClock())
+    await service.create_table("Users")
+    table = service.table("Users")
+    for partition, row in keys:
+        await table.insert({"PartitionKey": partition, "RowKey": row})
+    return table
+
+
+async def read_all(table: MemoryTable, splits: Splits, *, readers: int = 4) -> list[EntityKey]:
+    reading = Reading(table, list(splits.segments.values()), readers=readers, split=splits.split, page_rows=5)
+    found: list[EntityKey] = []
+    async with aclosing(reading.windows(WindowSize(20, 10**6))) as windows:
+        async for window in windows:
+            found += map(key_of, window.rows)
+    return found
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_keys_of_any_shape_are_all_read_once_by_several_readers(shape: str) -> None:
+    keys = SHAPES[shape]
+    splits = Splits()
+    found = await read_all(await table_of(keys), splits)
+    assert sorted(found) == sorted(EntityKey(*key) for key in keys)
+    if len(keys) > 200:
+        assert len(splits.segments) > 1
+
+
+@pytest.mark.parametrize("shape", [name for name, keys in SHAPES.items() if len(keys) > 150])
+async def test_a_middle_has_a_fair_share_of_the_rows_on_both_sides(shape: str) -> None:
+    keys = sorted((EntityKey(*key) for key in SHAPES[shape]), key=lambda key: key.order)
+    middle = await find_middle(await table_of(SHAPES[shape]), EVERYTHING)
+    assert middle is not None
+    below = sum(key.order <= middle.order for key in keys)
+    least = 1 if shape in ("half in one partition", "each row the beginning of the next") else len(keys) // 10
+    assert least <= below <= len(keys) - least
+
+
+async def test_a_middle_costs_a_few_questions_even_behind_a_long_common_prefix(
+    memory: MemoryTableService,
+) -> None:
+    table = await table_of([("p" * 200, "r" * 200 + f"{n:03}") for n in range(100)], memory)
+    asked = 0
+
+    async def count(_call: Call) -> None:
+        nonlocal asked
+        asked += 1
+
+    memory.gate = count
+    assert await find_middle(table, EVERYTHING) is not None
+    assert asked <= 60
+
+
+texts = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="/\\#?"), max_size=4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(texts, texts), max_size=30, unique=True))
+def test_a_middle_always_has_rows_on_both_sides(keys: list[tuple[str, str]]) -> None:
+    async def look() -> None:
+        middle = await find_middle(await table_of(keys), EVERYTHING)
+        if middle is not None:
+            below = [key for key in keys if EntityKey(*key).order <= middle.order]
+            assert 0 < len(below) < len(keys)
+
+    asyncio.run(look())
+
+
+def test_characters_are_counted_in_the_order_of_the_service() -> None:
+    characters = ["a", "\ud7ff", "\U00010000", "\U0001f600", "\U0010ffff", "\ue000", "\ufffd"]
+    ranks = [rank_of(character) for character in characters]
+    assert ranks == sorted(ranks)
+    assert [character_of(rank) for rank in ranks] == characters
+
+
+async def test_rows_beyond_a_split_that_the_first_reader_still_fetches_are_left_to_the_second() -> None:
+    keys = [("p", f"{n:04}") for n in range(300)]
+    splits = Splits()
+    found = await read_all(await table_of(keys), splits, readers=8)
+    assert len(found) == len(set(found)) == 300
+    assert len(splits.segments) > 2
+
+
+async def test_one_reader_splits_nothing() -> None:
+    splits = Splits()
+    await read_all(await table_of([("p", f"{n:04}") for n in range(300)]), splits, readers=1)
+    assert len(splits.segments) == 1
+
+
+async def test_the_error_of_one_reader_ends_all_and_comes_through(memory: MemoryTableService) -> None:
+    table = await table_of([("p", f"{n:04}") for n in range(300)], memory)
+    calls = 0
+
+    class Broken(Exception):
+        pass
+
+    async def fail(_call: Call) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 20:
+            raise Broken
+
+    memory.gate = fail
+    with pytest.raises(Broken):
+        await read_all(table, Splits())
+
+
+# --- splits in the state file ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> State:
+    state = State.open(tmp_path / "state.sqlite")
+    state.register(SCRIPT, "digest", "Users", "run", {}, "account")
+    return state
+
+
+def test_a_split_leaves_every_key_in_exactly_one_segment(state: State) -> None:
+    with state:
+        [whole] = state.add_segments(SCRIPT, PURPOSE, [EVERYTHING])
+        new = state.split_segment(whole, EntityKey("m", ""))
+        # A checkpoint that was on its way during the split does not undo it.
+        state.checkpoint([replace(whole, cursor=EntityKey("c", ""), rows=3)])
+        low, high = state.segments(SCRIPT, PURPOSE)
+    assert (low.after, low.upto, low.cursor) == (None, EntityKey("m", ""), EntityKey("c", ""))
+    assert (high.id, high.rest) == (new.id, KeyRange(EntityKey("m", ""), None))
+
+
+def test_a_split_behind_the_cursor_or_of_a_segment_that_is_done_is_refused(state: State) -> None:
+    with state:
+        [whole] = state.add_segments(SCRIPT, PURPOSE, [EVERYTHING])
+        state.checkpoint([replace(whole, cursor=EntityKey("t", ""))])
+        with pytest.raises(StateUnusable):
+            state.split_segment(whole, EntityKey("m", ""))
+        state.checkpoint([replace(whole, done=True)])
+        with pytest.raises(StateUnusable):
+            state.split_segment(whole, EntityKey("z", ""))
+        assert len(state.segments(SCRIPT, PURPOSE)) == 1
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL."""
+
+
+@pytest.mark.parametrize("at", range(1, 160, 13))
+async def test_cut_off_anywhere_the_rest_is_read_and_little_is_repeated(
+    state: State, memory: MemoryTableService, at: int
+) -> None:
+    rows: list[Row] = [user(f"user{n:04}@example.com", f"p{n % 3}") for n in range(600)]
+    world = await World(memory, USERS).prepare(rows)
+    calls = 0
+
+    async def kill(_call: Call) -> None:
+        nonlocal calls
+        calls += 1
+        if calls >= at:
+            raise Killed
+
+    async def alive(_call: Call) -> None:
+        return
+
+    async def copy() -> int:
+        segments = state.segments(SCRIPT, PURPOSE) or state.add_segments(SCRIPT, PURPOSE, [EVERYTHING])
+        async with world.copier.gathering() as gathering:
+            copied, _ = await copy_segments(
+                world.source,
+                segments,
+                gathering.copy,
+                size=WindowSize(20, 10**6),
+                checkpoint=state.checkpoint,
+                stop_requested=never,
+                advance=nothing,
+                readers=4,
+                split=state.split_segment,
+                under_way=GATHERED_WINDOWS,
+                drain=gathering.drain,
+            )
+        return copied.rows
+
+    with state:
+        memory.gate = kill
+        with suppress(Killed):
+            await copy()
+        memory.gate = alive
+        before = sum(segment.rows for segment in state.segments(SCRIPT, PURPOSE))
+        assert await copy() == 600 - before
+        segments = state.segments(SCRIPT, PURPOSE)
+        assert sum(segment.rows for segment in segments) == 600
+        assert all(segment.done for segment in segments)
+    world.assert_in_step()

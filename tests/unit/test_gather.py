@@ -1,0 +1,77 @@
+"""Gathering: batches fill across windows, nothing waits for ever, no key stands twice in a batch."""
+
+from __future__ import annotations
+
+from rekey.backfill.copier import CopyWindow
+from rekey.backfill.gather import Held, Write
+from rekey.model import EntityKey
+from rekey.tables.base import Verb
+from rekey.tables.clock import FakeClock
+from rekey.tables.memory import MemoryTableService
+
+
+def held(windows: int = 2) -> Held:
+    return Held(MemoryTableService(clock=FakeClock()).table("Users"), windows)
+
+
+def writes(window: int, partition: str, *rows: str) -> list[Write]:
+    of = CopyWindow(number=window)
+    return [
+        Write(
+            Verb.INSERT,
+            {"PartitionKey": partition, "RowKey": row},
+            source=EntityKey("old", row),
+            window=of,
+        )
+        for row in rows
+    ]
+
+
+def numbered(window: int, partition: str, begin: int, count: int) -> list[Write]:
+    return writes(window, partition, *(f"{number:04}" for number in range(begin, begin + count)))
+
+
+def test_a_partition_that_is_rare_in_every_window_still_fills_its_batches() -> None:
+    gathering = held(windows=10)
+    sent = []
+    for window in range(1, 8):
+        full, _ = gathering.add(
+            [*numbered(window, "rare", window * 30, 30), *numbered(window, "much", 0, 250)]
+        )
+        sent += [batch for batch in full if batch[0].row["PartitionKey"] == "rare"]
+    assert [len(batch) for batch in sent] == [100, 100]
+    assert sum(map(len, gathering.release_all())) >= 10
+
+
+def test_what_fills_no_batch_is_written_when_it_has_been_held_long_enough() -> None:
+    gathering = held(windows=2)
+    assert gathering.add(writes(1, "p", "a"))[0] == []
+    assert list(gathering.release(newest=2)) == []
+    assert [len(batch) for batch in gathering.release(newest=3)] == [1]
+    assert list(gathering.release(newest=9)) == []
+
+
+def test_a_window_that_was_overtaken_is_not_forgotten() -> None:
+    """Its rows come behind those of a later window, and still leave when their own time has come."""
+    gathering = held(windows=2)
+    gathering.add(writes(2, "p", "b"))
+    gathering.add(writes(1, "p", "a"))
+    assert [len(batch) for batch in gathering.release(newest=3)] == [2]
+
+
+def test_two_rows_that_want_one_key_never_stand_in_one_batch() -> None:
+    gathering = held()
+    gathering.add(writes(1, "p", "same", "other"))
+    full, twice = gathering.add(writes(2, "p", "same", "more"))
+    assert full == []
+    assert [write.window.number for write in twice] == [2]
+    [batch] = gathering.release_all()
+    assert sorted(write.row["RowKey"] for write in batch) == ["more", "other", "same"]
+
+
+def test_rows_that_were_held_leave_first() -> None:
+    gathering = held()
+    gathering.add(writes(1, "p", "z"))
+    [batch], _ = gathering.add(numbered(2, "p", 0, 150))
+    assert len(batch) == 100
+    assert batch[0].row["RowKey"] == "z"
