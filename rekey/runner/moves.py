@@ -170,9 +170,7 @@ def check_before_first_write(session: Session, script_id: str, *, check_rows: bo
     return plan
 
 
-_USAGE_PROBLEMS = frozenset(
-    {"source-missing", "secret-missing", "capture-not-runnable", "indexes-cannot-follow"}
-)
+_USAGE_PROBLEMS = frozenset({"source-missing", "secret-missing", "indexes-cannot-follow"})
 _REFUSED_PROBLEMS = frozenset({"target-holds-rows", "declaration-moved", "secret-moved"})
 
 
