@@ -127,6 +127,23 @@ def test_orders_that_are_taken_for_equal_end_alike() -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(0)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "users, dual_write: old replace | old delete",
+        "users, dual_write, absent: old insert | old delete",
+        "users, cutover: new merge | old delete",
+    ],
+)
+def test_orders_of_two_clients_that_are_taken_for_equal_end_alike(name: str) -> None:
+    few, every = (dual(name, Budget(all_orders=all_orders)) for all_orders in (False, True))
+    print(f"{name}: {few}; all orders: {every}")
+    assert few.states < every.states
+    assert few.ends == every.ends
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
 def test_worlds_drawn_from_all_that_there_are() -> None:
     """`make soak`: worlds drawn from a seed for as long as asked, each with at least four preemptions or
     complete; those that grow too large are searched with fewer, and say so."""
