@@ -101,6 +101,12 @@ class History:
             for one in self.operations
         ]
 
+    @cached_property
+    def _order(self) -> list[int]:
+        """In which order operations are tried: as they ended, since that is how most of them happened."""
+        ended = {number: one.ended for number, one in enumerate(self.operations)}
+        return sorted(ended, key=lambda number: (ended[number] is None, ended[number]))
+
     def is_linearizable(self) -> bool:
         """Tell whether some order explains every answer and the end."""
         return self._search(frozenset(), _State(self.initial))
@@ -115,7 +121,7 @@ class History:
     def _search(self, done: frozenset[int], state: _State) -> bool:
         if (done, state) in self._failed:
             return False
-        rest = [number for number in range(len(self.operations)) if number not in done]
+        rest = [number for number in self._order if number not in done]
         # What nobody knows the outcome of may have had none.
         if state.content in self.final and all(self.operations[one].outcome == OPEN for one in rest):
             return True
@@ -124,8 +130,16 @@ class History:
                 for after in self._after(number, state):
                     if self._search(done | {number}, after):
                         return True
+                    if after == state and self._may_be_now(number):
+                        self._failed.add((done, state))
+                        return False
         self._failed.add((done, state))
         return False
+
+    def _may_be_now(self, number: int) -> bool:
+        """Tell whether an operation that fits here and changes nothing need not be tried later as well: had it
+        its place further on, everything before would be the same without it."""
+        return self.operations[number].outcome != OPEN and number not in self._bases
 
     def _after(self, number: int, state: _State) -> list[_State]:
         """Return the states that an operation can leave, none when its answer cannot be from this state."""

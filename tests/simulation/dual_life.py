@@ -1,0 +1,530 @@
+"""One life of a dual-write migration, drawn from a seed: the implementation itself, application and runner.
+
+Rules kept here:
+
+* The application writes from before the migration until after its end, through clients of both views that
+  start, end, are killed, and stop for a while. The runner is killed as well, and run again.
+* Whoever operates it repeats a command until it is done, as the messages say. What a verification finds is a
+  find; so is a command that does not get done once nothing fails any more.
+* When the life pauses, all that is open ends, and everything is judged: the journal is empty, the replicas are
+  what the authority says, every target row is accounted for, and what clients were told of a key fits one row
+  that changes at once, ending with what is there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from rekey.dualwrite.journal import Journal
+from rekey.dualwrite.lease import ClientLease
+from rekey.dualwrite.reading import ClientFacts, LeaseSettings
+from rekey.dualwrite.rules import SOURCE, View, authority
+from rekey.dualwrite.sdk import connect, core
+from rekey.dualwrite.sdk.core import ClientCore
+from rekey.errors import GateClosed, Interrupted, Locked, Refused, RekeyError, ServiceError
+from rekey.mapper import Mapper
+from rekey.mapping.ids import SafeIds
+from rekey.mapping.rows import (
+    CONTROL_TABLE,
+    JOURNAL_TABLE,
+    MAPPING_TABLE,
+    MappingRows,
+    TargetKey,
+    read_forward,
+    read_source,
+)
+from rekey.model import EntityKey, Row, content_of, key_of
+from rekey.phases import ControlPhase, Phase
+from rekey.runner import lease, moves, session
+from rekey.runner.control import ControlRow
+from rekey.runner.lease import RunnerLease
+from rekey.runner.moves import Mode
+from rekey.runner.run import Options
+from rekey.runner.session import Accounts, Session, fingerprints_of
+from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
+from tests.simulation.dual_people import (
+    Application,
+    Client,
+    KeyWitness,
+    Notes,
+    Posts,
+    Standing,
+    Users,
+    plan_for,
+)
+from tests.simulation.storm import Driver, Killed, Process, Storm, StormClock, StormLoop, StormService
+from tests.worlds import SECRET
+
+SCRIPT = "0001_subject"
+PATIENCE = 8
+"""How often a command is repeated before nothing fails any more."""
+RUNNER_REQUEST_S = 30.0
+"""The service's own limit to what a request of the runner may take."""
+
+_INDEX = """    indexes=[
+        Index("UsersByMail", partition_key=keys.literal("all"), row_key=keys.prop("RowKey"),
+              properties=[props.keep("Age")]),
+    ],
+    waive={"personal-data": "made-up addresses"},
+    capture="delta","""
+
+
+def _dual(script: str) -> str:
+    return script.replace('capture="delta"', 'capture="dual-write"')
+
+
+_INDEXED_SCRIPT = USERS_SCRIPT.replace('    capture="delta",', _INDEX).replace(
+    "Migration,", "Index, Migration,"
+)
+
+KINDS: dict[str, tuple[str, type[Application]]] = {
+    "keys from keys": (_dual(USERS_SCRIPT), Users),
+    "keys from keys, indexed": (_dual(_INDEXED_SCRIPT), Users),
+    "keys from content": (_dual(POSTS_SCRIPT), Posts),
+}
+
+
+class Found(AssertionError):
+    """Something is wrong; says the seed and what."""
+
+
+@dataclass
+class Life:
+    """One migration's life. `live` lives it whole."""
+
+    folder: Path
+    kind: str
+    seed: int
+    harsh: bool = True
+    random: random.Random = field(init=False)
+    commands: Counter[str] = field(default_factory=Counter)
+    clients: list[Client] = field(default_factory=list)
+    operations: int = 0
+    quiet: bool = False
+    only_new: bool = False
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(f"{self.kind} {self.seed}")
+        self.loop = StormLoop()
+        self.storm = Storm(f"{self.kind} {self.seed}", self.loop)
+        script, application = KINDS[self.kind]
+        self.project = Project(self.folder, StormClock(self.loop))
+        self.project.tables = StormService(self.storm, self.project.clock)
+        self.project.restricted = StormService(self.storm, self.project.clock)
+        self.project.script(script, f"{SCRIPT}.py")
+        toml = self.folder / "rekey.toml"
+        windows = self.random.choice((3, 7, 20))
+        text = toml.read_text("utf-8").replace(
+            "window_rows = 50", f"window_rows = {windows}\nconcurrency = 3"
+        )
+        toml.write_text(text, "utf-8")
+        self.declared = self.project.scripts[SCRIPT]
+        self.mapper = Mapper(self.declared.migration, {"users": SECRET})
+        self.application = application(self.mapper)
+        self.settings = self.random.choice(
+            (
+                LeaseSettings(poll_s=1.0, lease_s=4.0, longest_operation_s=9.0, freeze_wait_s=5.0),
+                LeaseSettings(poll_s=0.5, lease_s=10.0, longest_operation_s=15.0, freeze_wait_s=30.0),
+            )
+        )
+        self.failing = self.random.choice((0.0, 0.003, 0.02))
+        self.notes = Notes(self.mapper)
+        self.source = self.declared.migration.source
+        self.main = self.mapper.tables[0]
+        self.before: dict[EntityKey, Row] = {}
+        self._numbers = itertools.count(1)
+
+    # --- the life ----------------------------------------------------------------------------------------
+
+    def live(self) -> None:
+        """Live it whole. Raises Found."""
+        with self._made_repeatable(), self.loop, self._all_ending():
+            self._begin()
+            self._apply()
+            if self.random.random() < 0.15:
+                self._go_back_to_the_beginning()
+                self._apply()
+            self._work(20)
+            self._cut_over()
+            self._work(20)
+            for _ in range(self.random.choice((0, 1, 1, 2))):
+                self._roll_back()
+                self._work(15)
+                self._cut_over()
+                self._work(15)
+            self._complete()
+
+    def _begin(self) -> None:
+        self._make_table()
+        for key in self.application.keys:
+            if self.random.random() < 0.6:
+                row = self.application.row(self.random, key)
+                self.loop.run(self.project.tables.table(self.source).insert(row))
+        self.before = self._contents(self.source)
+        self._start_client(View.OLD)
+        self._start_client(View.OLD)
+        self.nature = self.loop.create_task(self._nature())
+        self._work(self.random.choice((2, 10)))
+
+    def _make_table(self) -> None:
+        self.loop.run(self.project.tables.create_table(self.source))
+
+    def _apply(self) -> None:
+        self._until_done("apply", lambda one: moves.apply(one, SCRIPT))
+        self._expect_phase(ControlPhase.DUAL_WRITE)
+        if self.random.random() < 0.5:
+            self._pause("after apply")
+        self._verify()
+
+    def _go_back_to_the_beginning(self) -> None:
+        drop = self.random.random() < 0.5
+
+        def go_back(one: Session) -> object:
+            if self.control is None or (self.control.phase is ControlPhase.SOURCE and not drop):
+                return None
+            return moves.rollback(one, SCRIPT, to=ControlPhase.SOURCE, drop=drop)
+
+        self._until_done("rollback to source", go_back, Options(drop_targets=drop))
+        self._pass(60)  # the service deletes tables slowly
+
+    def _verify(self) -> None:
+        def verify(one: Session) -> object:
+            report = moves.verify(one, SCRIPT, mode=Mode.FULL)
+            self.require(not report.findings, f"a false alarm under writes: {report.as_json()}")
+            return None
+
+        self._until_done("verify", verify)
+
+    def _cut_over(self) -> None:
+        self._verify()
+        self._until_done("cutover", lambda one: moves.apply(one, SCRIPT, to=Phase.CUTOVER))
+        self._expect_phase(ControlPhase.CUTOVER)
+        if self.random.random() < 0.6:
+            self._pause("after cutover")
+
+    def _roll_back(self) -> None:
+        def roll_back(one: Session) -> object:
+            if self.control is not None and self.control.phase is ControlPhase.DUAL_WRITE:
+                return None  # a run before, which did not hear of it, did it
+            return moves.rollback(one, SCRIPT, to=ControlPhase.DUAL_WRITE, drop=None)
+
+        self._until_done("rollback", roll_back)
+        self._expect_phase(ControlPhase.DUAL_WRITE)
+        if self.random.random() < 0.6:
+            self._pause("after rollback")
+
+    def _complete(self) -> None:
+        """End the old version of the application, then the migration."""
+        self.only_new = True
+        for client in self.clients:
+            if client.view is View.OLD and client.live:
+                client.close()
+        self._start_client(View.NEW)
+        self._pause("before complete")
+        rows = self._contents(self.main)
+        old = {self.mapper.source_key(row): row for row in rows.values()}
+        self.application.fixed = {
+            key: {name: row[name] for name in ("Month",) if name in row}
+            for key in self.application.keys
+            for row in [old.get(key) or self.mapper.map(self.application.row(self.random, key))[0].row]
+        }
+        self.notes = Notes(self.mapper, plain=True)
+        self.before = rows
+        self._until_done("complete", lambda one: moves.apply(one, SCRIPT, to=Phase.COMPLETE))
+        self._expect_phase(ControlPhase.COMPLETE)
+        self._work(10)
+        self._pause("after complete")
+
+    # --- the application ---------------------------------------------------------------------------------
+
+    def _start_client(self, view: View) -> Client:
+        name = f"{view}-{next(self._numbers)}"
+        service = connect.timeouts_for(self.settings).service or 0
+        draw = random.Random(f"{self.kind} {self.seed} {name}")
+        slowness = draw.choice((1.0, 1.0, 1.0, 10.0))
+        process = Process(name, float(service), self.failing, slowness)
+        facts = ClientFacts(
+            SCRIPT, self.declared.digest, fingerprints_of(self._secrets()), str(view), name
+        )  # fmt: skip
+        plan = plan_for(self.declared, self.mapper, facts, self.settings, 0.0)
+        accounts = connect.Accounts(self.project.tables, self.project.restricted)
+        client = Client(
+            process,
+            view,
+            ClientCore(plan, lambda _plan: accounts),
+            self.project.tables.table(plan.table),
+            self.application,
+            self.storm,
+            notes=lambda: self.notes,
+            standing=self._standing,
+            quiet=lambda: self.quiet,
+            random=draw,
+        )
+        self.clients.append(client)
+        self.storm.happened["client started"] += 1
+        client.start()
+        return client
+
+    def _secrets(self) -> dict[str, bytes]:
+        return {"users": SECRET} if "secret=" in self.declared.path.read_text("utf-8") else {}
+
+    async def _nature(self) -> None:
+        """Let clients come and go."""
+        draw = random.Random(f"{self.kind} {self.seed} nature")
+        while True:
+            await self.project.clock.sleep(draw.expovariate(1 / 6))
+            if self.storm.calm or self.quiet:
+                continue
+            living = [one for one in self.clients if one.live]
+            lot = draw.random()
+            if len(living) < 2 or (lot < 0.3 and len(living) < 4):
+                new = self.only_new or (self._opens_soon() and draw.random() < 0.5)
+                self._start_client(View.NEW if new else View.OLD)
+                continue
+            client = draw.choice(living)
+            if lot < 0.5 and self.harsh:
+                self.storm.kill(client.process)
+            elif lot < 0.8:
+                self._stop(client.process, draw.choice((1.0, 5.0, 20.0, 60.0)) * draw.random())
+            elif lot < 0.9 and len(living) > 2:
+                self.storm.happened["client closed"] += 1
+                client.close()
+
+    def _opens_soon(self) -> bool:
+        return self.control is not None
+
+    def _stop(self, process: Process, seconds: float) -> None:
+        if process.stopped or process.dead:
+            return
+        self.storm.happened["process stopped"] += 1
+        if seconds > self.settings.lease_s:
+            self.storm.happened["lease expired"] += 1
+        process.stopped = True
+        self.loop.call_later(seconds, self.loop.go_on, process)
+
+    def _work(self, seconds: float) -> None:
+        self._pass(seconds * self.random.random())
+
+    def _pass(self, seconds: float) -> None:
+        self.loop.pass_time(seconds)
+        self._raise_faults()
+
+    def _raise_faults(self) -> None:
+        for client in self.clients:
+            if client.faults:
+                raise Found(f"{self}: a client fell over") from client.faults[0]
+        if self.nature.done() and not self.nature.cancelled():
+            self.nature.result()
+
+    # --- commands ----------------------------------------------------------------------------------------
+
+    def _until_done(
+        self, name: str, work: Callable[[Session], object], options: Options | None = None
+    ) -> None:
+        for attempt in range(PATIENCE + 6):
+            self.storm.calm = attempt >= PATIENCE
+            if self._attempt(name, work, options):
+                self.storm.calm = False
+                return
+            self._pass(self.random.random() * 40)
+        raise Found(f"{self}: `{name}` was not done after {PATIENCE + 6} attempts: {self._said}")
+
+    def _attempt(self, name: str, work: Callable[[Session], object], options: Options | None = None) -> bool:
+        self.commands[name] += 1
+        number = sum(self.commands.values())
+        process = Process(f"runner {number}", RUNNER_REQUEST_S, self.failing / 20)
+        if self.harsh and not self.storm.calm and self.random.random() < 0.35:
+            process.dies_at = self.random.randint(1, 300)
+        if not self.storm.calm and self.random.random() < 0.2:
+            self.loop.call_later(self.random.random() * 10, self._stop, process, self.random.random() * 90)
+        driver: Any = Driver(self.storm, process)
+        try:
+            with (
+                mock.patch.object(lease, "_PROCESS", process.name),
+                self.project.session(options, loop=driver) as one,
+            ):
+                work(one)
+        except Killed:
+            self.storm.happened["runner killed"] += 1
+            return False
+        except Locked:
+            self._pass(70)
+            return False
+        except GateClosed as error:
+            self._said = f"{error}"
+            if "verified" in self._said and name != "verify":
+                self._verify()
+            return False
+        except (ServiceError, Interrupted, Refused) as error:
+            self._said = f"{error}"
+            return False
+        except RekeyError as error:
+            raise Found(f"{self}: `{name}` said {type(error).__name__}: {error}") from error
+        self._raise_faults()
+        return True
+
+    _said = ""
+
+    # --- pausing and judging -------------------------------------------------------------------------------
+
+    def _pause(self, when: str) -> None:
+        """Let everything that is open end, judge, and begin a new chapter."""
+        self.quiet = self.storm.calm = True
+        for client in self.clients:
+            self.loop.go_on(client.process)
+        for _ in range(40):
+            self._pass(5)
+            if not any(client.busy for client in self.clients if not client.process.dead):
+                break
+        else:
+            raise Found(f"{self}: {when} clients are still busy")
+        self._pass(2 * RUNNER_REQUEST_S)
+        for _ in range(4):
+            if not self._rows(JOURNAL_TABLE, self.project.restricted):
+                break
+            self._attempt("apply", lambda one: moves.apply(one, SCRIPT))
+            self._pass(30)
+        self._judge(when)
+        self.notes = Notes(self.mapper, self.notes.plain)
+        self.quiet = self.storm.calm = False
+
+    def _judge(self, when: str) -> None:
+        intents = self._rows(JOURNAL_TABLE, self.project.restricted)
+        self.require(not intents, f"{when} the journal holds {len(intents)} intents")
+        control = self.control
+        if control is not None and control.phase in (ControlPhase.DUAL_WRITE, ControlPhase.CUTOVER):
+            self._judge_replicas(when)
+            self._judge_mapping(when, control)
+        self._judge_told(when)
+
+    def _judge_replicas(self, when: str) -> None:
+        expected: dict[str, dict[EntityKey, Row]] = {name: {} for name in self.mapper.tables}
+        for row in self._rows(self.source):
+            for number, mapped in self.mapper.map(row):
+                expected[self.mapper.tables[number]][key_of(mapped)] = mapped
+        for name in self.mapper.tables:
+            actual = self._contents(name)
+            extra, missing = actual.keys() - expected[name].keys(), expected[name].keys() - actual.keys()
+            self.require(not extra, f"{when} {name} holds {sorted(extra)} which no source row gives")
+            self.require(not missing, f"{when} {name} lacks {sorted(missing)}")
+            altered = [key for key, row in actual.items() if row != expected[name][key]]
+            self.require(not altered, f"{when} {name} has other content in {altered}")
+
+    def _judge_mapping(self, when: str, control: ControlRow) -> None:
+        """Every target row has its owner, and every owner lists it."""
+        rows = MappingRows(SCRIPT, self.source, self.mapper.tables, SafeIds(control.id_key))
+        mapping = {key_of(row): row for row in self._rows(MAPPING_TABLE, self.project.restricted)}
+        for source_row in self._rows(self.source):
+            key = key_of(source_row)
+            listed = mapping.get(rows.forward_key(key))
+            targets = {TargetKey(number, *key_of(row)) for number, row in self.mapper.map(source_row)}
+            ok = listed is not None and targets <= read_forward(listed).targets
+            self.require(ok, f"{when} the mapping does not list all targets of {key}")
+            for target in targets:
+                owner = mapping.get(rows.reverse_key(target.key)) if target.table == 0 else None
+                ok = target.table > 0 or (owner is not None and read_source(owner) == key)
+                self.require(ok, f"{when} {target} is not owned by {key}")
+
+    def _judge_told(self, when: str) -> None:
+        """What clients were told of each key fits one row that changes at once."""
+        after = self._contents(self.main if self.notes.plain else self.source)
+        for key in sorted(self.before.keys() | after.keys() | self.notes.by_key.keys()):
+            witness = self.notes.by_key.get(key) or KeyWitness(self.mapper, [key])
+            self.operations += len(witness.noted)
+            history = witness.history(_only(self.before, key), _only(after, key))
+            self.require(
+                history.is_linearizable(), f"{when} clients were told of {key} what cannot be:\n{history}"
+            )
+        self.before = after
+
+    def _rows(self, table: str, service: StormService | None = None) -> list[Row]:
+        service = service or self.project.tables  # type: ignore[assignment]
+        if not self.loop.run(service.table_exists(table)):  # type: ignore[union-attr]
+            return []
+        return service.dump(table)  # type: ignore[union-attr]
+
+    def _contents(self, table: str) -> dict[EntityKey, Row]:
+        return {key_of(row): content_of(row) for row in self._rows(table)}
+
+    @property
+    def control(self) -> ControlRow | None:
+        """The control row as it stands."""
+        from rekey.dualwrite.control import from_row
+
+        tables = self.project.restricted._tables
+        if CONTROL_TABLE not in tables:
+            return None
+        rows = [row for row in self.project.restricted.dump(CONTROL_TABLE) if row["RowKey"] == "control"]
+        return from_row(rows[0]) if rows else None
+
+    def _standing(self) -> Standing:
+        control = self.control
+        if control is None:
+            return Standing(SOURCE, 0)
+        phase = control.phase
+        if phase is ControlPhase.FREEZE:
+            phase = control.came_from or ControlPhase.DUAL_WRITE
+        return Standing(authority(phase) or SOURCE, control.epoch)
+
+    def _expect_phase(self, phase: ControlPhase) -> None:
+        now = self.control.phase if self.control is not None else None
+        self.require(now is phase, f"the control row says {now}, not {phase}")
+
+    def require(self, holds: bool, what: str) -> None:
+        """Raise Found unless something holds."""
+        if not holds:
+            raise Found(f"{self}: {what}")
+
+    @contextmanager
+    def _all_ending(self) -> Iterator[None]:
+        """End everything that still runs, also when something was found."""
+        try:
+            yield
+        finally:
+            self.nature.cancel()
+            for client in self.clients:
+                self.loop.kill(client.process)
+            self.loop.drain()
+
+    @contextmanager
+    def _made_repeatable(self) -> Iterator[None]:
+        """Put the simulation's time and draws where the program takes the machine's."""
+        words = random.Random(f"{self.kind} {self.seed} words")
+        clock = self.project.clock
+        time = self.loop.time
+        client_lease = partial(ClientLease, monotonic=time, jitter=lambda: 0.5)
+        before_level = logging.root.manager.disable
+        with ExitStack() as stack:
+            for module in (session, moves):
+                stack.enter_context(mock.patch.object(module, "new_key", lambda: words.randbytes(32)))
+            stack.enter_context(mock.patch("secrets.token_hex", lambda n=32: words.randbytes(n).hex()))
+            stack.enter_context(mock.patch.object(core, "ClientLease", client_lease))
+            stack.enter_context(mock.patch.object(core, "Journal", partial(Journal, now=clock.ticks)))
+            stack.enter_context(
+                mock.patch.object(session, "RunnerLease", partial(RunnerLease, monotonic=time))
+            )
+            stack.enter_context(
+                mock.patch.object(
+                    self.project, "connect", lambda _: Accounts(self.project.tables, self.project.restricted)
+                )
+            )
+            logging.disable(logging.CRITICAL)  # clients say that they are kept waiting
+            stack.callback(logging.disable, before_level)
+            yield
+
+    def __str__(self) -> str:
+        return f"kind {self.kind!r}, seed {self.seed}"
+
+
+def _only(rows: dict[EntityKey, Row], key: EntityKey) -> Sequence[Row]:
+    return [rows[key]] if key in rows else []
