@@ -99,16 +99,16 @@ class Life:
         self.fleet.resume()
 
 
-@pytest.mark.parametrize(("world", "storm_ends"), [("users", "cutover"), ("posts", "rollback")])
+@pytest.mark.parametrize("world", ["users", "posts"])
 def test_a_whole_life_under_writes_kills_and_faults_loses_nothing(
-    tmp_path: Path, azurite: Azurite, seed: int, world: str, storm_ends: str
+    tmp_path: Path, azurite: Azurite, seed: int, world: str
 ) -> None:
     """Apply, cutover, rollback, cutover, complete: no acknowledged write lost, no deleted row back.
 
-    What stays open in a storm is waited for before and in every freeze: here the storm is over before the
-    cutover of the one and after the rollback of the other. `make soak` has it all the way through.
+    What stays open in a storm is waited for before and in every freeze, so here the storm is over before the
+    first freeze, and answers come late or not at once from then on. `make soak` has it all the way through.
     """
-    dealt = live_once(tmp_path, azurite, world, seed, kills=1, storm_ends=storm_ends)
+    dealt = live_once(tmp_path, azurite, world, seed, kills=1, storm_ends=True)
     assert dealt["lost"], "the weather was too fine"
     assert dealt["busy"], "the weather was too fine"
 
@@ -126,12 +126,11 @@ def test_life_after_life_loses_nothing(tmp_path: Path, azurite: Azurite, seed: i
 
 
 def live_once(
-    folder: Path, azurite: Azurite, world: str, seed: int, *, kills: int, storm_ends: str = ""
+    folder: Path, azurite: Azurite, world: str, seed: int, *, kills: int, storm_ends: bool = False
 ) -> dict[str, int]:
     """Live one life; return what the weather dealt out."""
-    begins = BREEZY if storm_ends == "rollback" else STORMY
     with ExitStack() as stack:
-        proxy = stack.enter_context(ProxyProcess(azurite.tables.endpoint, replace(begins, seed=seed)))
+        proxy = stack.enter_context(ProxyProcess(azurite.tables.endpoint, replace(STORMY, seed=seed)))
         stage = Stage(Project(folder / "project", azurite), world, proxy, settings=SETTINGS)
         stage.load([f"r{number}" for number in range(ROWS)], SHARED)
         fleet = stack.enter_context(Fleet(folder / "clients", stage.where, world))
@@ -140,9 +139,9 @@ def live_once(
     return proxy.dealt
 
 
-def live(life: Life, storm_ends: str) -> None:
+def live(life: Life, storm_ends: bool) -> None:
     """Take one migration from its first client to its last."""
-    fleet, rekey, proxy = life.fleet, life.rekey, life.stage.proxy
+    fleet, rekey = life.fleet, life.rekey
     life.join("old", "old")
     life.join("old-sync", "old", sync=True)
     life.join("new", "new")
@@ -150,17 +149,13 @@ def live(life: Life, storm_ends: str) -> None:
     life.through_kills("apply", beside=life.lose_client("old", once="dual_write")).ended(0)
     life.join("new-sync", "new", sync=True)
     fleet.until_writing()
-    life.through_kills("apply", "--to", "cutover", beside=life.end_storm(storm_ends == "cutover")).ended(0)
+    life.through_kills("apply", "--to", "cutover", beside=life.end_storm(storm_ends)).ended(0)
     fleet.until_writing()
     life.compare("after cutover", "new")
-    if storm_ends == "rollback":
-        proxy.change(STORMY)
     life.through_kills("rollback", beside=life.lose_client("new", once="cutover"))
     assert life.stage.phase() == "dual_write"
     fleet.until_writing()
     life.compare("after rollback", "old")
-    if storm_ends == "rollback":
-        proxy.change(BREEZY)
     rekey.run("verify", "--mode", "full").ended(0)
     life.through_kills("apply", "--to", "cutover").ended(0)
     fleet.until_writing()
