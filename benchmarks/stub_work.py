@@ -80,6 +80,7 @@ async def _copy(service: AzureTableService, kind: type[Copier]) -> int:
                 split=state.split_segment,
                 under_way=GATHERED_WINDOWS,
                 drain=gathering.drain,
+                throttle=copier.throttle,
             )
         segments = state.segments(SCRIPT_ID, _PURPOSE)
         assert all(segment.done for segment in segments)

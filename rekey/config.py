@@ -19,12 +19,14 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from rekey import secrets_source
+from rekey.bounds import Gates as Gates
+from rekey.bounds import Limits as Limits
 from rekey.errors import ConfigurationError, SecretMissing
 from rekey.secrets_source import SecretKind, SecretSource
 from rekey.sections import Section
@@ -78,7 +80,8 @@ concurrency = 16             # writes in flight
 scans = 8                    # parts of the source that are read at the same time
 window_rows = 8192           # rows read ahead of what is written
 window_bytes = "16MiB"       # and their bytes, whichever is reached first
-# entities_per_second = 5000 # written to the targets at most; unlimited when absent
+# entities_per_second = 5000 # read and written at most; 20000 on https when absent, else unlimited
+# partition_entities_per_second = 500 # the same of one partition; 2000 on https when absent
 
 [gates]
 verification_max_age = "24h" # cutover needs a full verification that is not older
@@ -119,28 +122,6 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds on what runs at a time. Rates in entities a second, None for no limit."""
-
-    concurrency: int = 16
-    window_rows: int = 8192
-    window_bytes: int = 16 * 1024**2
-    entities_per_second: int | None = None
-    scans: int = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Gates:
-    """What the gates ask for, in seconds."""
-
-    verification_max_age_s: float = 24 * 3600
-    retention_s: float = 30 * 86400
-    margin_s: float = 60
-    clients_timeout_s: float = 120
-    freeze_timeout_s: float = 60
-
-
-@dataclass(frozen=True, slots=True)
 class EvidenceKey:
     """Where the key is that signs evidence: an Ed25519 key in a PEM file, or a P-256 key in Key Vault."""
 
@@ -161,6 +142,11 @@ class Config:
     limits: Limits = field(default_factory=Limits)
     gates: Gates = field(default_factory=Gates)
     evidence: EvidenceKey = field(default_factory=EvidenceKey)
+
+    @property
+    def rates(self) -> Limits:
+        """The limits, with the service's own targets where none are given and it is the service."""
+        return self.limits.with_targets() if self.tables.is_https else self.limits
 
     def warnings(self) -> list[str]:
         """Return what is doubtful though allowed, for people to read."""
@@ -191,7 +177,7 @@ def load_config(path: Path) -> Config:
     document = Section(path, "", _read(path))
     document.allow("tables", "restricted", "state", "migrations", "secrets", "limits", "gates", "evidence")
     limits, gates = document.section("limits"), document.section("gates")
-    limits.allow("concurrency", "scans", "window_rows", "window_bytes", "entities_per_second")
+    limits.allow(*(one.name for one in fields(Limits)))
     gates.allow("verification_max_age", "retention", "margin", "clients_timeout", "freeze_timeout")
     bounds, usual = Limits(), Gates()
     return Config(
@@ -207,6 +193,7 @@ def load_config(path: Path) -> Config:
             window_rows=limits.count("window_rows") or bounds.window_rows,
             window_bytes=limits.size("window_bytes", bounds.window_bytes),
             entities_per_second=limits.count("entities_per_second"),
+            partition_entities_per_second=limits.count("partition_entities_per_second"),
         ),
         gates=Gates(
             verification_max_age_s=gates.duration("verification_max_age", usual.verification_max_age_s),

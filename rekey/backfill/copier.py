@@ -23,7 +23,7 @@ from rekey.concurrency import cancel, for_each
 from rekey.dualwrite.propagate import Propagator, same_content
 from rekey.errors import RowRefused
 from rekey.mapping.rows import MappingRows, TargetKey, read_source, read_targets
-from rekey.model import EntityKey, Row, key_of
+from rekey.model import PARTITION_KEY, EntityKey, Row, key_of
 from rekey.tables.base import Table, Verb
 from rekey.tables.bulk import insert_absent, read_keys
 
@@ -90,7 +90,7 @@ class Copier:
 
     def __init__(self, propagator: Propagator, concurrency: int, throttle: Throttle | None = None) -> None:
         """Take the propagator (it knows the tables and the mapping), how many requests may be under way at
-        once, and what keeps target writes under a rate."""
+        once, and what keeps reads and writes under rates."""
         self.propagator = propagator
         self.rows: MappingRows = propagator.mapping.rows
         self.concurrency = concurrency
@@ -279,9 +279,13 @@ class Gathering:
 
     async def _write(self, held: Held, batch: list[Write]) -> None:
         try:
+            # Whoever waits for a rate holds no slot: a partition at its limit does not hold up the others.
+            if held is self._mapping:
+                await self._copier.throttle.open()
+            else:
+                partition = (held.table.name, batch[0].row[PARTITION_KEY])
+                await self._copier.throttle.take(len(batch), partition)
             async with self._slots:
-                if held is not self._mapping:
-                    await self._copier.throttle.take(len(batch))
                 batch[0].window.copied.requests += 1
                 present = await insert_absent(held.table, batch)
         except asyncio.CancelledError:

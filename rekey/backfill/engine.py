@@ -18,6 +18,7 @@ from typing import Any
 
 from rekey.backfill.copier import Copied
 from rekey.backfill.reading import Reading, Split, Window, WindowSize, row_bytes
+from rekey.backfill.throttle import Throttle
 from rekey.collector import patient_collector
 from rekey.concurrency import cancel
 from rekey.model import Row
@@ -47,6 +48,7 @@ async def copy_segments(
     split: Split | None = None,
     under_way: int = WINDOWS_UNDER_WAY,
     drain: Callable[[], None] = nothing,
+    throttle: Throttle | None = None,
 ) -> tuple[Copied, bool]:
     """Copy all rows of the segments into the targets.
 
@@ -56,20 +58,26 @@ async def copy_segments(
         copy: writes the rows of one window; `Copier.copy` or `Copier.copy_changed`.
         size: when a window is full.
         checkpoint: stores segments durably; called in order, never ahead of applied work.
-        stop_requested: asked between windows; when true, nothing new is begun.
-        advance: told the rows of every window that is durable.
+        stop_requested: asked between windows; then nothing new is begun.
+        advance: told the rows of durable windows.
         modified_from: only rows whose Timestamp is at or after this (a delta pass).
         readers: segments read at a time.
         split: stores a split of a segment; None: segments are read as they are.
         under_way: windows that may be in `copy` at a time.
-        drain: called when no window follows any more: `copy` has nothing to wait for.
+        drain: called when no window follows any more.
+        throttle: what is read is counted with.
 
     Returns:
         What was copied, and whether all of it was (False: stopped on request).
     """
-    page_rows = min(size.rows, MAX_PAGE_ROWS)
     reading = Reading(
-        source, segments, readers=readers, split=split, page_rows=page_rows, modified_from=modified_from
+        source,
+        segments,
+        readers=readers,
+        split=split,
+        page_rows=min(size.rows, MAX_PAGE_ROWS),
+        modified_from=modified_from,
+        throttle=throttle,
     )
     writing = _Writing(checkpoint, advance)
     stopped = False
@@ -79,15 +87,12 @@ async def copy_segments(
             async for window in windows:
                 if stopped := stop_requested():
                     break
-                if len(writing.windows) == under_way:
-                    await writing.finish_oldest()
-                writing.begin(window, copy)
+                await writing.begin(window, copy, under_way)
             drain()
-            while writing.windows:
-                await writing.finish_oldest()
+            await writing.finish_all()
     finally:
         await windows.aclose()
-        await cancel(task for _, task in writing.windows)
+        await writing.cancel()
     return writing.total, not stopped
 
 
@@ -99,10 +104,26 @@ class _Writing:
         self.windows: deque[tuple[_Written, asyncio.Task[Copied]]] = deque()
         self._checkpoint, self._advance = checkpoint, advance
 
-    def begin(self, window: Window, copy: Callable[[Sequence[Row]], Coroutine[Any, Any, Copied]]) -> None:
-        """Let a window be written. Its rows belong to `copy` from here on: they go as they are written."""
+    async def begin(
+        self, window: Window, copy: Callable[[Sequence[Row]], Coroutine[Any, Any, Copied]], limit: int
+    ) -> None:
+        """Let a window be written beside others, as soon as there are fewer than `limit`.
+
+        Its rows belong to `copy` from here on: they go as they are written.
+        """
+        if len(self.windows) == limit:
+            await self.finish_oldest()
         written = _Written(len(window.rows), list(window.segments.values()))
         self.windows.append((written, asyncio.create_task(copy(window.rows))))
+
+    async def finish_all(self) -> None:
+        """Finish all, oldest first."""
+        while self.windows:
+            await self.finish_oldest()
+
+    async def cancel(self) -> None:
+        """Give up what is not finished."""
+        await cancel(task for _, task in self.windows)
 
     async def finish_oldest(self) -> None:
         """Wait until the oldest window is durable, and checkpoint it."""

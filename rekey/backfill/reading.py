@@ -20,8 +20,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 from rekey.backfill.probing import find_middle
+from rekey.backfill.throttle import Throttle
 from rekey.concurrency import cancel, together
-from rekey.model import EntityKey, Row, key_of
+from rekey.model import PARTITION_KEY, EntityKey, Row, key_of
 from rekey.state.models import Segment
 from rekey.tables.base import MAX_PAGE_ROWS, Page, Table
 
@@ -98,6 +99,7 @@ class Reading:
         split: stores a split; None: segments are read as they are.
         page_rows: rows a page.
         modified_from: only rows whose Timestamp is at or after this.
+        throttle: what is read is counted with; a page is fetched ahead of it.
     """
 
     def __init__(
@@ -109,6 +111,7 @@ class Reading:
         split: Split | None = None,
         page_rows: int = MAX_PAGE_ROWS,
         modified_from: str | None = None,
+        throttle: Throttle | None = None,
     ) -> None:
         self._source = source
         self._open = deque(segment for segment in segments if not segment.done)
@@ -116,6 +119,7 @@ class Reading:
         self._split = split
         self._page_rows = page_rows
         self._modified_from = modified_from
+        self._throttle = throttle
         self._active: dict[int, _Active] = {}
         self._read: deque[tuple[list[Row], int, Segment]] = deque()
         self._hungry = False
@@ -174,7 +178,13 @@ class Reading:
             async for page in pages:
                 before = active.now.bytes
                 rows, ended = active.take(page)
-                await self._put(rows, active.now.bytes - before, active.now)
+                size = active.now.bytes - before
+                if rows and self._throttle is not None:
+                    first, last = rows[0][PARTITION_KEY], rows[-1][PARTITION_KEY]
+                    # A page over several partitions is no burden to one of them.
+                    partition = (self._source.name, first) if first == last else None
+                    await self._throttle.take(len(rows), partition)
+                await self._put(rows, size, active.now)
                 if ended:
                     break
         await self._put([], 0, replace(active.now, done=True))

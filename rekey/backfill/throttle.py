@@ -1,35 +1,123 @@
-"""Keeping writes under a rate.
+"""Keeping reads and writes under rates, and holding them while the operator says so.
 
 Rules kept here:
 
-* The rate is of entities a second over the whole run of one process, mapping rows not counted: it is what
-  `[limits] entities_per_second` says of the targets.
+* Rates are of entities a second: of the account (source rows read and target rows written), and of each
+  partition of the source and of the targets. Mapping rows lie in the other account and are not counted.
+* What the operator says (`Steering`) is asked for again and again: it counts for the next batch, not the next
+  run. While it says "paused", what was sent is finished and nothing new is sent.
+* The service itself has its say (`Pace`): it may be slower than was configured, never faster.
+* A partition at its limit holds up its own batches alone.
 * Waiting is asked of the clock, so no test waits on real time.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+
+from rekey.backfill.pace import Pace
 from rekey.tables.clock import TICKS_PER_SECOND, Clock, SystemClock
 
 _BURST_SECONDS = 0.1
 """How much unused allowance is kept: enough to ride out scheduling, too little to overrun a second."""
+_LOOK_SECONDS = 0.5
+_MOST_LANES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Entities a second at most, None for no limit; `paused`: none at all."""
+
+    account: int | None = None
+    partition: int | None = None
+    paused: bool = False
+
+
+@dataclass(slots=True)
+class _Lane:
+    """A virtual scheduling clock: each entity takes 1/rate seconds of it. One batch waits at a time."""
+
+    next: int = 0
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Throttle:
-    """A virtual scheduling clock: each entity takes 1/rate seconds of it."""
+    """Lets batches through as fast as is allowed."""
 
-    def __init__(self, entities_per_second: int | None, clock: Clock | None = None) -> None:
-        """Take the rate, None for no limit."""
-        self._rate = entities_per_second
+    def __init__(
+        self,
+        entities_per_second: int | None = None,
+        clock: Clock | None = None,
+        *,
+        partition: int | None = None,
+        steering: Callable[[Rates], Rates] | None = None,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Take the rates and who may change them.
+
+        Args:
+            entities_per_second: of the account; None for no limit.
+            clock: what to wait on.
+            partition: of each partition.
+            steering: gives the rates that count now, from those given here; asked twice a second.
+            stopping: tells that the work is to stop: a pause holds nothing up then.
+        """
+        self._given = self.rates = Rates(entities_per_second, partition)
         self._clock = clock or SystemClock()
-        self._next = 0
+        self._steering = steering
+        self._stopping = stopping
+        self._looked: int | None = None
+        self._account = _Lane()
+        self._partitions: dict[Hashable, _Lane] = {}
+        self._pace = Pace(self._clock.ticks() / TICKS_PER_SECOND)
 
-    async def take(self, entities: int) -> None:
-        """Wait until `entities` more may be written."""
-        if self._rate is None:
-            return
+    def heard(self, status: int, seconds: float) -> None:
+        """Hear of an answer of the service."""
+        self._pace.answered(status, seconds)
+
+    async def open(self) -> None:
+        """Wait while the operator says so."""
+        self._look()
+        while self.rates.paused and not self._stopping():
+            await self._clock.sleep(_LOOK_SECONDS)
+            self._look()
+
+    async def take(self, entities: int, partition: Hashable | None = None) -> None:
+        """Wait until `entities` more, of one partition, may be read or written."""
+        await self.open()
+        if partition is not None and self.rates.partition is not None:
+            await self._wait(self._lane(partition), self.rates.partition, entities)
+        now = self._clock.ticks() / TICKS_PER_SECOND
+        self._pace.judge(now, self.rates.account)
+        slowed = self._pace.rate
+        rate = self.rates.account if slowed is None else min(slowed, self.rates.account or slowed)
+        if rate is not None:
+            await self._wait(self._account, rate, entities)
+        self._pace.sent(entities)
+
+    async def _wait(self, lane: _Lane, rate: float, entities: int) -> None:
+        async with lane.turn:
+            now = self._clock.ticks()
+            start = max(lane.next, now - round(_BURST_SECONDS * TICKS_PER_SECOND))
+            lane.next = start + round(entities * TICKS_PER_SECOND / rate)
+            if start > now:
+                await self._clock.sleep((start - now) / TICKS_PER_SECOND)
+
+    def _lane(self, partition: Hashable) -> _Lane:
+        lane = self._partitions.get(partition)
+        if lane is None:
+            if len(self._partitions) >= _MOST_LANES:
+                now = self._clock.ticks()
+                busy = {k: one for k, one in self._partitions.items() if one.next > now or one.turn.locked()}
+                self._partitions = busy
+            lane = self._partitions[partition] = _Lane()
+        return lane
+
+    def _look(self) -> None:
         now = self._clock.ticks()
-        start = max(self._next, now - round(_BURST_SECONDS * TICKS_PER_SECOND))
-        self._next = start + entities * TICKS_PER_SECOND // self._rate
-        if start > now:
-            await self._clock.sleep((start - now) / TICKS_PER_SECOND)
+        due = self._looked is None or now - self._looked >= _LOOK_SECONDS * TICKS_PER_SECOND
+        if self._steering is not None and due:
+            self._looked = now
+            self.rates = self._steering(self._given)

@@ -30,6 +30,7 @@ from rekey.cli.retire import retire
 from rekey.cli.rollback import rollback
 from rekey.cli.shell import WIDTH, Shell, Surroundings
 from rekey.cli.status import status
+from rekey.cli.steer import pause, resume, throttle
 from rekey.cli.verify import verify
 from rekey.errors import ExitCode, RekeyError
 
@@ -78,6 +79,9 @@ for _command in (
     apply,
     verify,
     status,
+    pause,
+    resume,
+    throttle,
     rollback,
     retire,
     lookup,

@@ -24,6 +24,7 @@ from rekey.phases import ControlPhase
 if TYPE_CHECKING:
     from rekey.declaration import Declared
     from rekey.runner.status import Client, Status
+    from rekey.runner.steering import Steering
 
 _CLIENTS = 12
 """How many clients are listed for people."""
@@ -39,13 +40,27 @@ def status(shell: Shell, scripts: tuple[str, ...]) -> ExitCode:
     Reads only; works while another process applies. SCRIPT is an id, a beginning of it, or a path; without
     one all migrations are shown.
     """
+    from rekey.runner import steering
+
     project = open_project(shell)
     chosen = project.choose_all(scripts) if scripts else list(project.scripts.values())
     found = asyncio.run(_look(shell, project, chosen))
     code = ExitCode.SERVICE if any(one.facts.unreachable for one in found) else ExitCode.DONE
-    document = {"exit_code": int(code), "migrations": [one.as_json() for one in found]}
-    shell.emit(document, "\n".join(line for one in found for line in [*_told(shell, one), ""]))
+    said = steering.read(project.config.state) or steering.Steering()
+    document = {
+        "exit_code": int(code),
+        "migrations": [one.as_json() for one in found],
+        "steering": said.as_json(),
+    }
+    lines = [line for one in found for line in [*_told(shell, one), ""]]
+    if not said.is_usual:
+        lines = [*field("ATTENTION" if said.paused else "throttle", _said(said)), "", *lines]
+    shell.emit(document, "\n".join(lines))
     return code
+
+
+def _said(said: Steering) -> str:
+    return f"{said.told()} (said {moment(said.said_at)} by {said.said_by})"
 
 
 async def _look(shell: Shell, project: Project, chosen: Sequence[Declared]) -> list[Status]:

@@ -43,6 +43,7 @@ from rekey.runner.ledger import Ledger, LedgerScript
 from rekey.runner.phases import PHASES
 from rekey.runner.record import make_checkpoint
 from rekey.runner.run import Options, Run, StopFlag
+from rekey.runner.steering import Steering, follow
 from rekey.secrets_source import fingerprint
 from rekey.state.models import MigrationRecord
 from rekey.state.store import State
@@ -235,7 +236,6 @@ class Session:
             mapper,
             mapping,
         )
-        limits = self.config.limits
         return Run(
             declared=declared,
             config=self.config,
@@ -245,13 +245,32 @@ class Session:
             state=self.state,
             control=control,
             mapping=mapping,
-            copier=Copier(propagator, limits.concurrency, Throttle(limits.entities_per_second, self.clock)),
+            copier=Copier(propagator, self.config.limits.concurrency, self._throttle()),
             options=self.options,
             progress=self.progress,
             stop=self.stop,
             clock=self.clock,
             still_alone=lease.check,
         )
+
+    def _throttle(self) -> Throttle:
+        """Return what keeps copying under the rates that are configured, or said while it runs."""
+
+        def changed(said: Steering) -> None:
+            self.progress.note(f"from now on: {said.told()}")
+            self.state.audit("steered", None, said.as_json())
+
+        limits = self.config.rates
+        throttle = Throttle(
+            limits.entities_per_second,
+            self.clock,
+            partition=limits.partition_entities_per_second,
+            steering=follow(self.config.state, changed),
+            stopping=self.stop.requested,
+        )
+        if isinstance(self.accounts.tables, AzureTableService):
+            self.accounts.tables.listen(throttle.heard)
+        return throttle
 
     def guard(self, declared: Declared, control: ControlRow | None, fingerprints: Mapping[str, str]) -> None:
         """Refuse when declaration, secrets, state file and control row do not agree. Writes to no table.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from importlib.metadata import version
 from types import TracebackType
@@ -115,6 +115,10 @@ class AzureTableService:
         jitter = random.Random(seed)  # noqa: S311 - spreads retries, keeps no secret
         requester = Requester(transport, retry or RetryPolicy(), clock or SystemClock(), jitter)
         return cls(endpoint, transport, requester)
+
+    def listen(self, listener: Callable[[int, float], None]) -> None:
+        """Let somebody hear of every answer: its status, and the seconds it took."""
+        self._transport.listener = listener
 
     def table(self, name: str) -> AzureTable:
         """Return a handle; nothing is asked of the service. Raises RequestRejected for an impossible name."""

@@ -17,7 +17,7 @@ import io
 import logging
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, TypeAlias
@@ -118,6 +118,8 @@ class Transport:
         self._pipeline: AsyncPipeline[HttpRequest, AsyncHttpResponse] | None = None
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
+        self.listener: Callable[[int, float], None] | None = None
+        """Hears of every answer: its status, and the seconds it took."""
 
     async def send(self, request: Request) -> Answer:
         """Send once. Raises NotSent, NoAnswer, CredentialRefused (no token)."""
@@ -137,6 +139,8 @@ class Transport:
             ran = await pipeline.run(message, trace_request_ctx=sends)
             response = ran.http_response
             outcome = str(response.status_code)
+            if self.listener is not None:
+                self.listener(response.status_code, time.monotonic() - started)
             return Answer(response.status_code, response.headers, response.body(), sends.count > 1)
         except ClientAuthenticationError:
             outcome = "no token"

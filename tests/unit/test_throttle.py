@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rekey.backfill.throttle import Throttle
+from rekey.backfill.pace import Pace
+from rekey.backfill.throttle import Rates, Throttle
 from rekey.tables.clock import TICKS_PER_SECOND, FakeClock
 
 
@@ -33,3 +34,116 @@ async def test_without_a_rate_nobody_waits() -> None:
     begin = clock.ticks()
     await Throttle(None, clock).take(1_000_000)
     assert clock.ticks() == begin
+
+
+async def test_a_partition_at_its_limit_holds_up_its_own_batches_alone() -> None:
+    clock = FakeClock()
+    throttle = Throttle(None, clock, partition=100)
+    begin = clock.ticks()
+    for number in range(20):
+        await throttle.take(10, number)
+    assert clock.ticks() == begin
+    for _ in range(20):
+        await throttle.take(10, "hot")
+    assert (clock.ticks() - begin) / TICKS_PER_SECOND == pytest.approx(2, abs=0.3)
+
+
+async def test_a_rate_that_is_changed_counts_for_the_next_batch() -> None:
+    clock = FakeClock()
+    said = [Rates(10)]
+    throttle = Throttle(10, clock, steering=lambda _: said[0])
+    await throttle.take(10)
+    await throttle.take(10)
+    said[0] = Rates(1000)
+    begin = clock.ticks()
+    for _ in range(30):
+        await throttle.take(10)
+    assert (clock.ticks() - begin) / TICKS_PER_SECOND < 3
+
+
+async def test_while_paused_nothing_is_let_through_until_it_is_resumed() -> None:
+    clock = FakeClock()
+    looked = 0
+
+    def steering(given: Rates) -> Rates:
+        nonlocal looked
+        looked += 1
+        return Rates(given.account, given.partition, paused=looked < 10)
+
+    begin = clock.ticks()
+    await Throttle(None, clock, steering=steering).take(1)
+    assert (clock.ticks() - begin) / TICKS_PER_SECOND == pytest.approx(4.5, abs=0.6)
+
+
+async def test_a_stop_request_ends_a_pause() -> None:
+    clock = FakeClock()
+    stops = iter([False, False, True])
+    await Throttle(None, clock, steering=lambda _: Rates(paused=True), stopping=lambda: next(stops)).take(1)
+
+
+async def test_what_the_service_pushes_back_slows_the_account_down() -> None:
+    clock = FakeClock()
+    throttle = Throttle(None, clock)
+
+    async def second(status: int) -> float:
+        begin = clock.ticks()
+        for _ in range(100):
+            await throttle.take(10)
+            throttle.heard(status, 0.01)
+            await clock.sleep(0.01)
+        return (clock.ticks() - begin) / TICKS_PER_SECOND
+
+    usual = await second(204)
+    for _ in range(6):
+        slowed = await second(503)
+    assert slowed > usual * 1.3
+    for _ in range(30):
+        again = await second(204)
+    assert again == pytest.approx(usual, rel=0.1)
+
+
+def judged(pace: Pace, statuses: list[int], seconds: float = 0.01, configured: float | None = None) -> None:
+    """Let one second go by in which these answers came and 1,000 entities were sent."""
+    for status in statuses:
+        pace.answered(status, seconds)
+    pace.sent(1000)
+    pace.judge(pace.since + 1.0, configured)
+
+
+def test_a_tenth_of_refusals_is_what_an_account_at_its_limit_gives_and_slows_nothing() -> None:
+    pace = Pace(0.0)
+    for _ in range(20):
+        judged(pace, [503] + [204] * 9 + [503] + [204] * 9)
+    assert pace.rate is None
+
+
+def test_many_refusals_or_timeouts_slow_down_to_nine_tenths_of_what_was_done() -> None:
+    for status in (503, 500, 429):
+        pace = Pace(0.0)
+        judged(pace, [status] * 5 + [204] * 15)
+        assert pace.rate == pytest.approx(900)
+
+
+def test_answers_that_take_several_times_as_long_as_usual_slow_down_too() -> None:
+    pace = Pace(0.0)
+    judged(pace, [204] * 20, 0.1)
+    assert pace.rate is None
+    judged(pace, [204] * 20, 0.9)
+    assert pace.rate == pytest.approx(900)
+
+
+def test_when_refusals_end_it_grows_until_the_configured_limit_counts_again() -> None:
+    pace = Pace(0.0)
+    judged(pace, [503] * 20, configured=1200)
+    rates = []
+    for _ in range(4):
+        judged(pace, [204] * 20, configured=1200)
+        rates.append(pace.rate)
+    assert rates[0] == pytest.approx(990)
+    assert rates[-1] is None
+
+
+def test_a_few_answers_say_nothing() -> None:
+    pace = Pace(0.0)
+    judged(pace, [503] * 3)
+    assert pace.rate is None

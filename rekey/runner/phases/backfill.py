@@ -69,6 +69,7 @@ async def copy_rows(run: Run) -> Counters:
                 split=split,
                 under_way=GATHERED_WINDOWS,
                 drain=gathering.drain,
+                throttle=run.copier.throttle,
             )
     if not whole:
         run.stop.check()

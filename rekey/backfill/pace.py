@@ -1,0 +1,72 @@
+"""Slowing down when the service asks for it, as a pure rule over what was heard.
+
+Rules kept here:
+
+* Heard of every answer: its status and how long it took. Once a second the last second is judged.
+* More than `PUSHED_BACK` of the answers said "busy" (503), "timed out" (500) or "too many" (429), or answers
+  take several times as long as usual: go on at nine tenths of what was done in that second.
+* Hardly any did: a tenth more every second, until the limit that is configured is what counts again.
+* In between the rate stands still: an account at its limit refuses a few requests, and a client that gave way
+  for each of them would end at nothing.
+"""
+
+from __future__ import annotations
+
+PUSHED_BACK = 0.15
+_HARDLY_ANY = 0.02
+_LEAST_ANSWERS = 10
+_LEAST_RATE = 50.0
+_DOWN, _UP = 0.9, 1.1
+_SLOW_FACTOR, _SLOW_SECONDS = 4.0, 0.25
+_BUSY = frozenset({429, 500, 503})
+
+
+class Pace:
+    """How fast the service lets us be. Seconds are those of any clock."""
+
+    def __init__(self, now: float) -> None:
+        self.rate: float | None = None
+        """Entities a second; None: as fast as is configured."""
+        self.since = now
+        self._usual: float | None = None
+        self._clear()
+
+    def answered(self, status: int, seconds: float) -> None:
+        """Hear of an answer."""
+        self._answers += 1
+        if status in _BUSY:
+            self._busy += 1
+        else:
+            self._seconds += seconds
+
+    def sent(self, entities: int) -> None:
+        """Hear of entities that were let through."""
+        self._entities += entities
+
+    def judge(self, now: float, configured: float | None) -> None:
+        """Set the rate anew when a second is over."""
+        elapsed = now - self.since
+        if elapsed < 1.0 or self._answers < _LEAST_ANSWERS:
+            return
+        share, done = self._busy / self._answers, self._entities / elapsed
+        if share > PUSHED_BACK or self._is_slow():
+            self.rate = max(_LEAST_RATE, _DOWN * (done if self.rate is None else min(done, self.rate)))
+        elif share < _HARDLY_ANY and self.rate is not None:
+            faster = self.rate * _UP
+            is_free = faster >= configured if configured is not None else done < self.rate / 2
+            self.rate = None if is_free else faster
+        self.since = now
+        self._clear()
+
+    def _is_slow(self) -> bool:
+        """Compare the mean time of answers with the best there was; that is slowly forgotten."""
+        if self._answers == self._busy:
+            return False
+        mean = self._seconds / (self._answers - self._busy)
+        usual = self._usual
+        self._usual = mean if usual is None else min(mean, usual * 1.02)
+        return usual is not None and mean > max(_SLOW_SECONDS, _SLOW_FACTOR * usual)
+
+    def _clear(self) -> None:
+        self._answers = self._busy = self._entities = 0
+        self._seconds = 0.0
