@@ -120,7 +120,8 @@ class ClientCore:
     async def close(self) -> None:
         """Settle and close. Idempotent; a client that was closed refuses."""
         self._closed = True
-        working, lease, accounts = self._working, self._lease, self._accounts
+        async with self._opening:  # a client that is registering now would go on beating for ever
+            working, lease, accounts = self._working, self._lease, self._accounts
         self._accounts = None
         if working is not None:
             await working.shadow.close()
