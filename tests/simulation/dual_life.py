@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from rekey.dualwrite.control import from_row
 from rekey.dualwrite.journal import Journal
 from rekey.dualwrite.lease import ClientLease
 from rekey.dualwrite.reading import ClientFacts, LeaseSettings
@@ -206,6 +207,9 @@ class Life:
         self._until_done("verify", verify)
 
     def _cut_over(self) -> None:
+        if self.application.moves:
+            self.application.moves = False
+            self._pass(90)  # also those that were stopped have done what they drew before
         self._verify()
         self._until_done("cutover", lambda one: moves.apply(one, SCRIPT, to=Phase.CUTOVER))
         self._expect_phase(ControlPhase.CUTOVER)
@@ -220,6 +224,7 @@ class Life:
 
         self._until_done("rollback", roll_back)
         self._expect_phase(ControlPhase.DUAL_WRITE)
+        self.application.moves = True
         if self.random.random() < 0.6:
             self._pause("after rollback")
 
@@ -459,8 +464,6 @@ class Life:
     @property
     def control(self) -> ControlRow | None:
         """The control row as it stands."""
-        from rekey.dualwrite.control import from_row
-
         tables = self.project.restricted._tables
         if CONTROL_TABLE not in tables:
             return None

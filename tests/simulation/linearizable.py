@@ -87,7 +87,8 @@ class History:
         self.operations = tuple(operations)
         self.final = tuple(final)
         self._bases = {one.basis for one in self.operations}
-        self._failed: set[tuple[frozenset[int], _State]] = set()
+        self._open = frozenset(number for number, one in enumerate(self.operations) if one.outcome == OPEN)
+        self._failed: dict[tuple[frozenset[int], _State], list[frozenset[int]]] = {}
 
     @cached_property
     def _before(self) -> list[frozenset[int]]:
@@ -119,27 +120,27 @@ class History:
         return "\n".join([f"at the beginning {self.initial}", *lines, f"at the end {list(self.final)}"])
 
     def _search(self, done: frozenset[int], state: _State) -> bool:
-        if (done, state) in self._failed:
-            return False
+        tried = self._failed.setdefault((done - self._open, state), [])
+        used = done & self._open
+        if any(before <= used for before in tried):
+            return False  # with fewer of those that need not have happened it was no better
         rest = [number for number in self._order if number not in done]
         # What nobody knows the outcome of may have had none.
-        if state.content in self.final and all(self.operations[one].outcome == OPEN for one in rest):
+        if state.content in self.final and self._open.issuperset(rest):
             return True
         for number in rest:
             if self._before[number] <= done:
                 for after in self._after(number, state):
+                    if after == state and number in self._open:
+                        continue
                     if self._search(done | {number}, after):
                         return True
-                    if after == state and self._may_be_now(number):
-                        self._failed.add((done, state))
+                    if after == state and number not in self._bases:
+                        # It fits here and changes nothing: to try it later as well would change nothing.
+                        tried.append(used)
                         return False
-        self._failed.add((done, state))
+        tried.append(used)
         return False
-
-    def _may_be_now(self, number: int) -> bool:
-        """Tell whether an operation that fits here and changes nothing need not be tried later as well: had it
-        its place further on, everything before would be the same without it."""
-        return self.operations[number].outcome != OPEN and number not in self._bases
 
     def _after(self, number: int, state: _State) -> list[_State]:
         """Return the states that an operation can leave, none when its answer cannot be from this state."""
