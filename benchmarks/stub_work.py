@@ -2,7 +2,8 @@
 
     python -m benchmarks.stub_work SIDE WORK URL
 
-SIDE is `rekey` or `sdk`; WORK is `copy` (with mapping rows), `copy-targets` (without) or `verify`. The loops
+SIDE is `rekey` or `sdk`; WORK is `copy` (with mapping rows), `copy-targets` (without) or `verify`, for rekey
+also `copy-limited` (with mapping rows, at the rates that rekey keeps to against the service). The loops
 over azure-data-tables are those that teams write by hand (`sdk_loop`). Writes `work.json` into the current
 folder: rows, seconds, and seconds of this process's processor, its start and imports left out.
 """
@@ -26,7 +27,8 @@ from benchmarks.stub import ACCOUNT, KEY
 from rekey.backfill.copier import GATHERED_WINDOWS, Copier, CopyWindow
 from rekey.backfill.engine import WindowSize, copy_segments
 from rekey.backfill.gather import Write
-from rekey.config import Limits
+from rekey.backfill.throttle import Throttle
+from rekey.bounds import Limits
 from rekey.dualwrite.propagate import Propagator
 from rekey.mapper import Mapper
 from rekey.mapping.ids import SafeIds
@@ -60,9 +62,10 @@ def _migration(service: AzureTableService) -> Propagator:
     )
 
 
-async def _copy(service: AzureTableService, kind: type[Copier]) -> int:
-    limits = Limits()
-    copier = kind(_migration(service), limits.concurrency)
+async def _copy(service: AzureTableService, kind: type[Copier], limits: Limits) -> int:
+    throttle = Throttle(limits.entities_per_second, partition=limits.partition_entities_per_second)
+    service.listen(throttle.heard)
+    copier = kind(_migration(service), limits.concurrency, throttle)
     path = Path("state.sqlite")
     with State.open(path) as state:
         state.register(SCRIPT_ID, "digest", USERS.source, "run", {}, "stub")
@@ -118,7 +121,8 @@ def rekey(work: str, endpoint: str) -> int:
         try:
             if work == "verify":
                 return await _verify(service)
-            return await _copy(service, Copier if work == "copy" else TargetsOnly)
+            limits = Limits().with_targets() if work == "copy-limited" else Limits()
+            return await _copy(service, TargetsOnly if work == "copy-targets" else Copier, limits)
         finally:
             await service.close()
 

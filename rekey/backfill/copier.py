@@ -23,7 +23,7 @@ from rekey.concurrency import cancel, for_each
 from rekey.dualwrite.propagate import Propagator, same_content
 from rekey.errors import RowRefused
 from rekey.mapping.rows import MappingRows, TargetKey, read_source, read_targets
-from rekey.model import PARTITION_KEY, EntityKey, Row, key_of
+from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row, key_of
 from rekey.tables.base import Table, Verb
 from rekey.tables.bulk import insert_absent, read_keys
 
@@ -155,7 +155,7 @@ class Copier:
                 mapped = map_row(source_row)
             except RowRefused as refused:
                 raise refused.for_row(self.propagator.row_id(source_key)) from None
-            targets = {TargetKey(table, *key_of(row)): row for table, row in mapped}
+            targets = {TargetKey(table, row[PARTITION_KEY], row[ROW_KEY]): row for table, row in mapped}
             window.expected[source_key] = targets
             for target in targets:
                 if window.claimed.setdefault(target, source_key) != source_key:

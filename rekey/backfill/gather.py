@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rekey.backfill.copier import CopyWindow
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Write(Operation):
     """An insert on behalf of a source row, read in a window."""
 

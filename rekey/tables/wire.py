@@ -215,7 +215,7 @@ class Encoder:
         if kept is not None and kept[0] is self:
             return kept[1]
         part = self._encode(operation)
-        object.__setattr__(operation, "encoded", (self, part))  # a cache; the value stays what it was
+        operation.encoded = (self, part)  # a cache; the value stays what it was
         return part
 
     def size(self, operation: Operation) -> int:
