@@ -6,9 +6,9 @@ Rules kept here:
   start, end, are killed, and stop for a while. The runner is killed as well, and run again.
 * Whoever operates it repeats a command until it is done, as the messages say. What a verification finds is a
   find; so is a command that does not get done once nothing fails any more.
-* When the life pauses, all that is open ends, and everything is judged: the journal is empty, the replicas are
-  what the authority says, every target row is accounted for, and what clients were told of a key fits one row
-  that changes at once, ending with what is there.
+* When the life pauses, all that is open ends, and everything is judged: the journal is empty, the replicas
+  are what the authority says, every target row is accounted for, and what clients were told of a key fits one
+  row that changes at once, ending with what is there.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Rules kept here:
 
 * A client is the program's own (`rekey.dualwrite.sdk.core`): lease, writer, journal. Only time,
   randomness and the way to the tables are the simulation's.
-* Every operation is about source keys that are known when it is drawn. Each key has a witness of its own: what
-  clients saw of it fits one row that changes at once.
+* Every operation is about source keys that are known when it is drawn. Each key has a witness of its own:
+  what clients saw of it fits one row that changes at once.
 * A read, and a condition, is held against the authority when the authority was on the view's side throughout;
   otherwise it may be behind.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -216,7 +216,7 @@ def replace_basis(one: Noted, basis: int | None) -> Noted:
 
 @dataclass
 class Notes:
-    """The witnesses of all keys. `plain`: rows are told apart by their main target keys (after `complete`)."""
+    """The witnesses of all keys. `plain`: rows are told apart by their main target keys (after the end)."""
 
     mapper: Mapper
     plain: bool = False
@@ -309,7 +309,7 @@ class Client:
             await self._guarded(lambda step=step: self._do(step))
             self.busy -= 1
 
-    # --- one call --------------------------------------------------------------------------------------------
+    # --- one call ------------------------------------------------------------------------------------------
 
     async def _do(self, step: list[Doing]) -> None:
         self._number += 1

@@ -1,13 +1,13 @@
-"""Tables in memory behind a network of their own: processes that die and stop, requests that go their own way.
+"""Tables in memory behind a network: processes that die and stop, requests that go their own way.
 
 Rules kept here:
 
-* Time is the loop's, and passes only while everybody waits. Every request takes some, so all that is under way
-  takes effect in an order that the seed draws.
-* What was sent goes its own way: it takes effect within the time a request can take, or never, whatever became
-  of its sender: killed, stopped, told of a broken connection, or tired of waiting.
-* A process that is killed does nothing any more; one that is stopped does nothing for a while, and then goes on
-  where it was: its timers fire late, its answers are heard late.
+* Time is the loop's, and passes only while everybody waits. Every request takes some, so all that is under
+  way takes effect in an order that the seed draws.
+* What was sent goes its own way: it takes effect within the time a request can take, or never, whatever
+  became of its sender: killed, stopped, told of a broken connection, or tired of waiting.
+* A process that is killed does nothing any more; one that is stopped does nothing for a while, and then goes
+  on where it was: its timers fire late, its answers are heard late.
 * What happens to a request is drawn from what the request is, not from how many came before: so a seed is a
   life, whatever order sets are iterated in.
 """
