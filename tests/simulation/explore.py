@@ -83,8 +83,9 @@ class _Touched:
 
 
 _Place = tuple[str, EntityKey | None]
-_Step = tuple[str, int]
-"""A choice as it is written down: its kind, and the position of its call or its actor."""
+_Step = tuple[str, Hashable, int]
+"""A choice as it is written down: its kind, what its call is about, and which of those that are about the same
+(or the actor, by position)."""
 _Branch = tuple[_Step, ...]
 _Told = tuple[str, Held | Actor | None, bool]
 """What happened, to whom, and whether nobody waited for it any more: to be put in words if a reader asks."""
@@ -369,15 +370,20 @@ class _Run:
     def step(self, choice: _Choice) -> _Step:
         """Write a choice down."""
         if choice.held is not None:
-            return choice.kind, self.scheduler.held.index(choice.held)
-        return choice.kind, -1 if choice.actor is None else self.scheduler.actors.index(choice.actor)
+            about = choice.held.about
+            alike = [one for one in self.scheduler.held if one.about == about]
+            return choice.kind, about, alike.index(choice.held)
+        return choice.kind, None, -1 if choice.actor is None else self.scheduler.actors.index(choice.actor)
 
     def choice(self, step: _Step) -> _Choice:
         """Return a choice that was written down in the same place of another run."""
-        kind, place = step
+        kind, about, place = step
         if kind.startswith("kill"):
             return _Choice(kind, actor=self.scheduler.actors[place])
-        return _Choice(kind, None if place < 0 else self.scheduler.held[place])
+        if about is None:
+            return _Choice(kind)
+        # Not by its place at the gate: a process may make its calls in an order of its own each time.
+        return _Choice(kind, [one for one in self.scheduler.held if one.about == about][place])
 
     def take(self, choice: _Choice, *, replayed: bool = False) -> _Told:
         """Let it happen; return what happened, for a reader."""

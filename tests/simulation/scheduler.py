@@ -103,6 +103,13 @@ class Held:
             self._text = f"{call.action} {call.table} {writes}" if writes else f"{call.action} {call.table}"
         return self._text
 
+    @property
+    def about(self) -> Hashable:
+        """What tells the call from others at the gate, cheaply: all but the content of what it writes."""
+        call = self.call
+        key = call.operations[0].key if call.operations else None
+        return (self.actor.name, self.late, call.action, call.table, key)
+
     def commutes(self, other: Held) -> bool:
         """Tell whether the two may take effect in either order with the same answers and the same content."""
         mine, others = self.call, other.call

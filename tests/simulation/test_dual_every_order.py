@@ -177,7 +177,7 @@ def test_worlds_drawn_from_all_that_there_are() -> None:
         ("users, dual_write: old replace", "no faults", 4, 0),
         ("users, dual_write: old replace", "a crash, late requests", 2, 0),
         ("users, dual_write: old replace", "an open outcome", 2, 0),
-        ("users, dual_write: old merge", "no faults", 1, 2),
+        ("users, dual_write: old merge", "no faults", 0, 1),
         ("users, cutover: new delete", "a crash, late requests", 2, 0),
         ("users, dual_write: old merge | new merge", "no faults", 2, 0),
         ("posts, dual_write: old move", "no faults", 2, 0),
