@@ -5,6 +5,7 @@ Rules kept here:
 * Heard of every answer: its status and how long it took. Once a second the last second is judged.
 * More than `PUSHED_BACK` of the answers said "busy" (503), "timed out" (500) or "too many" (429), or answers
   take several times as long as usual: go on at nine tenths of what was done in that second.
+* For slow answers alone never below half of the best second: this machine may be what is slow.
 * Hardly any did: a tenth more every second, until the limit that is configured is what counts again.
 * In between the rate stands still: an account at its limit refuses a few requests, and a client that gave way
   for each of them would end at nothing.
@@ -29,6 +30,7 @@ class Pace:
         """Entities a second; None: as fast as is configured."""
         self.since = now
         self._usual: float | None = None
+        self._best = 0.0
         self._clear()
 
     def answered(self, status: int, seconds: float) -> None:
@@ -49,8 +51,11 @@ class Pace:
         if elapsed < 1.0 or self._answers < _LEAST_ANSWERS:
             return
         share, done = self._busy / self._answers, self._entities / elapsed
-        if share > PUSHED_BACK or self._is_slow():
-            self.rate = max(_LEAST_RATE, _DOWN * (done if self.rate is None else min(done, self.rate)))
+        self._best = max(self._best, done)
+        is_slow = self._is_slow()
+        if share > PUSHED_BACK or is_slow:
+            least = _LEAST_RATE if share > PUSHED_BACK else self._best / 2
+            self.rate = max(least, _DOWN * (done if self.rate is None else min(done, self.rate)))
         elif share < _HARDLY_ANY and self.rate is not None:
             faster = self.rate * _UP
             is_free = faster >= configured if configured is not None else done < self.rate / 2

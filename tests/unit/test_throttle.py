@@ -132,6 +132,18 @@ def test_answers_that_take_several_times_as_long_as_usual_slow_down_too() -> Non
     assert pace.rate == pytest.approx(900)
 
 
+def test_slow_answers_alone_never_take_more_than_half_of_the_speed() -> None:
+    """This machine may be what is slow; giving way again and again would end at nothing."""
+    pace = Pace(0.0)
+    judged(pace, [204] * 20, 0.1)
+    for _ in range(30):
+        for _ in range(20):
+            pace.answered(204, 5.0)
+        pace.sent(10)
+        pace.judge(pace.since + 1.0, None)
+    assert pace.rate == pytest.approx(500)
+
+
 def test_when_refusals_end_it_grows_until_the_configured_limit_counts_again() -> None:
     pace = Pace(0.0)
     judged(pace, [503] * 20, configured=1200)
