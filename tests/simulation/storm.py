@@ -140,7 +140,8 @@ class Storm:
     calm: bool = False
     happened: Counter[str] = field(default_factory=Counter)
     trace: int = 0
-    _flights: set[_Flight] = field(default_factory=set)
+    _flights: dict[_Flight, None] = field(default_factory=dict)
+    """In the order in which they were sent."""
 
     def start(self, process: Process, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Start a task of a process."""
@@ -153,10 +154,10 @@ class Storm:
         self.happened["kill"] += 1
         self.loop.kill(process)
         draw = random.Random(f"{self.seed} {process.name} dies")
-        for flight in sorted((one for one in self._flights if one.process is process), key=_by_time):
+        for flight in [one for one in self._flights if one.process is process]:
             flight.timer.cancel()
             if draw.random() < 0.4:
-                self._flights.discard(flight)
+                del self._flights[flight]
                 continue
             self.happened["late request"] += 1
             lands = max(self.loop.now, flight.sent + draw.random() ** 2 * process.request_s)
@@ -222,7 +223,7 @@ class Storm:
         hears: float | None,
     ) -> None:
         def land() -> None:
-            self._flights.discard(flight)
+            self._flights.pop(flight, None)
             self.trace = zlib.crc32(f"{process.name} {text}".encode(), self.trace)
             given: Any = None
             refused: ServiceError | None = None
@@ -235,7 +236,7 @@ class Storm:
 
         timer = self.loop.call_later(lands, land, context=Context())
         flight = _Flight(process, self.loop.now, land, timer)
-        self._flights.add(flight)
+        self._flights[flight] = None
 
     def _delays(self, process: Process, draw: random.Random) -> tuple[float, float]:
         """Return after how many seconds a request takes effect, and how many more its answer takes."""
@@ -260,10 +261,6 @@ class Storm:
                 return Fault(FaultKind.INSIDE_BATCH, index=int(draw.random() * len(call.operations)))
             return Fault(kinds[int(which * len(kinds))])
         return None
-
-
-def _by_time(flight: _Flight) -> float:
-    return flight.sent
 
 
 class StormService(MemoryTableService):
