@@ -14,8 +14,8 @@ from unittest import mock
 
 import pytest
 
-from rekey.dualwrite.sweeper import Swept
-from rekey.runner import freeze
+from rekey.dualwrite.propagate import Propagated
+from rekey.dualwrite.sweeper import Settler
 from tests.simulation.dual_life import KINDS, Found, Life
 
 QUICK_SEEDS = (2, 4)
@@ -75,23 +75,18 @@ def test_a_seed_is_a_dual_life(tmp_path: Path) -> None:
     assert one.storm.happened == other.storm.happened
 
 
-async def _drains_nothing(*_: object) -> int:
-    return 0
+async def _settles_nothing(*_: object) -> Propagated:
+    return Propagated()
 
 
-async def _sweeps_nothing(*_: object, **__: object) -> Swept:
-    return Swept(0, 0, None, 0)
-
-
-def test_without_draining_the_journal_a_life_finds_the_loss(tmp_path: Path) -> None:
-    """Intents that killed clients left are neither settled before a freeze nor drained in it."""
+def test_without_settling_what_intents_announce_a_life_finds_the_loss(tmp_path: Path) -> None:
+    """Intents that killed clients left behind are removed, and nothing is done about them."""
     with (
-        mock.patch.object(freeze, "drain", _drains_nothing),
-        mock.patch.object(freeze, "settle_stale", _sweeps_nothing),
+        mock.patch.object(Settler, "settle", _settles_nothing),
         pytest.raises(Found, match="seed"),
     ):
-        for seed in range(1, 30):
-            Life(tmp_path / str(seed), "keys from keys", seed).live()
+        for seed in range(1, 20):
+            Life(tmp_path / str(seed), "keys from content", seed).live()
 
 
 @pytest.mark.soak
