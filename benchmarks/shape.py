@@ -15,14 +15,14 @@ _PAGE = 1000
 class Shape:
     """A table of `rows` users in key order.
 
-    Without `huge` they lie evenly in 200 partitions. With it, half of them lie in the partition in the middle
-    and the others evenly in the rest.
+    Without `huge` they lie evenly in `partitions`, 200 if nothing else is said. With it, half of them lie in
+    the partition in the middle and the others evenly in the rest.
     """
 
-    def __init__(self, rows: int, *, huge: bool = False) -> None:
+    def __init__(self, rows: int, *, huge: bool = False, partitions: int = PARTITIONS) -> None:
         self.rows = rows
         self._huge = rows // 2 if huge else 0
-        self._others = max(1, -(-(rows - self._huge) // PARTITIONS))
+        self._others = max(1, -(-(rows - self._huge) // partitions))
         self._before = self._others * (PARTITIONS // 2) if huge else rows
 
     def key(self, number: int) -> tuple[str, str]:

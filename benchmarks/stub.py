@@ -29,6 +29,7 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
+from benchmarks.project import PARTITIONS
 from benchmarks.shape import Shape, mapped_pages
 
 ACCOUNT = "stub"
@@ -87,7 +88,7 @@ class Stub:
     """What the service knows and counts."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self.shape = Shape(options.rows, huge=options.huge)
+        self.shape = Shape(options.rows, huge=options.huge, partitions=options.partitions)
         self.options = options
         self.random = random.Random(1)
         self.counts: Counter[str] = Counter()
@@ -271,6 +272,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.stub")
     parser.add_argument("rows", type=int, help="rows of the source")
     parser.add_argument("--huge", action="store_true", help="half of the rows lie in one partition")
+    parser.add_argument("--partitions", type=int, default=PARTITIONS, help="of the source, without --huge")
     parser.add_argument("--target", action="store_true", help="the target holds what a migration makes")
     parser.add_argument("--latency", type=float, default=0.0, help="seconds before every answer")
     parser.add_argument("--limits", action="store_true", help="refuse beyond 20,000 and 2,000 entities/s")

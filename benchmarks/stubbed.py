@@ -19,7 +19,7 @@ from benchmarks.stub import StubProcess
 
 WORKS = ("copy", "copy-targets", "verify")
 TRIES = 2
-_ROWS_OF_LOOP = 10_000
+_ROWS_OF_LOOP = 5_000
 """The loop takes as long for every row; this many show it."""
 
 
@@ -41,7 +41,9 @@ def measure(count: int, say: Callable[[str], None], *, tries: int = TRIES) -> di
         rates = {}
         for side, rows in (("rekey", count), ("sdk", min(count, _ROWS_OF_LOOP))):
             say(f"stub, {rows:,} rows: {side} {kind}")
-            runs = [work(side, kind, rows, *options) for _ in range(tries)]
+            # Partitions of one size on both sides, so that both fill their batches alike.
+            partitions = str(max(1, project.PARTITIONS * rows // count))
+            runs = [work(side, kind, rows, "--partitions", partitions, *options) for _ in range(tries)]
             rates[side] = max(one["rows"] / one["cpu_seconds"] for one in runs)
         figures[kind.replace("-", "_")] = {
             "rekey_rows_per_cpu_second": round(rates["rekey"]),
