@@ -169,6 +169,9 @@ class DualWorld(SmallWorld):
     def durable(self) -> Hashable:
         return (super().durable(), self.witness.marks())
 
+    def ending(self) -> Hashable:
+        return (super().durable(), self.witness.told())
+
     def is_marking(self, one: Held) -> bool:
         return self.witness.is_beginning(one.actor.name)
 

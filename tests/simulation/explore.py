@@ -84,8 +84,7 @@ class _Touched:
 
 _Place = tuple[str, EntityKey | None]
 _Step = tuple[str, Hashable, int]
-"""A choice as it is written down: its kind, what its call is about, and which of those that are about the same
-(or the actor, by position)."""
+"""A choice as it is written down: its kind, what its call is about, and which of those (or which actor)."""
 _Branch = tuple[_Step, ...]
 _Told = tuple[str, Held | Actor | None, bool]
 """What happened, to whom, and whether nobody waited for it any more: to be put in words if a reader asks."""
@@ -138,7 +137,7 @@ class Search:
                 if self._follow(run, branch, preemptions, told):
                     self.result.schedules += 1
                     run.finish()
-                    self.result.ends.add(hash(run.scenario.durable()))
+                    self.result.ends.add(hash(run.scenario.ending()))
                     if wrong := run.scenario.wrong() or run.scenario.broken():
                         self._lost(wrong, told)
             finally:

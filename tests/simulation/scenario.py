@@ -58,6 +58,10 @@ class Scenario(ABC):
     def durable(self) -> Hashable:
         """Return all that survives a crash: the content of tables and files."""
 
+    def ending(self) -> Hashable:
+        """Return what a run has come to: what is durable, and what was told to whom."""
+        return self.durable()
+
     @abstractmethod
     async def finish(self) -> None:
         """Do what is done when everybody has come to an end."""
@@ -117,7 +121,7 @@ class Searched:
     bounded: int | None = None
     """The bound on preemptions, if it cut anything."""
     ends: set[int] = field(default_factory=set)
-    """What was durable at the end, of all runs."""
+    """What all runs came to."""
     loss: str = ""
     schedule: list[str] = field(default_factory=list)
     """The choices that lead to the loss, for a reader."""

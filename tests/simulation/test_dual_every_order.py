@@ -128,15 +128,15 @@ def test_orders_that_are_taken_for_equal_end_alike() -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize(
-    "name",
+    ("name", "beside"),
     [
-        "users, dual_write: old replace | old delete",
-        "users, dual_write, absent: old insert | old delete",
-        "users, cutover: new merge | old delete",
+        ("users, dual_write: old delete", {"backfill": True, "copied": False}),
+        ("users, dual_write: old delete | old read", {}),
+        ("users, cutover: new delete | old read", {}),
     ],
 )
-def test_orders_of_two_clients_that_are_taken_for_equal_end_alike(name: str) -> None:
-    few, every = (dual(name, Budget(all_orders=all_orders)) for all_orders in (False, True))
+def test_more_orders_that_are_taken_for_equal_end_alike(name: str, beside: dict[str, bool]) -> None:
+    few, every = (dual(name, Budget(all_orders=all_orders), **beside) for all_orders in (False, True))
     print(f"{name}: {few}; all orders: {every}")
     assert few.states < every.states
     assert few.ends == every.ends
@@ -172,19 +172,24 @@ def test_worlds_drawn_from_all_that_there_are() -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize(
-    ("name", "faults", "bound", "passages"),
+    ("name", "faults", "bound", "looks", "passages"),
     [
-        ("users, dual_write: old replace", "no faults", 4, 0),
-        ("users, dual_write: old replace", "a crash, late requests", 2, 0),
-        ("users, dual_write: old replace", "an open outcome", 2, 0),
-        ("users, dual_write: old merge", "no faults", 0, 1),
-        ("users, cutover: new delete", "a crash, late requests", 2, 0),
-        ("users, dual_write: old merge | new merge", "no faults", 2, 0),
-        ("posts, dual_write: old move", "no faults", 2, 0),
+        ("users, dual_write: old replace", "no faults", 3, 2, 0),
+        ("users, dual_write: old replace", "no faults", 4, 0, 0),
+        ("users, dual_write: old replace", "a crash, late requests", 1, 2, 0),
+        ("users, dual_write: old replace", "an open outcome", 1, 1, 0),
+        ("users, dual_write: new merge", "a busy service", 1, 1, 0),
+        ("users, dual_write: old merge", "no faults", 1, 0, 1),
+        ("users, cutover: old merge", "a crash, late requests", 1, 1, 0),
+        ("users, dual_write: old replace-if | new replace-if", "no faults", 2, 0, 0),
+        ("users, cutover: new merge | old delete", "no faults", 2, 0, 0),
+        ("posts, dual_write: old move", "no faults", 1, 2, 0),
     ],
 )
 def test_the_authority_moves_and_nothing_is_lost_with_larger_bounds(
-    name: str, faults: str, bound: int, passages: int
+    name: str, faults: str, bound: int, looks: int, passages: int
 ) -> None:
-    found = moving(name, replace(FAULTS[faults], preemptions=bound), passages=passages)
+    """How often clients look at the control row, and how often time passes while somebody could go on, are
+    bounds as well."""
+    found = moving(name, replace(FAULTS[faults], preemptions=bound), looks=looks, passages=passages)
     visited(f"{name}, moving, {faults}, time passes {passages} times", found, at_least=500)

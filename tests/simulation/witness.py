@@ -126,6 +126,10 @@ class Witness:
         """Return what there is to remember: outcomes, and what had ended before what began."""
         return tuple((one.actor, one.outcome, one.began is None, one.after, one.saw) for one in self.noted)
 
+    def told(self) -> Hashable:
+        """Return what clients were told, whenever that was."""
+        return frozenset((one.actor, str(one.step), one.outcome, one.saw) for one in self.noted)
+
     def begin(self, actor: str, view: View, step: Step, basis: int | None, *, replica: bool) -> Noted:
         """An actor begins an operation."""
         one = Noted(len(self.noted), actor, view, step, basis, replica=replica)
