@@ -48,6 +48,10 @@ class Leftover:
         authority: which side decided then.
         decided: whether the authority has answered; if not, there is nothing to see before that is over.
         travels_s: for how many seconds more a request for it may travel; until then its intent stays.
+        attempts: how often it was tried.
+        task: what tries it, again and again.
+        trying: it is being tried now.
+        ends: whoever settles waits for the attempt under way, not for a pause behind it.
     """
 
     intent: IntentRef
@@ -58,6 +62,7 @@ class Leftover:
     attempts: int = 0
     task: asyncio.Task[None] | None = None
     trying: bool = False
+    ends: bool = False
 
 
 def is_same_authority(left: Leftover, now: Permit) -> bool:
@@ -125,18 +130,20 @@ class Leftovers:
         forgotten; the others are tried again later."""
         kept = list(self._kept)
         for left in kept:
+            left.ends = True
             if left.task is not None and not left.trying:
                 left.task.cancel()
         tasks = [left.task for left in kept if left.task is not None]
         if tasks:
             await asyncio.wait(tasks)
-        due = [left for left in kept if not left.travels_s and not _is_done(left)]
+        due = [left for left in kept if left in self._kept and not left.travels_s]
         await in_turns([partial(self._try_once, left) for left in due], _WIDTH)
         now = self._permits.current()
         for left in kept:
             if now is None or left.permit.epoch != now.epoch:
                 self._kept.discard(left)
             elif left in self._kept:
+                left.ends = False
                 left.task = asyncio.ensure_future(self._keep_trying(left, wait_first=not left.decided))
 
     async def close(self) -> None:
@@ -152,7 +159,7 @@ class Leftovers:
     async def _keep_trying(self, left: Leftover, *, wait_first: bool) -> None:
         if wait_first:
             await self._pause(left, left.travels_s)
-        while left in self._kept:
+        while left in self._kept and not left.ends:
             await self._pause(left, PAUSES[min(left.attempts, len(PAUSES) - 1)])
             if await self._try(left):
                 self._kept.discard(left)
@@ -193,8 +200,3 @@ class Leftovers:
             return False
         await self._journal.end([intent.id])
         return True
-
-
-def _is_done(left: Leftover) -> bool:
-    """Tell whether the attempt that was under way was the last one needed."""
-    return left.task is not None and left.task.done() and not left.task.cancelled()

@@ -97,7 +97,10 @@ class Pair:
 
 def _claims(segment: Segment, key: Key) -> bool:
     """Tell whether a checkpoint claims a source row. The keys here are ASCII: Python's order is right."""
-    return segment.done or (segment.cursor is not None and key <= tuple(segment.cursor))
+    if segment.after is not None and key <= tuple(segment.after):
+        return False
+    upto = segment.upto if segment.done else segment.cursor
+    return (segment.done and upto is None) or (upto is not None and key <= tuple(upto))
 
 
 @pytest.mark.parametrize(

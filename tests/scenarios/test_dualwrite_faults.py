@@ -43,6 +43,7 @@ async def test_a_replica_that_fails_never_fails_the_caller(
     assert world.intents == 2
     assert world.counters.left == 2
     assert world.permits.in_use == 0
+    await writer.close()
     memory.faults = PlannedFaults()
     await world.sweep()
     await world.assert_quiet()

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from rekey.errors import Unavailable
+from rekey.tables.faults import Fault, FaultKind, Planned, PlannedFaults
 from rekey.tables.memory import MemoryTableService
 from tests.dualwriting import insert, memory_world
 from tests.worlds import USERS, user
@@ -29,4 +33,39 @@ async def test_settling_does_not_wait_for_writes_that_began_after_it() -> None:
     stopped.set()
     await asyncio.gather(*application)
     assert still_writing
+    await world.assert_quiet()
+
+
+async def test_settling_waits_for_the_attempt_under_way_and_not_for_the_pause_behind_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A key that is being tried while an epoch ends, and fails again, must not hold the epoch up for long."""
+    memory = MemoryTableService()
+    world = await memory_world(USERS, memory).prepare()
+    tried, fails, slept = asyncio.Event(), asyncio.Event(), []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) > 1:
+            await asyncio.Event().wait()
+
+    writer = world.writer(sleep=sleep)
+
+    async def settle(*_: object) -> None:
+        tried.set()
+        await fails.wait()
+        raise Unavailable("busy", code="ServerBusy", status=503)
+
+    monkeypatch.setattr(writer._leftovers._settler, "settle", settle)
+    memory.faults = PlannedFaults(Planned(Fault(FaultKind.NOT_SENT), table="UsersV2", times=1_000))
+    await writer.write([insert(user("ann@example.com"))])
+    await tried.wait()
+    settling = asyncio.ensure_future(writer.settle())
+    await asyncio.sleep(0)
+    fails.set()
+    await asyncio.wait_for(settling, timeout=10)
+    await writer.close()
+    monkeypatch.undo()
+    memory.faults = PlannedFaults()
+    await world.sweep()
     await world.assert_quiet()
