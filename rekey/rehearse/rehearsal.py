@@ -115,7 +115,7 @@ def _on_stage(
     project.write(
         azurite,
         window_rows=max(1, min(stock.count // _WINDOWS, _MOST_ROWS_A_WINDOW)),
-        entities_per_second=max(10, stock.count * len(mapper.tables) // _COPY_SECONDS),
+        entities_per_second=max(10, stock.count * (1 + len(mapper.tables)) // _COPY_SECONDS),
     )
     tables, restricted = open_service(azurite.tables), open_service(azurite.restricted)
     witness = Witness(tables, restricted, project.declared.script_id, mapper)

@@ -20,7 +20,7 @@ from rekey.state.models import Segment
 from tests.acceptance.support import POSTS, USERS, Key, Project, keys_of, posts, users
 
 pytestmark = pytest.mark.azurite
-SLOW_ROWS_PER_SECOND = 300
+SLOW_ROWS_PER_SECOND = 600
 """Three kills of four come while copying is held to this, so that most of them interrupt it; the others come
 at full speed, and fall into the sweep, the passes and the verification, too."""
 
