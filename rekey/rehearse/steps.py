@@ -114,8 +114,8 @@ class Life:
             f"The plan wrote nothing: none of {self._named_targets()} exists after it.",
         )
 
-    def _kill(self) -> Segment:
-        """Kill the first apply in the middle of copying; return where it stood."""
+    def _kill(self) -> list[Segment]:
+        """Kill the first apply in the middle of copying; return where its segments stood."""
         self._tell.say("Applying, and killing it in the middle of copying.")
         running = self._project.start("apply", self._script_id)
         while not running.ended and self._copied() < self._kill_after:
@@ -126,33 +126,34 @@ class Life:
             raise self._wrong(f"`{result.line}` ended with {result.code} before it could be killed", result)
         if result.code == 0 or not _in_the_middle(segments):
             raise self._wrong("the kill did not land in the middle of copying; use more rows", result)
-        at = segments[0]
+        rows = sum(segment.rows for segment in segments)
         self._tell.why(
-            f"That was SIGKILL, which no handler catches, after {at.rows:,} rows had been checkpointed. What"
+            f"That was SIGKILL, which no handler catches, after {rows:,} rows had been checkpointed. What"
             " is durable is durable, and nothing else was claimed."
         )
         self._run("status", self._script_id)
         self._tell.why("What is done, and what comes next, is in the state file: `status` reads it.")
-        if at.cursor is None:
+        claimed = [segment.claimed for segment in segments if segment.claimed is not None]
+        if not claimed:
             raise self._wrong("a checkpoint counts rows and has no cursor", result)
-        looked_at, missing = self._witness.missing_up_to(at.cursor)
+        looked_at, missing = self._witness.missing_within(claimed)
         self._prove(
             missing == 0,
-            f"Killed after {at.rows:,} checkpointed rows; no checkpoint ran ahead: all {looked_at:,} source"
-            " rows up to the cursor are in the target.",
+            f"Killed after {rows:,} checkpointed rows; no checkpoint ran ahead: all {looked_at:,} source"
+            " rows up to the cursors are in the target.",
             f"{missing:,} of {looked_at:,} rows before the checkpoint are not in the target",
         )
-        return at
+        return segments
 
-    def _resume(self, killed_at: Segment) -> None:
+    def _resume(self, killed_at: list[Segment]) -> None:
         self._tell.say("Applying again, while the application goes on inserting, updating and deleting.")
         self.application.begin_counting()
-        lowest = [killed_at.rows]
+        looks: list[bool] = []
 
         def look() -> None:
-            for segment in self._project.segments(BACKFILL):
-                behind = segment.id != killed_at.id or segment.cursor is None
-                lowest.append(0 if behind else segment.rows)
+            now = {segment.id: segment.rows for segment in self._project.segments(BACKFILL)}
+            if now:
+                looks.append(all(now.get(one.id, -1) >= one.rows for one in killed_at))
 
         self._run_beside("apply", self._script_id, beside=look)
         self._tell.why(
@@ -160,11 +161,12 @@ class Life:
             " stopped at the gate before cutover and said what the gate asks for."
         )
         ended = self._project.segments(BACKFILL)
-        went_on = min(lowest) >= killed_at.rows and all(segment.done for segment in ended)
+        look()
+        before, after = (sum(segment.rows for segment in some) for some in (killed_at, ended))
         self._prove(
-            went_on,
-            f"The resumed run went on from {killed_at.rows:,} rows to {ended[0].rows if ended else 0:,} and"
-            f" never stood behind the kill (seen {len(lowest) - 1} times under way).",
+            all(looks) and all(segment.done for segment in ended),
+            f"The resumed run went on from {before:,} rows to {after:,} and"
+            f" never stood behind the kill (seen {len(looks) - 1} times under way).",
             "the resumed run started over instead of going on from its checkpoint",
         )
         self._catch_up("With everything copied, `apply` brings over what changed since.")

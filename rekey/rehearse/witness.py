@@ -15,7 +15,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,7 @@ from rekey.edm import canonical_content
 from rekey.mapper import Mapper
 from rekey.mapping.ids import SafeIds
 from rekey.mapping.rows import CONTROL_TABLE
-from rekey.model import EntityKey, Row, key_of
+from rekey.model import EntityKey, KeyRange, Row, key_of
 from rekey.rehearse.azurite import AzuriteAccount
 
 NAMED = 5
@@ -195,13 +195,13 @@ class Witness:
     def _digest(self, table: int, row: Row, after_cutover: bool) -> bytes:
         return digest_of(row, self.mapper.timestamp_copies[table] if after_cutover else ())
 
-    def missing_up_to(self, cursor: EntityKey) -> tuple[int, int]:
-        """Count source rows up to and including a cursor, and those of them that no main target row has."""
+    def missing_within(self, claimed: Sequence[KeyRange]) -> tuple[int, int]:
+        """Count source rows within key ranges, and those of them that no main target row has."""
         there = {key_of(row) for row in self.rows(self.mapper.tables[0])}
         looked_at, missing = 0, 0
         for row in self.rows(self.source_name):
-            if key_of(row).order > cursor.order:
-                break
+            if not any(key_of(row) in one for one in claimed):
+                continue
             looked_at += 1
             missing += key_of(self.mapper.map(row)[0].row) not in there
         return looked_at, missing

@@ -196,6 +196,13 @@ class Segment:
         """Return what is left to do behind the cursor."""
         return KeyRange(self.after if self.cursor is None else self.cursor, self.upto)
 
+    @property
+    def claimed(self) -> KeyRange | None:
+        """Return what checkpoints claim to be done, None before the first one."""
+        if self.done:
+            return KeyRange(self.after, self.upto)
+        return None if self.cursor is None else KeyRange(self.after, self.cursor)
+
 
 @dataclass(frozen=True, slots=True)
 class PhaseRun:
