@@ -194,11 +194,16 @@ async def test_a_sample_says_how_sure_its_shares_are() -> None:
 # --- memory -----------------------------------------------------------------------------------------------
 
 _MEASURE = """
-import asyncio, resource, sys
+import asyncio, pathlib, re, resource
 from rekey.inspection.inspect import inspect_table
 from tests.bigtable import MadeUpTable
 found, _ = asyncio.run(inspect_table(MadeUpTable({rows}), exact=True))
-print(found.inventory.rows.rows, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+status = pathlib.Path("/proc/self/status")
+if status.exists():  # what the system calls the maximum counts the parent's memory before the program began
+    peak = int(re.search(r"VmHWM:\\s+(\\d+)", status.read_text())[1])
+else:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(found.inventory.rows.rows, peak)
 """
 
 
