@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rekey.concurrency import cancel
+from rekey.dualwrite.control import ControlRow, ControlStore
 from rekey.dualwrite.counters import Counters
 from rekey.dualwrite.journal import Journal
 from rekey.dualwrite.lease import ClientLease
@@ -31,7 +32,6 @@ from rekey.mapping.store import MappingStore
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.runner import moves
-from rekey.runner.control import ControlRow, ControlStore
 from rekey.runner.moves import Mode
 from rekey.runner.run import Options
 from rekey.runner.session import Session, fingerprints_of

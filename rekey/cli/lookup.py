@@ -119,7 +119,7 @@ async def _look(
     shell: Shell, project: Project, declared: Declared, query: _Query
 ) -> tuple[list[_Found], list[str]]:
     """Return what was found, and the safe ids that the record names."""
-    from rekey.runner.control import ControlStore
+    from rekey.dualwrite.control import ControlStore
     from rekey.runner.session import mapping_store
 
     accounts = shell.connect(project.config)

@@ -29,11 +29,11 @@ async def subject_of(config: Config, declared: Declared, accounts: Accounts, sta
     """
     from rekey.config import resolve_secret
     from rekey.declaration import required_secrets
+    from rekey.dualwrite.control import ControlStore
     from rekey.mapper import Mapper
     from rekey.mapping.ids import SafeIds, new_key
     from rekey.planner.plan import Subject
     from rekey.planner.problems import Started
-    from rekey.runner.control import ControlStore
     from rekey.runner.session import fingerprints_of, mapping_store
 
     found: dict[str, bytes] = {}

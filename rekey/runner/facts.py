@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 from rekey.config import Gates
 from rekey.declaration import Declared
+from rekey.dualwrite.control import ControlRow
 from rekey.dualwrite.registry import ClientRow, is_current, is_over
 from rekey.phases import ControlPhase, Phase
 from rekey.runner.align import aligned
-from rekey.runner.control import ControlRow
 from rekey.runner.ledger import LedgerScript, applied_phases, handover
 from rekey.state.models import PhaseRun, Segment, Verification
 from rekey.tables.clock import TICKS_PER_SECOND, ticks_of

@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from rekey.dualwrite.control import ControlRow
 from rekey.dualwrite.registry import ClientRow, is_current, is_over, over_at, silent_at
 from rekey.errors import Refused, ServiceError
 from rekey.phases import ControlPhase
-from rekey.runner.control import ControlRow
 from rekey.runner.run import Run
 from rekey.tables.clock import TICKS_PER_SECOND, Clock, ticks_of
 

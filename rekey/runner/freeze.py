@@ -15,10 +15,10 @@ Rules kept here (DESIGN section 5):
 
 from __future__ import annotations
 
+from rekey.dualwrite.control import ControlRow
 from rekey.dualwrite.rules import authority
 from rekey.errors import Findings, GateClosed, Moved, RekeyError, ServiceError
 from rekey.phases import ControlPhase
-from rekey.runner.control import ControlRow
 from rekey.runner.following import Deadline, wait_for_clients, wait_until_heard
 from rekey.runner.intents import drain, settle_stale, unsettled_hint
 from rekey.runner.run import Run

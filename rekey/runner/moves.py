@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import Any
 
 from rekey.advice.service import is_cosmos
+from rekey.dualwrite.control import ControlStore
 from rekey.dualwrite.rules import SOURCE, TARGET, authority
 from rekey.errors import (
     ConfigurationError,
@@ -34,7 +35,6 @@ from rekey.reconcile.count import count
 from rekey.reconcile.report import Report
 from rekey.reconcile.sample import sample
 from rekey.runner.capture import catch_up
-from rekey.runner.control import ControlStore
 from rekey.runner.following import wait_for_present
 from rekey.runner.intents import sweep_journal, while_sweeping
 from rekey.runner.phases import PHASES

@@ -15,6 +15,7 @@ from rekey.backfill.copier import Copier
 from rekey.backfill.engine import WindowSize
 from rekey.config import Config
 from rekey.declaration import Declared
+from rekey.dualwrite.control import ControlStore
 from rekey.dualwrite.journal import Journal
 from rekey.dualwrite.propagate import Propagator
 from rekey.dualwrite.registry import Registry
@@ -26,7 +27,6 @@ from rekey.mapping.ids import SafeIds
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.mapping.store import MappingStore
 from rekey.progress import Progress, Silent
-from rekey.runner.control import ControlStore
 from rekey.state.store import State
 from rekey.tables.base import Table, TableService
 from rekey.tables.clock import Clock, SystemClock

@@ -22,6 +22,7 @@ from rekey.backfill.copier import Copier
 from rekey.backfill.throttle import Throttle
 from rekey.config import Config, resolve_secret
 from rekey.declaration import Declared, Migration, required_secrets
+from rekey.dualwrite.control import ControlRow, ControlStore
 from rekey.dualwrite.propagate import Propagator
 from rekey.errors import StateUnusable
 from rekey.evidence.keys import Signer
@@ -34,7 +35,6 @@ from rekey.phases import ControlPhase, Phase
 from rekey.progress import Progress, Silent
 from rekey.runner.align import aligned
 from rekey.runner.capture import begin_watermark
-from rekey.runner.control import ControlRow, ControlStore
 from rekey.runner.filelock import FileLock
 from rekey.runner.following import wait_for_present
 from rekey.runner.freeze import leave_old_freeze

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from rekey.dualwrite.control import ControlRow
 from rekey.dualwrite.registry import ClientRow, Standing, over_at, standing
 from rekey.phases import ControlPhase, Phase
-from rekey.runner.control import ControlRow
 from rekey.runner.facts import Facts
 from rekey.tables.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from rekey.config import Config
 from rekey.declaration import Declared
+from rekey.dualwrite.control import ControlRow, ControlStore
 from rekey.dualwrite.journal import Journal
 from rekey.dualwrite.registry import ClientRow, Registry
 from rekey.errors import ServiceError, TableMissing
 from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE
 from rekey.model import EntityKey, Row
-from rekey.runner.control import ControlRow, ControlStore
 from rekey.runner.facts import Facts, Intents, Lease, waits
 from rekey.runner.lease import LEASE_ROW_KEY, Holder, ends_at, holder_of, is_over, process_exists
 from rekey.runner.ledger import applied_phases

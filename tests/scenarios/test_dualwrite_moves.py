@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from rekey.dualwrite.control import ControlStore
 from rekey.dualwrite.journal import Journal
 from rekey.dualwrite.rules import View
 from rekey.errors import ConfigurationError, Findings, GateClosed, Refused
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import EntityKey, Row, content_of, etag_of, key_of
 from rekey.phases import ControlPhase, Phase
-from rekey.runner.control import ControlStore
 from rekey.runner.moves import Mode
 from rekey.runner.run import Options
 from rekey.tables.faults import Call

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rekey.dualwrite.control import ControlStore
 from rekey.errors import (
     Collision,
     ConfigurationError,
@@ -23,7 +24,6 @@ from rekey.mapper import Mapper
 from rekey.model import EntityKey, Row, content_of, etag_of, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.runner import moves
-from rekey.runner.control import ControlStore
 from rekey.runner.moves import Mode
 from rekey.runner.run import Options, StopFlag
 from rekey.tables.faults import Call

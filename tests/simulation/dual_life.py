@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from rekey.dualwrite.control import from_row
+from rekey.dualwrite.control import ControlRow, from_row
 from rekey.dualwrite.journal import Journal
 from rekey.dualwrite.lease import ClientLease
 from rekey.dualwrite.reading import ClientFacts, LeaseSettings
@@ -47,7 +47,6 @@ from rekey.mapping.rows import (
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.runner import lease, moves, session
-from rekey.runner.control import ControlRow
 from rekey.runner.lease import RunnerLease
 from rekey.runner.moves import Mode
 from rekey.runner.run import Options

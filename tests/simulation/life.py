@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
 
+from rekey.dualwrite.control import ControlStore
 from rekey.errors import Collision, Findings, Interrupted, Locked, RekeyError, ServiceError
 from rekey.mapper import Mapper
 from rekey.mapping.ids import SafeIds
@@ -28,7 +29,6 @@ from rekey.mapping.rows import MAPPING_TABLE, MappingRows, TargetKey, read_forwa
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.runner import lease, moves, session
-from rekey.runner.control import ControlStore
 from rekey.runner.moves import Mode
 from rekey.runner.run import Options
 from rekey.runner.session import Session

@@ -12,13 +12,13 @@ from rekey.cli.shell import Shell
 from rekey.cli.status import _told
 from rekey.config import Account, Config, Gates, Limits
 from rekey.declaration import Declared, Migration
+from rekey.dualwrite.control import ControlRow
 from rekey.dualwrite.journal import Journal
 from rekey.dualwrite.registry import ClientRow, Registry
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import EntityKey
 from rekey.phases import ORDER, ControlPhase, Phase
 from rekey.runner.capture import WATERMARK
-from rekey.runner.control import ControlRow
 from rekey.runner.facts import RETURNED_AT, UNFOLLOWED_AT, Facts, Intents, Lease, Wait, waits
 from rekey.runner.status import judge
 from rekey.runner.watching import look_at

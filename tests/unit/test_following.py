@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from rekey.dualwrite.control import ControlRow
 from rekey.dualwrite.registry import SAFETY_S, ClientRow
 from rekey.phases import ControlPhase
-from rekey.runner.control import ControlRow
 from rekey.runner.following import Clients, Deadline, named
 from rekey.tables.clock import TICKS_PER_SECOND, FakeClock
 

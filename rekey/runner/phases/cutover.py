@@ -28,12 +28,12 @@ from rekey.backfill.sweep import gone
 from rekey.concurrency import for_each
 from rekey.delta.back import BackPropagator
 from rekey.delta.passes import earlier
+from rekey.dualwrite.control import ControlRow
 from rekey.errors import Findings, GateClosed, RowRefused
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.reconcile.report import FullReport
 from rekey.runner.capture import WATERMARK, catch_up
-from rekey.runner.control import ControlRow
 from rekey.runner.facts import RETURNED_AT
 from rekey.runner.following import closed_by_clients
 from rekey.runner.freeze import cross, leave_freeze

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from rekey.concurrency import for_each
 from rekey.delta.passes import later
+from rekey.dualwrite.control import ControlRow
 from rekey.dualwrite.reading import LeaseSettings
 from rekey.dualwrite.registry import SAFETY_S
 from rekey.errors import ConditionFailed, Findings, RowMissing
 from rekey.model import Row, etag_of, key_of
 from rekey.phases import ControlPhase, Phase
-from rekey.runner.control import ControlRow
 from rekey.runner.following import move
 from rekey.runner.intents import any_intent
 from rekey.runner.phases.complete import QUIET_AT
