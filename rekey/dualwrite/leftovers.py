@@ -100,7 +100,8 @@ class Leftovers:
         self._longest = longest_operation_s
         self._travel_s = longest_operation_s + MARGIN_S
         self._sleep = sleep
-        self._kept: set[Leftover] = set()
+        # In the order in which they came, so that what happens once can be made to happen again.
+        self._kept: dict[Leftover, None] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -122,7 +123,7 @@ class Leftovers:
             return
         travels_s = self._travel_s if still_open else 0.0
         left = Leftover(intent, permit, decides, decided, travels_s)
-        self._kept.add(left)
+        self._kept[left] = None
         left.task = asyncio.ensure_future(self._keep_trying(left, wait_first=not decided))
 
     async def settle(self) -> None:
@@ -141,7 +142,7 @@ class Leftovers:
         now = self._permits.current()
         for left in kept:
             if now is None or left.permit.epoch != now.epoch:
-                self._kept.discard(left)
+                self._kept.pop(left, None)
             elif left in self._kept:
                 left.ends = False
                 left.task = asyncio.ensure_future(self._keep_trying(left, wait_first=not left.decided))
@@ -149,12 +150,12 @@ class Leftovers:
     async def close(self) -> None:
         """Settle, and forget them all."""
         await self.settle()
-        kept, self._kept = list(self._kept), set()
+        kept, self._kept = list(self._kept), {}
         await cancel(left.task for left in kept if left.task is not None)
 
     async def _try_once(self, left: Leftover) -> None:
         if await self._try(left):
-            self._kept.discard(left)
+            self._kept.pop(left, None)
 
     async def _keep_trying(self, left: Leftover, *, wait_first: bool) -> None:
         if wait_first:
@@ -162,7 +163,7 @@ class Leftovers:
         while left in self._kept and not left.ends:
             await self._pause(left, PAUSES[min(left.attempts, len(PAUSES) - 1)])
             if await self._try(left):
-                self._kept.discard(left)
+                self._kept.pop(left, None)
 
     async def _pause(self, left: Leftover, seconds: float) -> None:
         await self._sleep(seconds)
