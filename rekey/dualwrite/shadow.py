@@ -22,6 +22,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rekey.concurrency import cancel
 from rekey.dualwrite.counters import Counters
 from rekey.dualwrite.journal import Journal
 from rekey.dualwrite.permits import Permit, Permits
@@ -135,9 +136,7 @@ class Shadow:
 
     async def close(self) -> None:
         """Give up what is not compared yet."""
-        for worker in self._workers:
-            worker.cancel()
-        await asyncio.gather(*self._workers, return_exceptions=True)
+        await cancel(self._workers)
         self._workers = []
         while not self._queue.empty():
             self._queue.get_nowait()

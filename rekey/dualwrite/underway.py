@@ -16,35 +16,11 @@ from collections import Counter
 from collections.abc import Awaitable
 from dataclasses import dataclass
 
+from rekey.concurrency import cancel
 from rekey.dualwrite.control import ControlRow
+from rekey.dualwrite.operations import may_travel
 from rekey.dualwrite.permits import Permit
-from rekey.errors import (
-    ConditionFailed,
-    CredentialRefused,
-    EndpointDown,
-    Findings,
-    Refused,
-    RequestRejected,
-    RowExists,
-    RowMissing,
-    TableBeingDeleted,
-    TableMissing,
-)
 from rekey.phases import ControlPhase
-
-_NOT_APPLIED = (
-    RowExists,
-    RowMissing,
-    ConditionFailed,
-    RequestRejected,
-    TableMissing,
-    TableBeingDeleted,
-    CredentialRefused,
-    EndpointDown,
-    Findings,
-    Refused,
-)
-"""Errors after which nothing of a write can take effect any more (see `rekey.tables.base`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +83,7 @@ async def first_of(event: asyncio.Event, sleep: Awaitable[object]) -> None:
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for one in waits:
-            one.cancel()
-        await asyncio.gather(*waits, return_exceptions=True)
+        await cancel(waits)
 
 
 class UnderWay:
@@ -145,7 +119,7 @@ class UnderWay:
 
     def failed(self, permit: Granted, error: BaseException) -> None:
         """Note that a write ended with an error, after which it may yet be applied or not."""
-        if isinstance(error, _NOT_APPLIED):
+        if not may_travel(error):
             return
         self._any_open_until = max(permit.until, self._any_open_until)
         if permit.phase in (None, ControlPhase.SOURCE):

@@ -19,6 +19,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, TypeVar
 
+from rekey.concurrency import cancel
 from rekey.dualwrite.reading import CLOSED
 from rekey.errors import WritesRefused
 
@@ -126,11 +127,7 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()
-        left = asyncio.all_tasks(loop)
-        for task in left:
-            task.cancel()
-        if left:
-            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        loop.run_until_complete(cancel(asyncio.all_tasks(loop)))
         loop.run_until_complete(loop.shutdown_asyncgens())
     finally:
         asyncio.set_event_loop(None)
