@@ -6,6 +6,8 @@ Rules kept here:
   read, after the last write the authority is read again, after an insert a whole round follows, and an index
   key is listed in the mapping before a row is written under it.
 * The main target row of a source key is, of all main keys it ever had, the one that it owns and that exists.
+  So the list of those keys is part of what the authority says: it is read again whenever the authority is,
+  behind the replicas. With an older list a row that moved meanwhile looks deleted, and so would its replicas.
 * Only what the mapping knows is touched: a source row whose key was never claimed is nobody's replica.
 * A target row goes back only if nothing of it is lost (`inverse`).
 """
@@ -55,7 +57,7 @@ class ReversePropagator:
             if forward is None:
                 return tally.result()
             found = await self._read_replicas(source_key, forward)
-            authority = await self.authority(forward)
+            authority = await self._authority_now(source_key)
             expected = self.expected_of(source_key, authority, found.get(source_place(source_key)))
             unlisted = {one for one in expected if one.table > 0} - forward.targets
             if unlisted:
@@ -68,7 +70,7 @@ class ReversePropagator:
             if not writes:
                 return tally.result()
             if not needs_another_round([operation for _, operation in writes]):
-                now = await self.authority(forward)
+                now = await self._authority_now(source_key)
                 if version_of(now) == version_of(authority):
                     return tally.result()
         raise self.forward.too_busy(source_key)
@@ -118,7 +120,7 @@ class ReversePropagator:
 
     async def still_owns(self, source_key: EntityKey, target: TargetKey) -> bool:
         """Tell whether a source key has a main target row now, and that stands under or maps to `target`."""
-        authority = await self.authority(await self.mapping.forward(source_key))
+        authority = await self._authority_now(source_key)
         if authority is None or target.table == 0:
             return authority is not None and key_of(authority) == target.key
         return target in self.expected_of(source_key, authority, await self.source.get(source_key))
@@ -126,6 +128,10 @@ class ReversePropagator:
     def target_id(self, target_key: EntityKey) -> str:
         """Return the safe id of a main target row."""
         return self.mapping.rows.ids.short(self.main.name, target_key)
+
+    async def _authority_now(self, source_key: EntityKey) -> Row | None:
+        """Return the main target row of a source key by what the mapping lists now."""
+        return await self.authority(await self.mapping.forward(source_key))
 
     async def _owns(self, forward: Forward, target: TargetKey) -> bool:
         return await self.forward.is_owner(forward.source, target.key)

@@ -10,17 +10,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 from rekey.dualwrite import effects, flow, propagate, reverse
 from rekey.dualwrite.journal import Journal
+from rekey.dualwrite.propagate import Propagated
+from rekey.dualwrite.reverse import ReversePropagator
 from rekey.dualwrite.rules import Side
 from rekey.dualwrite.sides import AuthoritySide
 from rekey.dualwrite.work import Work
 from rekey.dualwrite.writer import Writer
-from rekey.model import EntityKey, key_of
+from rekey.mapping.rows import Forward
+from rekey.model import EntityKey, Row, key_of
 from rekey.runner import following, freeze
 from rekey.tables.base import Operation, Table, Verb
 
@@ -108,6 +112,22 @@ def reads_after() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def stale_list() -> Iterator[None]:
+    """Look for the row of an old key where the mapping listed it before the replicas were read."""
+    listed: ContextVar[Forward | None] = ContextVar("listed", default=None)
+
+    async def propagate(self: ReversePropagator, source_key: EntityKey) -> Propagated:
+        listed.set(await self.mapping.forward(source_key))
+        return await _propagate_back(self, source_key)
+
+    async def authority_now(self: ReversePropagator, source_key: EntityKey) -> Row | None:
+        return await self.authority(listed.get() or await self.mapping.forward(source_key))
+
+    with mock.patch.multiple(ReversePropagator, propagate=propagate, _authority_now=authority_now):
+        yield
+
+
 def no_waiting() -> Any:
     """Move on without waiting for clients."""
 
@@ -139,5 +159,6 @@ def _in(modules: Sequence[Any], name: str, thing: Callable[..., Any] | Awaitable
 
 
 _apply_for_etag = effects.apply_for_etag
+_propagate_back = ReversePropagator.propagate
 _read = AuthoritySide.read
 _beside = AuthoritySide.beside

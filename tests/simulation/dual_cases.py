@@ -4,7 +4,8 @@ Rules kept here:
 
 * A name says it all: "users, dual_write: old replace | new delete-if". Before the colon: whether target keys
   depend on keys alone (`users`) or on content, with an index table (`posts`), and the phase; `absent` where
-  there is no row at the beginning. Then what each client does, in which view.
+  there is no row at the beginning, `tagged before` where it was copied with other tags at first. Then what
+  each client does, in which view.
 * Users have no property that the mapping drops: what becomes of it is judged by the tests of the mapping.
 """
 
@@ -91,6 +92,10 @@ def _steps(row: Row) -> dict[str, Step]:
     }
 
 
+TAGGED_BEFORE = ", tagged before"
+DELETED_AND_WRITTEN_ELSEWHERE = "posts, cutover, tagged before: new delete, then upsert elsewhere"
+"""What is looked at behind the answer to the delete meets the row where it is written next."""
+
 KINDS: dict[str, tuple[Migration, Row, Callable[[int], dict[str, Step]]]] = {
     "users": (USERS, ann(1), user_steps),
     "posts": (POSTS, hello(1), post_steps),
@@ -113,10 +118,12 @@ def parsed(name: str) -> tuple[Migration, list[Row], list[Works], ControlPhase]:
 def dual(name: str, budget: Budget, parts: DualParts | None = None, **more: bool) -> Searched:
     """Search a world in which the authority stays where it is. `more` as `DualWorld` takes it."""
     migration, before, clients, phase = parsed(name)
+    earlier = [hello(0, tags="z")] if TAGGED_BEFORE in name else []
 
     def make(scheduler: Scheduler) -> Scenario:
         return DualWorld(
-            scheduler, migration, before, clients, parts or DualParts(), phase=phase, **more
+            scheduler, migration, before, clients, parts or DualParts(),
+            phase=phase, earlier=earlier, **more,
         )  # fmt: skip
 
     with mock.patch.object(sweep, "DigestParts", DigestsInMemory):

@@ -107,6 +107,7 @@ class DualWorld(SmallWorld):
         backfill: bool = False,
         sweeps: bool = False,
         abandoned: Sequence[EntityKey] = (),
+        earlier: Sequence[Row] = (),
     ) -> None:
         """Take the rows at the beginning (source rows) and what the clients do.
 
@@ -117,6 +118,7 @@ class DualWorld(SmallWorld):
             backfill: whether a backfill runs beside the clients.
             sweeps: whether a sweeper runs beside the clients.
             abandoned: source keys whose intents somebody left behind long ago.
+            earlier: how rows were before, when they were copied for the first time.
         """
         self.dual = parts
         rows = [*before, *(do.row for one in clients for step in one.steps for do in step)]
@@ -130,6 +132,7 @@ class DualWorld(SmallWorld):
         self.permit = Permit(phase, 2, copied)
         self.copied, self.backfill, self.sweeps = copied, backfill, sweeps
         self.abandoned = abandoned
+        self.earlier = earlier
         self.witness = Witness(self.mapper, sorted({key_of(row) for row in rows}), lambda: scheduler.failures)
         self.journal_table = self.others.table(JOURNAL_TABLE)
         self.unswept = 0
@@ -144,8 +147,13 @@ class DualWorld(SmallWorld):
     async def prepare(self) -> None:
         await self.others.create_table(JOURNAL_TABLE)
         await super().prepare()
+        for row in self.earlier:
+            await self.source.replace(row)
+            await self.propagator().propagate(key_of(row))
         if self.copied:
             for row in self.before:
+                if self.earlier:
+                    await self.source.replace(row)
                 await self.propagator().propagate(key_of(row))
         if self.abandoned:
             await self.journal("abandoned").begin("abandoned", 1, SOURCE, self.abandoned)

@@ -19,7 +19,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.simulation.dual_cases import KINDS, dual, moving
+from tests.simulation.dual_cases import DELETED_AND_WRITTEN_ELSEWHERE, KINDS, dual, moving
 from tests.simulation.explore import Budget, Searched, TooMany
 
 FAULTS = {
@@ -154,6 +154,14 @@ def test_what_an_attempt_left_open_keeps_the_intent_though_the_next_one_succeeds
 
 @pytest.mark.soak
 @pytest.mark.timeout(0)
+def test_a_row_deleted_and_written_elsewhere_stays() -> None:
+    """Found on Azurite: the look behind the delete took the row for gone and deleted its source row."""
+    found = dual(DELETED_AND_WRITTEN_ELSEWHERE, Budget(preemptions=1))
+    visited(DELETED_AND_WRITTEN_ELSEWHERE, found, at_least=1_000)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
 def test_worlds_drawn_from_all_that_there_are() -> None:
     """`make soak`: worlds drawn from a seed for as long as asked, each with at least four preemptions or
     complete; those that grow too large are searched with fewer, and say so."""
@@ -165,7 +173,10 @@ def test_worlds_drawn_from_all_that_there_are() -> None:
         steps = list(KINDS[kind][2](2))
         phase = draw.choice(("dual_write", "cutover"))
         there = draw.choice(("", "", ", absent"))
-        clients = " | ".join(f"{draw.choice(('old', 'new'))} {draw.choice(steps)}" for _ in range(2))
+        # Two clients, or one that goes on while the last looks at what it did before are still under way.
+        counts = draw.choice(((1, 1), (1, 1), (2,), (3,)))
+        done = [", then ".join(draw.choice(steps) for _ in range(count)) for count in counts]
+        clients = " | ".join(f"{draw.choice(('old', 'new'))} {steps}" for steps in done)
         name, faults = f"{kind}, {phase}{there}: {clients}", draw.choice(list(FAULTS))
         more = draw.choice(({}, {}, {"sweeps": True}, {"backfill": True, "copied": False}))
         if phase == "cutover" or "new" in clients:

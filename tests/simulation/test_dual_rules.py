@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.simulation import broken, dual_broken
+from tests.simulation import broken, dual_broken, dual_cases
 from tests.simulation.dual_cases import dual, moving
 from tests.simulation.dual_small import DualParts
 from tests.simulation.explore import Budget, Searched
@@ -72,6 +72,13 @@ def test_the_forward_row_lists_every_key_before_a_row_is_written_under_it() -> N
     """Where keys come from content, what is not listed is not found again: here by a delete."""
     with dual_broken.unlisted():
         found = dual("posts, dual_write: old move | old delete", Budget(preemptions=2))
+        lost(found, "PostsV2 holds 1 rows that no source row gives")
+
+
+def test_where_a_row_may_stand_is_read_again_behind_the_replicas() -> None:
+    """A row deleted under one key and written under another is gone for whoever has the older list."""
+    with dual_broken.stale_list():
+        found = dual(dual_cases.DELETED_AND_WRITTEN_ELSEWHERE, Budget(preemptions=0))
         lost(found, "PostsV2 holds 1 rows that no source row gives")
 
 
