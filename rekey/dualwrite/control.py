@@ -229,19 +229,7 @@ class ControlStore:
                 hint=f"`rekey status {self.script_id}` shows where the migration is",
             )
         after = moved(row, then, at=await self._service.server_time(), move_id=secrets.token_hex(16))
-        problem: Exception
-        try:
-            etag = await self._table.replace(to_row(after), etag=row.etag)
-        except (ConditionFailed, RowMissing):
-            problem = self._changed()
-        except (Ambiguous, Unavailable) as error:
-            problem = error
-        else:
-            return replace(after, etag=etag)
-        there = await self.read()
-        if there is not None and there.move_id == after.move_id:
-            return there
-        raise problem
+        return await self._replace(row, after)
 
     async def mark_copied(self) -> ControlRow:
         """Say that every row is in the targets; phase and epoch stay. Return the row as it is then.
@@ -262,19 +250,7 @@ class ControlStore:
                 kept="everything; nothing was changed",
                 hint=f"`rekey status {self.script_id}` shows where it is and what comes next",
             )
-        problem: Exception
-        try:
-            etag = await self._table.replace(to_row(replace(row, copied=True)), etag=row.etag)
-        except (ConditionFailed, RowMissing):
-            problem = self._changed()
-        except (Ambiguous, Unavailable) as error:
-            problem = error
-        else:
-            return replace(row, copied=True, etag=etag)
-        there = await self.read()
-        if there is not None and there.copied and there.move_id == row.move_id:
-            return there
-        raise problem
+        return await self._replace(row, replace(row, copied=True))
 
     async def delete(self, control: ControlRow) -> None:
         """Delete the row if it is still the one given; for a migration taken back whole.
@@ -288,6 +264,23 @@ class ControlStore:
             return
         except ConditionFailed:
             raise self._changed() from None
+
+    async def _replace(self, row: ControlRow, after: ControlRow) -> ControlRow:
+        """Replace the row as it was read; after a lost answer, what is there now tells what was done."""
+        problem: Exception
+        try:
+            etag = await self._table.replace(to_row(after), etag=row.etag)
+        except (ConditionFailed, RowMissing):
+            problem = self._changed()
+        except (Ambiguous, Unavailable) as error:
+            problem = error
+        else:
+            return replace(after, etag=etag)
+        there = await self.read()
+        # `copied` may have been set since: that is no move, and nobody takes it back without one.
+        if there is not None and there.move_id == after.move_id and there.copied >= after.copied:
+            return there
+        raise problem
 
     def _changed(self) -> Moved:
         return Moved(
