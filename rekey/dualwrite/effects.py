@@ -62,19 +62,12 @@ async def apply_one(table: Table, operation: Operation) -> Outcome:
 
 async def apply_for_etag(table: Table, operation: Operation) -> tuple[Outcome, str | None]:
     """Apply one conditional operation; return also the row's new ETag, None for deletes and failures."""
-    etag: str | None = None
     try:
-        if operation.verb is Verb.INSERT:
-            etag = await table.insert(operation.row)
-        elif operation.verb is Verb.DELETE:
-            await table.delete(operation.key, etag=operation.etag or "*")
-        else:
-            etag = await table.replace(operation.row, etag=operation.etag or "*")
+        return Outcome.DONE, await apply_operation(table, operation)
     except (RowExists, RowMissing, ConditionFailed):
         return Outcome.STALE, None
     except Ambiguous:
         return Outcome.OPEN, None
-    return Outcome.DONE, etag
 
 
 async def apply_operation(table: Table, operation: Operation) -> str | None:
