@@ -27,8 +27,8 @@ from rekey.dualwrite.counters import Counters
 from rekey.dualwrite.journal import Journal
 from rekey.dualwrite.permits import Permit, Permits
 from rekey.dualwrite.propagate import Propagator
+from rekey.dualwrite.replicas import same_content
 from rekey.dualwrite.rules import SOURCE, TARGET, Side, View, authority
-from rekey.edm import canonical_content
 from rekey.errors import RekeyError, RowRefused
 from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, EntityKey, Row, key_of
 from rekey.phases import ControlPhase
@@ -209,13 +209,14 @@ class Shadow:
         """Return the main target key of a source key: its row's, or without one that of a row left over."""
         if seen.row is not None:
             return key_of(self._mapper.map(seen.row)[0].row)
-        mapping = self._propagator.mapping
-        forward = await mapping.forward(seen.key)
+        forward = await self._propagator.mapping.forward(seen.key)
         for target in sorted(forward.targets if forward else ()):
-            if target.table == 0 and await self._main.get(target.key) is not None:
-                owner = await mapping.owner(target.key)
-                if owner is not None and owner.source == seen.key:
-                    return target.key
+            if (
+                target.table == 0
+                and await self._main.get(target.key) is not None
+                and await self._propagator.is_owner(seen.key, target.key)
+            ):
+                return target.key
         return None
 
     def _agrees(self, pair: _Pair, decides: Side) -> bool:
@@ -232,9 +233,8 @@ class Shadow:
             return pair.target is None
         if pair.target is None:
             return False
-        apart = set(canonical_content(mapped)) ^ set(canonical_content(pair.target))
         timed = self._mapper.timestamp_copies[0] if decides == TARGET else frozenset[str]()
-        return all(name in timed for name, *_ in apart)
+        return same_content(mapped, pair.target, timed)
 
     async def _under_way(self, pair: _Pair) -> bool:
         """Tell whether the journal has an intent for the row."""
