@@ -2,8 +2,11 @@
 
 Rules kept here:
 
-* The authority is the main target. As in propagate, the replica (the source row) is read first, every write
-  is conditional on what was read, and only a round without insert-if-absent ends the work on a key.
+* The authority is the main target: of all main keys that a source key ever had, the row that it owns, as for
+  `ReversePropagator`. As there, the replica (the source row) is read first, every write is conditional on
+  what was read, and a whole round follows an insert. Writers are stopped here, so after other writes the
+  authority is not looked at again; the verification that follows finds whoever wrote all the same.
+* Index tables are left to the application until the source is the authority again: they are no replicas here.
 * Nothing written after cutover is lost: a row goes back only if mapping it forward again gives exactly the
   target row. Where it does not (a property the mapping drops, a changed carrier of the old key), the way
   back is refused, before anything is written.
@@ -16,8 +19,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from rekey.concurrency import for_each
-from rekey.dualwrite.inverse import inverse, lost
-from rekey.dualwrite.propagate import MAX_ROUNDS, Propagator, apply_one, same_content
+from rekey.dualwrite.effects import apply_one
+from rekey.dualwrite.inverse import inverse, stands_for
+from rekey.dualwrite.propagate import MAX_ROUNDS, Propagator
+from rekey.dualwrite.replicas import same_content
+from rekey.dualwrite.reverse import ReversePropagator
 from rekey.errors import RowRefused, Unavailable
 from rekey.mapping.rows import TargetKey
 from rekey.model import EntityKey, Row, content_of, etag_of, key_of
@@ -31,14 +37,10 @@ class BackPropagator:
     def __init__(self, propagator: Propagator) -> None:
         """Take the forward propagator: tables, mapping and mapper are the same."""
         self.forward = propagator
+        self._reverse = ReversePropagator(propagator)
         self.source = propagator.source
-        self.main = propagator.targets[0]
         self.mapper = propagator.mapper
         self.mapping = propagator.mapping
-
-    def target_id(self, target_key: EntityKey) -> str:
-        """Return the safe id of a main target row."""
-        return self.mapping.rows.ids.short(self.main.name, target_key)
 
     async def owner_of(self, target_row: Row) -> EntityKey:
         """Return the old key of a main target row: the mapping's, or for a new row its own properties'.
@@ -52,7 +54,7 @@ class BackPropagator:
         try:
             return self.mapper.source_key(target_row)
         except RowRefused as refused:
-            raise refused.for_row(self.target_id(key_of(target_row))) from None
+            raise refused.for_row(self._reverse.target_id(key_of(target_row))) from None
 
     async def differing(self, target_rows: Sequence[Row], *, limit: int) -> list[Row]:
         """Return those main target rows that are not what the source gives already.
@@ -79,17 +81,11 @@ class BackPropagator:
             found = await read_keys(self.source, list(rows))
             for source_key, row in rows.items():
                 source_row = found.get(source_key)
-                if source_row is None or not self._is_kept(source_row, row):
+                if source_row is None or not stands_for(self.mapper, source_row, row):
                     differing.append(row)
 
         await for_each(partitions.values(), compare, limit=limit)
         return differing
-
-    def _is_kept(self, source_row: Row, target_row: Row) -> bool:
-        try:
-            return lost(self.mapper, source_row, target_row) is None
-        except RowRefused:
-            return False
 
     async def check(self, target_row: Row) -> None:
         """Raise RowRefused when a main target row cannot go back; writes nothing."""
@@ -139,32 +135,14 @@ class BackPropagator:
         return Operation(Verb.REPLACE, desired, etag_of(replica))
 
     async def _authority(self, source_key: EntityKey) -> Row | None:
-        """Return the main target row of a source key: of all keys it ever had, the one that exists."""
-        forward = await self.mapping.forward(source_key)
-        present = []
-        for target in sorted(forward.targets if forward else ()):
-            if target.table == 0:
-                owner = await self.mapping.owner(target.key)
-                row = await self.main.get(target.key)
-                if row is not None and owner is not None and owner.source == source_key:
-                    present.append(row)
-        if len(present) > 1:
-            first, second = (self.target_id(key_of(row)) for row in present[:2])
-            raise RowRefused(
-                "not-reversible",
-                "target",
-                f"rows {first} and {second} of the target claim the same old key",
-                cure="delete the one that is stale, then run the same command again",
-                row_id=self.forward.row_id(source_key),
-            )
-        return present[0] if present else None
+        return await self._reverse.authority(await self.mapping.forward(source_key))
 
     def _desired(self, source_key: EntityKey, replica: Row | None, authority: Row) -> Row:
         """Return the source row a target row stands for; raise RowRefused if anything would be lost."""
         try:
             return content_of(inverse(self.mapper, source_key, authority, replica))
         except RowRefused as refused:
-            raise refused.for_row(self.target_id(key_of(authority))) from None
+            raise refused.for_row(self._reverse.target_id(key_of(authority))) from None
 
     async def _exists(self, source_key: EntityKey, target: TargetKey) -> bool:
         authority = await self._authority(source_key)

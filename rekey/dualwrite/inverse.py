@@ -43,7 +43,7 @@ def inverse(
     Raises:
         RowRefused: `not-reversible`, without the row's safe id.
     """
-    if source_row is not None and _stands_for(mapper, source_row, target_row):
+    if source_row is not None and stands_for(mapper, source_row, target_row):
         return source_row
     desired = mapper.reverse(target_row, source_key, source_row)
     # What the server will set cannot be foreseen; the old value stands in for a copied Timestamp.
@@ -71,7 +71,7 @@ def lost(mapper: Mapper, source_row: Row, target_row: Row) -> str | None:
     return None
 
 
-def _stands_for(mapper: Mapper, source_row: Row, target_row: Row) -> bool:
+def stands_for(mapper: Mapper, source_row: Row, target_row: Row) -> bool:
     """Tell whether a source row says what the target row says; one that cannot be mapped does not."""
     try:
         return lost(mapper, source_row, target_row) is None
