@@ -25,8 +25,9 @@ from benchmarks.project import SCRIPT_ID, SECRET, USERS
 from benchmarks.sdk_loop import mapping_rows, opaque, write
 from benchmarks.stub import ACCOUNT, KEY
 from rekey.backfill.copier import GATHERED_WINDOWS, Copier, CopyWindow
-from rekey.backfill.engine import WindowSize, copy_segments
+from rekey.backfill.engine import copy_segments
 from rekey.backfill.gather import Write
+from rekey.backfill.reading import WindowSize
 from rekey.backfill.throttle import Throttle
 from rekey.bounds import Limits
 from rekey.dualwrite.propagate import Propagator

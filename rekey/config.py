@@ -25,8 +25,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rekey import secrets_source
-from rekey.bounds import Gates as Gates
-from rekey.bounds import Limits as Limits
+from rekey.bounds import Gates, Limits
 from rekey.errors import ConfigurationError, SecretMissing
 from rekey.secrets_source import SecretKind, SecretSource
 from rekey.sections import Section

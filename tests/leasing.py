@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from rekey.dualwrite.control import ControlRow, ControlStore
-from rekey.dualwrite.lease import ClientFacts, ClientLease
+from rekey.dualwrite.lease import ClientLease
+from rekey.dualwrite.reading import ClientFacts
 from rekey.dualwrite.registry import ClientRow, Registry
 from rekey.errors import WritesRefused
 from rekey.phases import ControlPhase

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from rekey import Index, Migration, Target, keys, props
 from rekey.backfill.copier import Copier
-from rekey.backfill.engine import WindowSize
+from rekey.backfill.reading import WindowSize
 from rekey.dualwrite.propagate import Propagator
 from rekey.mapper import Mapper
 from rekey.mapping.ids import SafeIds

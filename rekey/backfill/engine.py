@@ -17,15 +17,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from rekey.backfill.copier import Copied
-from rekey.backfill.reading import Reading, Split, Window, WindowSize, row_bytes
+from rekey.backfill.reading import Reading, Split, Window, WindowSize
 from rekey.backfill.throttle import Throttle
 from rekey.collector import patient_collector
 from rekey.concurrency import cancel
 from rekey.model import Row
 from rekey.state.models import Segment
 from rekey.tables.base import MAX_PAGE_ROWS, Table
-
-__all__ = ["WINDOWS_UNDER_WAY", "WindowSize", "copy_segments", "row_bytes"]
 
 WINDOWS_UNDER_WAY = 2
 

@@ -16,7 +16,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from rekey.backfill.copier import Copied, Copier
-from rekey.backfill.engine import WindowSize, copy_segments
+from rekey.backfill.engine import copy_segments
+from rekey.backfill.reading import WindowSize
 from rekey.backfill.sweep import gone
 from rekey.concurrency import for_each
 from rekey.dualwrite.propagate import Propagator

@@ -47,8 +47,6 @@ from rekey.errors import RekeyError, ServiceError, Unavailable
 from rekey.phases import ControlPhase
 from rekey.tables.base import TableService
 
-__all__ = ["ClientFacts", "ClientLease", "LeaseSettings", "rising_seconds"]
-
 _log = logging.getLogger(__name__)
 _draw = random.SystemRandom()
 

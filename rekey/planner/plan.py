@@ -17,7 +17,7 @@ from pathlib import Path
 from rekey.advice.advise import advise
 from rekey.advice.gather import Gatherer
 from rekey.advice.queries import rated
-from rekey.config import Limits
+from rekey.bounds import Limits
 from rekey.declaration import Declared
 from rekey.errors import TableMissing
 from rekey.mapping.ids import SafeIds

@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from rekey.backfill.engine import row_bytes
 from rekey.backfill.packing import SizeOf
+from rekey.backfill.reading import row_bytes
 from rekey.errors import RowRefused
 from rekey.limits import utf16_units
 from rekey.mapping.ids import SafeIds

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from rekey.config import Gates
+from rekey.bounds import Gates
 from rekey.declaration import Declared
 from rekey.dualwrite.control import ControlRow
 from rekey.dualwrite.registry import ClientRow, is_current, is_over

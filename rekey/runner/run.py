@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rekey.backfill.copier import Copier
-from rekey.backfill.engine import WindowSize
+from rekey.backfill.reading import WindowSize
 from rekey.config import Config
 from rekey.declaration import Declared
 from rekey.dualwrite.control import ControlStore

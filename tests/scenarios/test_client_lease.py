@@ -9,8 +9,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from rekey.dualwrite.lease import LeaseSettings
 from rekey.dualwrite.permits import Permits
+from rekey.dualwrite.reading import LeaseSettings
 from rekey.dualwrite.registry import is_current
 from rekey.errors import Ambiguous, EndpointDown, RowExists, Unavailable, WritesRefused
 from rekey.tables.faults import Call

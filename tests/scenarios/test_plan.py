@@ -11,7 +11,7 @@ import pytest
 
 from rekey import Migration, Target, keys, props
 from rekey.backfill.engine import copy_segments
-from rekey.config import Limits
+from rekey.bounds import Limits
 from rekey.errors import CredentialRefused, EndpointDown, ExitCode
 from rekey.model import Row
 from rekey.planner.as_json import plan_json

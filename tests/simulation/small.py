@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from rekey.backfill.copier import Copier
-from rekey.backfill.engine import WindowSize, copy_segments
+from rekey.backfill.engine import copy_segments
+from rekey.backfill.reading import WindowSize
 from rekey.declaration import Migration
 from rekey.delta.passes import delta_pass, sweep
 from rekey.dualwrite.propagate import Propagator

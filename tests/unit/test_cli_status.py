@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from rekey.bounds import Gates, Limits
 from rekey.cli.shell import Shell
 from rekey.cli.status import _told
-from rekey.config import Account, Config, Gates, Limits
+from rekey.config import Account, Config
 from rekey.declaration import Declared, Migration
 from rekey.dualwrite.control import ControlRow
 from rekey.dualwrite.journal import Journal

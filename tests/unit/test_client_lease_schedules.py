@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from rekey.dualwrite.control import ControlRow, ControlStore
-from rekey.dualwrite.lease import ClientLease, LeaseSettings
+from rekey.dualwrite.lease import ClientLease
+from rekey.dualwrite.reading import LeaseSettings
 from rekey.dualwrite.registry import Registry, is_current, is_over
 from rekey.dualwrite.underway import Going
 from rekey.errors import Unavailable, WritesRefused
