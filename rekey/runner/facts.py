@@ -175,18 +175,38 @@ def waits(script: Declared, scripts: Mapping[str, Declared], ledger_ids: Iterabl
     return tuple(one for one in needed if one.phase not in applied_phases(ids, one.script_id))
 
 
-def verification_problem(facts: Facts) -> str:
-    """Return why the last full verification keeps the gate before cutover closed, "" when it opens it."""
-    last = facts.verification
+def verification_problem(
+    last: Verification | None,
+    facts: Mapping[str, str],
+    *,
+    now: int,
+    max_age_s: float,
+    writers_stopped: bool = False,
+) -> str:
+    """Return why the last full verification keeps the gate before cutover closed, "" when it opens it.
+
+    Args:
+        last: that verification.
+        facts: small facts of the state file.
+        now: ticks, by the clock that its age is told by.
+        max_age_s: how old it may be, in seconds.
+        writers_stopped: the operator says that nobody writes, so there was no client to be missed.
+    """
     if last is None:
         return "nothing has been verified in full"
     if last.divergences:
         return f"the last full verification found {last.divergences:,} rows that differ"
-    returned_at, unfollowed_at = facts.facts.get(RETURNED_AT), facts.facts.get(UNFOLLOWED_AT)
+    returned_at = facts.get(RETURNED_AT)
     if returned_at is not None and ticks_of(last.started_at) < ticks_of(returned_at):
         return "nothing has been verified in full since the way back from cutover"
-    if unfollowed_at is not None and ticks_of(last.finished_at) <= ticks_of(unfollowed_at):
+    if is_unfollowed(last, facts) and not writers_stopped:
         return "when all was last verified, no client of the application was registered"
-    if facts.since(last.finished_at) > facts.gates.verification_max_age_s:
-        return "the last full verification is too old"
+    if now - ticks_of(last.finished_at) > max_age_s * TICKS_PER_SECOND:
+        return f"the last full verification is of {last.finished_at}, which is too old"
     return ""
+
+
+def is_unfollowed(last: Verification, facts: Mapping[str, str]) -> bool:
+    """Tell whether a full verification was made while no client was registered."""
+    unfollowed_at = facts.get(UNFOLLOWED_AT)
+    return unfollowed_at is not None and ticks_of(last.finished_at) <= ticks_of(unfollowed_at)

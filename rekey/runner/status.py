@@ -169,14 +169,16 @@ class Status:
 
 def judge(facts: Facts) -> Status:
     """Say where a migration stands, whether that is safe, and what to do next."""
-    closed = verification_problem(facts)
+    last = facts.verification
+    closed = verification_problem(
+        last, facts.facts, now=facts.now, max_age_s=facts.gates.verification_max_age_s
+    )
     said = verdict(facts, closed)
     control = facts.control
     retention = None
     if control is not None and control.phase is ControlPhase.COMPLETE:
         since = ticks_of(control.completed_at or control.updated_at)
         retention = format_ticks(since + round(facts.gates.retention_s * TICKS_PER_SECOND))
-    last = facts.verification
     return Status(
         facts=facts,
         stage=_stage(facts),

@@ -27,12 +27,12 @@ from rekey.reconcile.context import ReconcileContext
 from rekey.reconcile.full import full
 from rekey.reconcile.report import FullReport
 from rekey.runner.capture import WATERMARK
-from rekey.runner.facts import RETURNED_AT, UNFOLLOWED_AT
+from rekey.runner.facts import UNFOLLOWED_AT, is_unfollowed, verification_problem
 from rekey.runner.following import look
 from rekey.runner.intents import InFlight, while_sweeping
 from rekey.runner.run import Run
 from rekey.state.models import Verification
-from rekey.tables.clock import TICKS_PER_SECOND, ticks_of
+from rekey.tables.clock import ticks_of
 
 
 class _Rows:
@@ -116,8 +116,7 @@ async def _compared_in(run: Run) -> ControlPhase:
 def unfollowed(run: Run) -> bool:
     """Tell whether the last full verification was made while no client was registered."""
     last = run.state.latest_verification(run.script_id, mode="full")
-    fact = run.state.get_fact(run.script_id, UNFOLLOWED_AT)
-    return last is not None and fact is not None and ticks_of(last.finished_at) <= ticks_of(fact)
+    return last is not None and is_unfollowed(last, run.state.facts(run.script_id))
 
 
 def wrong(report: FullReport) -> int:
@@ -148,17 +147,14 @@ def record(run: Run, report: FullReport) -> None:
 def closed_by_verification(run: Run) -> list[str]:
     """Return why the last full verification keeps the gate before cutover closed; empty when it does not."""
     last = run.state.latest_verification(run.script_id, mode="full")
-    again = f"run `rekey verify {run.script_id} --mode full`"
-    if last is None:
-        return [f"nothing has been verified in full; {again}"]
-    if last.divergences:
-        return [f"the last full verification found {last.divergences} rows that differ; {again} --repair"]
-    returned_at = run.state.get_fact(run.script_id, RETURNED_AT)
-    if returned_at is not None and ticks_of(last.started_at) < ticks_of(returned_at):
-        return [f"nothing has been verified in full since the way back from cutover; {again}"]
-    if unfollowed(run) and not run.options.writers_stopped:
-        return [f"when all was last verified, no client of the application was registered; {again}"]
-    age = run.clock.ticks() - ticks_of(last.finished_at)
-    if age > run.config.gates.verification_max_age_s * TICKS_PER_SECOND:
-        return [f"the last full verification is of {last.finished_at}, which is too old; {again}"]
-    return []
+    problem = verification_problem(
+        last,
+        run.state.facts(run.script_id),
+        now=run.clock.ticks(),
+        max_age_s=run.config.gates.verification_max_age_s,
+        writers_stopped=run.options.writers_stopped,
+    )
+    if not problem:
+        return []
+    repair = " --repair" if last is not None and last.divergences else ""
+    return [f"{problem}; run `rekey verify {run.script_id} --mode full`{repair}"]
