@@ -25,6 +25,8 @@ from rekey.tables.clock import TICKS_PER_SECOND, ticks_of
 
 RETURNED_AT = "returned_at"
 """Fact: when a way back from cutover was last begun, by this machine's clock, as verifications are timed."""
+ESTIMATED_ROWS = "estimated_rows"
+"""Fact: how many rows the source has, as planned before the first write."""
 UNFOLLOWED_AT = "unfollowed_at"
 """Fact: when the last full verification ended that was made while no client was registered."""
 
@@ -157,6 +159,15 @@ class Facts:
     def target(self) -> str:
         """The main target table's name."""
         return self.declared.migration.tables[0]
+
+    @property
+    def retention_ends_at(self) -> int | None:
+        """From when on `retire` may delete the source, in ticks; None before and after `complete`."""
+        control = self.control
+        if control is None or control.phase is not ControlPhase.COMPLETE:
+            return None
+        since = ticks_of(control.completed_at or control.updated_at)
+        return since + round(self.gates.retention_s * TICKS_PER_SECOND)
 
     def since(self, moment: str) -> float:
         """Return the seconds since a moment, not below 0."""

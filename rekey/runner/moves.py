@@ -35,6 +35,7 @@ from rekey.reconcile.count import count
 from rekey.reconcile.report import Report
 from rekey.reconcile.sample import sample
 from rekey.runner.capture import catch_up
+from rekey.runner.facts import ESTIMATED_ROWS
 from rekey.runner.following import wait_for_present
 from rekey.runner.intents import sweep_journal, while_sweeping
 from rekey.runner.phases import PHASES
@@ -43,8 +44,6 @@ from rekey.runner.record import keep_plan, pass_gate
 from rekey.runner.run import Run
 from rekey.runner.session import Session, fingerprints_of, mapping_store, secrets_of
 from rekey.runner.verification import context, verify_full
-
-ESTIMATED_ROWS = "estimated_rows"
 
 
 @dataclass(frozen=True, slots=True)

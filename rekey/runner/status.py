@@ -17,7 +17,7 @@ from typing import Any
 from rekey.dualwrite.registry import ClientRow, Standing, over_at, standing
 from rekey.phases import ControlPhase, Phase
 from rekey.runner.capture import WATERMARK
-from rekey.runner.facts import Facts, verification_problem
+from rekey.runner.facts import ESTIMATED_ROWS, Facts, verification_problem
 from rekey.runner.verdict import verdict
 from rekey.tables.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 
@@ -174,11 +174,7 @@ def judge(facts: Facts) -> Status:
         last, facts.facts, now=facts.now, max_age_s=facts.gates.verification_max_age_s
     )
     said = verdict(facts, closed)
-    control = facts.control
-    retention = None
-    if control is not None and control.phase is ControlPhase.COMPLETE:
-        since = ticks_of(control.completed_at or control.updated_at)
-        retention = format_ticks(since + round(facts.gates.retention_s * TICKS_PER_SECOND))
+    retention = facts.retention_ends_at
     return Status(
         facts=facts,
         stage=_stage(facts),
@@ -186,7 +182,7 @@ def judge(facts: Facts) -> Status:
         verification_age_s=None if last is None else facts.since(last.finished_at),
         verification_closes=closed,
         lag_s=_lag(facts),
-        retention_ends_at=retention,
+        retention_ends_at=None if retention is None else format_ticks(retention),
         safe=said.safe,
         sentence=said.sentence,
         command=said.command,
@@ -245,7 +241,7 @@ def _backfill(facts: Facts) -> Backfill | None:
         return None
     rows = sum(segment.rows for segment in facts.segments)
     done = sum(segment.done for segment in facts.segments)
-    fact = facts.facts.get("estimated_rows")
+    fact = facts.facts.get(ESTIMATED_ROWS)
     estimated = int(fact) if fact else None
     rate = _rate(facts, rows)
     left = None

@@ -56,7 +56,7 @@ def _by_phase(facts: Facts, control: ControlRow, closed: str) -> Verdict:
         case ControlPhase.CUTOVER:
             return _in_cutover(facts)
         case ControlPhase.COMPLETE:
-            return _in_complete(facts, control)
+            return _in_complete(facts)
         case ControlPhase.RETIRED:
             return Verdict(True, f"{facts.source} is deleted, {facts.target} has taken over.", "")
 
@@ -237,11 +237,11 @@ def _in_cutover(facts: Facts) -> Verdict:
     return Verdict(True, sentence, f"apply {name} --to complete", rollback)
 
 
-def _in_complete(facts: Facts, control: ControlRow) -> Verdict:
-    source, target = facts.source, facts.target
-    since = ticks_of(control.completed_at or control.updated_at)
-    ends = since + round(facts.gates.retention_s * TICKS_PER_SECOND)
-    waiting = f"not before {format_ticks(ends)}, when the retention period ends" if facts.now < ends else ""
+def _in_complete(facts: Facts) -> Verdict:
+    source, target, ends = facts.source, facts.target, facts.retention_ends_at
+    waiting = ""
+    if ends is not None and facts.now < ends:
+        waiting = f"not before {format_ticks(ends)}, when the retention period ends"
     sentence = f"{target} is the authority; {source} is no longer written and is no way back any more."
     if not facts.proved:
         name = facts.script_id

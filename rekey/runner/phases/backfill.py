@@ -18,6 +18,7 @@ from rekey.delta.passes import sweep
 from rekey.dualwrite.rules import SOURCE
 from rekey.model import EVERYTHING, EntityKey
 from rekey.phases import Phase
+from rekey.runner.facts import ESTIMATED_ROWS
 from rekey.runner.intents import while_sweeping
 from rekey.runner.phases.operation import Counters, Operation, open_gate
 from rekey.runner.run import Run
@@ -90,7 +91,7 @@ async def swept_rows(run: Run) -> int:
 
 def estimated_rows(run: Run) -> int | None:
     """Return the source's rows as last counted or estimated, None when nobody has."""
-    fact = run.state.get_fact(run.script_id, "estimated_rows")
+    fact = run.state.get_fact(run.script_id, ESTIMATED_ROWS)
     return int(fact) if fact else None
 
 
