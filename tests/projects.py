@@ -12,8 +12,9 @@ from rekey.config import Config, load_config
 from rekey.declaration import Declared
 from rekey.model import Row
 from rekey.runner.run import Options, StopFlag
-from rekey.runner.session import Accounts, Session
+from rekey.runner.session import Session
 from rekey.scripts import load_scripts
+from rekey.tables.base import Accounts
 from rekey.tables.clock import FakeClock
 from rekey.tables.memory import MemoryTableService
 

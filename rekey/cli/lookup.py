@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rekey.declaration import Declared
     from rekey.mapping.store import MappingStore
     from rekey.model import EntityKey
-    from rekey.runner.session import Accounts
+    from rekey.tables.base import Accounts
 
 _TELLING = 6
 """A part of a key that is at least so long must not stand in a reason."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rekey.config import Config
     from rekey.doctor.observe_accounts import Ask
     from rekey.progress import Progress
-    from rekey.runner.session import Accounts
+    from rekey.tables.base import Accounts
     from rekey.tables.clock import Clock
 
 WIDTH = 100

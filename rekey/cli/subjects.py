@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from rekey.config import Config
     from rekey.declaration import Declared
     from rekey.planner.plan import Subject
-    from rekey.runner.session import Accounts
     from rekey.state.store import State
+    from rekey.tables.base import Accounts
 
 
 async def subject_of(config: Config, declared: Declared, accounts: Accounts, state: State) -> Subject:

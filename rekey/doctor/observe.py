@@ -24,8 +24,7 @@ from rekey.doctor.observe_accounts import (
 )
 from rekey.doctor.observe_machine import see_configuration, see_migrations, see_state, see_versions
 from rekey.doctor.observed import Crossing, Observed, StoreSeen, Writing
-from rekey.runner.session import Accounts
-from rekey.tables.base import TableService
+from rekey.tables.base import Accounts, TableService
 
 T = TypeVar("T")
 

@@ -48,24 +48,11 @@ from rekey.secrets_source import fingerprint
 from rekey.state.models import MigrationRecord
 from rekey.state.store import State
 from rekey.tables.azure import AzureTableService
-from rekey.tables.base import TableService
+from rekey.tables.base import Accounts
 from rekey.tables.clock import Clock, SystemClock
 from rekey.tables.credentials import credential_for
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Accounts:
-    """The two accounts of a configuration, connected."""
-
-    tables: TableService
-    restricted: TableService
-
-    async def close(self) -> None:
-        """Close both."""
-        await self.tables.close()
-        await self.restricted.close()
 
 
 def connect(config: Config) -> Accounts:

@@ -146,3 +146,16 @@ class TableService(Protocol):
 
     async def close(self) -> None:
         """Close connections. Idempotent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accounts:
+    """The account of the application's tables and the restricted one, connected."""
+
+    tables: TableService
+    restricted: TableService
+
+    async def close(self) -> None:
+        """Close both."""
+        await self.tables.close()
+        await self.restricted.close()

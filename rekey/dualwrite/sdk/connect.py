@@ -13,12 +13,12 @@ Rules kept here:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rekey.dualwrite.reading import LeaseSettings
 from rekey.dualwrite.sdk.plan import Endpoint, Plan
 from rekey.tables.azure import AzureTableService
-from rekey.tables.base import TableService
+from rekey.tables.base import Accounts
 from rekey.tables.retry import RetryPolicy
 from rekey.tables.transport import Timeouts
 
@@ -30,19 +30,6 @@ _SERVICE_SHARE = 3
 _MOST_SERVICE_S = 30
 _CONNECT_S = 5.0
 _ON_THE_WAY_S = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Accounts:
-    """The two accounts, connected."""
-
-    tables: TableService
-    restricted: TableService
-
-    async def close(self) -> None:
-        """Close both."""
-        await self.tables.close()
-        await self.restricted.close()
 
 
 def timeouts_for(settings: LeaseSettings) -> Timeouts:

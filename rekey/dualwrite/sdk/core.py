@@ -29,7 +29,7 @@ from rekey.dualwrite.propagate import Propagator
 from rekey.dualwrite.reading import CLOSED
 from rekey.dualwrite.rules import NEW_VIEW_CLOSED, View, index_write_refused, reads_refused, refusal
 from rekey.dualwrite.sdk.calls import Read
-from rekey.dualwrite.sdk.connect import Accounts, operation_seconds
+from rekey.dualwrite.sdk.connect import operation_seconds
 from rekey.dualwrite.sdk.plan import Plan
 from rekey.dualwrite.shadow import Shadow
 from rekey.dualwrite.writer import Writer
@@ -38,7 +38,7 @@ from rekey.mapping.ids import SafeIds
 from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE, MappingRows
 from rekey.mapping.store import MappingStore
 from rekey.phases import ControlPhase
-from rekey.tables.base import Operation
+from rekey.tables.base import Accounts, Operation
 from rekey.tables.wire import decode_row, decode_rows
 
 TABLE_IN_USE = "table-in-use"
