@@ -10,7 +10,7 @@ import asyncio
 import contextvars
 import random
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,9 +37,10 @@ from rekey.runner.run import Options
 from rekey.runner.session import Session, fingerprints_of
 from rekey.tables.base import Operation, Verb
 from rekey.tables.clock import TICKS_PER_SECOND
+from rekey.tables.faults import Call
 from tests.evidence import prove
 from tests.projects import Project
-from tests.worlds import SECRET
+from tests.worlds import SECRET, Killed
 
 T = TypeVar("T")
 
@@ -153,6 +154,33 @@ class Company:
         with self.session(Options(typed_table=source)) as session:
             prove(session.config, session.scripts[self.script_id], session.state)
             moves.retire(session, self.script_id)
+
+    @contextmanager
+    def killing_the_runner(self, at: int) -> Iterator[None]:
+        """Kill the runner before its effect number `at`, on either account, and before any after that.
+
+        The application lives on, and has its turn at every call of anybody: from then on, too.
+        """
+        effects = 0
+
+        async def kill(_call: Call) -> None:
+            nonlocal effects
+            await asyncio.sleep(0)
+            if not application.get():
+                effects += 1
+                if effects >= at:
+                    raise Killed
+
+        async def alive(_call: Call) -> None:
+            await asyncio.sleep(0)
+
+        accounts = self.project.tables, self.project.restricted
+        for account in accounts:
+            account.gate = kill
+        with suppress(Killed):
+            yield
+        for account in accounts:
+            account.gate = alive
 
     # --- looking ------------------------------------------------------------------------------------------
 

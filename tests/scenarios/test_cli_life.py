@@ -20,7 +20,7 @@ from rekey.tables.faults import Call
 from tests.commands import Commands
 from tests.evidence import exported, with_key
 from tests.projects import USERS_SCRIPT, Project
-from tests.worlds import post, user
+from tests.worlds import Killed, post, user
 
 SCRIPT = "0001_users"
 ROWS = 120
@@ -277,9 +277,6 @@ def test_what_has_not_begun_is_refused_and_nothing_is_written(
 def test_status_shows_a_freeze_that_a_killed_run_left_and_apply_leaves_it(
     rekey: Commands, project: Project
 ) -> None:
-    class Killed(BaseException):
-        """Stands for SIGKILL."""
-
     async def kill(_call: Call) -> None:
         if any(row.get("Phase") == "freeze" for row in project.restricted.dump(CONTROL_TABLE)):
             raise Killed

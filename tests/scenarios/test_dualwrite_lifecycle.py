@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -292,10 +291,6 @@ def assert_kept_or_under_way(ours: Company, ledger: Ledger) -> None:
     assert len([key for key in told if told[key] != there.get(key)]) <= 1
 
 
-class Killed(BaseException):
-    """Stands for SIGKILL of the runner."""
-
-
 @pytest.mark.parametrize("at", [60, 130, 180, 220, 255])
 def test_the_runner_is_killed_while_clients_write_and_the_next_run_ends_right(
     posts: Company, at: int
@@ -303,25 +298,10 @@ def test_the_runner_is_killed_while_clients_write_and_the_next_run_ends_right(
     ledger = Ledger()
     posts.writes(traffic(posts.client(), own_keys("w", "blog"), old_post, ledger, seed=at))
     posts.live(2)
-    effects = 0
-
-    async def gate(_call: Call) -> None:
-        nonlocal effects
-        await asyncio.sleep(0)
-        if not application.get():
-            effects += 1
-            if effects >= at:
-                raise Killed
-
-    async def alive(_call: Call) -> None:
-        await asyncio.sleep(0)
-
-    posts.project.tables.gate = posts.project.restricted.gate = gate
-    with suppress(Killed):
+    with posts.killing_the_runner(at):
         posts.apply(Phase.CUTOVER)
         posts.rollback()
         posts.verify()
-    posts.project.tables.gate = posts.project.restricted.gate = alive
     posts.live(70)
     posts.apply()
     if posts.phase is ControlPhase.DUAL_WRITE:

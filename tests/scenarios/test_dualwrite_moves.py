@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -546,34 +545,15 @@ def test_targets_that_are_kept_are_closed_to_the_new_view_until_they_are_copied_
 # --- kills --------------------------------------------------------------------------------------------------
 
 
-class Killed(BaseException):
-    """Stands for SIGKILL: no handler of the runner runs, nothing is given back."""
-
-
 @pytest.mark.parametrize("at", [25, 110, 150, 185, 220, 260, 300])
 def test_killed_before_any_effect_the_next_run_ends_in_the_same_state(users: Company, at: int) -> None:
     """The application lives on; the runner's next effect, on either account, is its last."""
     users.client(View.NEW)
-    effects = 0
-
-    async def gate(_call: Call) -> None:
-        nonlocal effects
-        await asyncio.sleep(0)
-        if not application.get():
-            effects += 1
-            if effects >= at:
-                raise Killed
-
-    async def alive(_call: Call) -> None:
-        await asyncio.sleep(0)
-
-    users.project.tables.gate = users.project.restricted.gate = gate
-    with suppress(Killed):
+    with users.killing_the_runner(at):
         users.apply(Phase.CUTOVER)
         users.rollback()
         users.verify()
         users.apply(Phase.COMPLETE)
-    users.project.tables.gate = users.project.restricted.gate = alive
     users.live(120)
     if users.phase is not ControlPhase.CUTOVER:
         users.apply()

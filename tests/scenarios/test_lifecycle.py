@@ -29,7 +29,7 @@ from rekey.runner.run import Options, StopFlag
 from rekey.tables.faults import Call
 from tests.evidence import prove
 from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
-from tests.worlds import SECRET, post, user
+from tests.worlds import SECRET, Killed, post, user
 
 STOPPED = Options(writers_stopped=True)
 SCRIPT = "0001_users"
@@ -362,10 +362,6 @@ def test_a_stop_request_checkpoints_and_the_next_run_goes_on(project: Project) -
         assert session.ledger.applied(SCRIPT) == [Phase.PREPARE, Phase.DUAL_WRITE]
     apply(project)
     assert actual(project) == expected(project)
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL: no handler runs, nothing is given back."""
 
 
 @pytest.mark.parametrize("at", range(1, 130, 9))

@@ -22,7 +22,7 @@ from rekey.state.store import State
 from rekey.tables.clock import FakeClock
 from rekey.tables.faults import Call
 from rekey.tables.memory import MemoryTable, MemoryTableService
-from tests.worlds import USERS, World, never, nothing, user
+from tests.worlds import USERS, Killed, World, never, nothing, user
 
 SCRIPT, PURPOSE = "0001_users", "backfill"
 SHAPES: dict[str, list[tuple[str, str]]] = {
@@ -197,10 +197,6 @@ def test_a_split_behind_the_cursor_or_of_a_segment_that_is_done_is_refused(state
         with pytest.raises(StateUnusable):
             state.split_segment(whole, EntityKey("z", ""))
         assert len(state.segments(SCRIPT, PURPOSE)) == 1
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL."""
 
 
 @pytest.mark.parametrize("at", range(1, 160, 13))

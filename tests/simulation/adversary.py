@@ -22,15 +22,12 @@ from rekey.errors import ServiceError
 from rekey.tables.clock import TICKS_PER_SECOND, FakeClock
 from rekey.tables.faults import Call, Fault, FaultKind
 from rekey.tables.memory import MemoryTableService
+from tests.worlds import Killed
 
 LONGEST_REQUEST_S = 30.0
 _PAGES = (FaultKind.EMPTY_PAGE, FaultKind.SHORT_PAGE)
 _OPEN = (FaultKind.LOST_ANSWER, FaultKind.LOST_REQUEST)
 _FATAL = (FaultKind.BUSY, FaultKind.TIMED_OUT, FaultKind.NOT_SENT)
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL: no handler runs, nothing is given back."""
 
 
 @dataclass

@@ -62,8 +62,8 @@ from tests.simulation.dual_people import (
     Users,
     plan_for,
 )
-from tests.simulation.storm import Driver, Killed, Process, Storm, StormClock, StormLoop, StormService
-from tests.worlds import SECRET
+from tests.simulation.storm import Driver, Process, Storm, StormClock, StormLoop, StormService
+from tests.worlds import SECRET, Killed
 
 SCRIPT = "0001_subject"
 PATIENCE = 8

@@ -33,9 +33,9 @@ from rekey.runner.moves import Mode
 from rekey.runner.run import Options
 from rekey.runner.session import Session
 from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
-from tests.simulation.adversary import LONGEST_REQUEST_S, Adversary, Killed
+from tests.simulation.adversary import LONGEST_REQUEST_S, Adversary
 from tests.simulation.applications import Application, Names, Posts, Users
-from tests.worlds import SECRET
+from tests.worlds import SECRET, Killed
 
 SCRIPT = "0001_subject"
 _MOVES_AUTHORITY = frozenset({"cutover", "rollback"})

@@ -31,15 +31,12 @@ from rekey.tables.faults import Call, Fault, FaultKind
 from rekey.tables.memory import MemoryTable, MemoryTableService, _prepare
 from rekey.tables.rules import check_key_part
 from tests.simulation.loop import OWNER, Handle, SimulatedLoop
+from tests.worlds import Killed
 
 _READS = (FaultKind.NOT_SENT, FaultKind.BUSY)
 _WRITES = (*_READS, FaultKind.TIMED_OUT, FaultKind.LOST_ANSWER, FaultKind.LOST_REQUEST)
 _PAGES = (FaultKind.EMPTY_PAGE, FaultKind.SHORT_PAGE)
 _MAY_LAND_LATER = frozenset({FaultKind.TIMED_OUT, FaultKind.LOST_ANSWER})
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL of the runner: nothing of it goes on."""
 
 
 @dataclass(eq=False)
