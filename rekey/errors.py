@@ -186,8 +186,9 @@ class WritesRefused(Refused):
 
     Attributes:
         code: stable, for programs: `frozen`, `new-view-closed`, `new-view-reads-only`, `old-view-over`,
-            `index-table` (what the phase says); `digest-moved`, `secret-moved`, `lease-lost`,
-            `control-gone`, `control-moved-back`, `other-run`, `closed` (what the client's lease says).
+            `index-table`, `table-in-use` (what the phase says); `digest-moved`, `secret-moved`, `lease-lost`,
+            `control-gone`, `control-moved-back`, `other-run`, `closed` (what the client's lease says);
+            `forked` (what its thread says).
         retryable: whether the same operation, unchanged and in the same client, can succeed later.
     """
 

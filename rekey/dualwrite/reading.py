@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rekey.dualwrite.control import ControlRow
+from rekey.dualwrite.rules import FROZEN
 from rekey.errors import WritesRefused
 from rekey.phases import ControlPhase
 
@@ -25,11 +26,8 @@ MOVED_BACK = "control-moved-back"
 DIGEST_MOVED = "digest-moved"
 SECRET_MOVED = "secret-moved"  # noqa: S105 - a code
 LEASE_LOST = "lease-lost"
-FROZEN = "frozen"
 CLOSED = "closed"
 
-_ALONE = frozenset({None, ControlPhase.SOURCE})
-"""Phases in which nothing follows a write yet."""
 _FOLLOWED = frozenset({ControlPhase.DUAL_WRITE, ControlPhase.FREEZE, ControlPhase.CUTOVER})
 
 
@@ -118,8 +116,10 @@ def reading(before: ControlRow | None, now: ControlRow | None, facts: ClientFact
 
 def _lost(before: ControlRow | None, now: ControlRow | None, script_id: str) -> Refusal | None:
     """Return why what was read cannot be gone by."""
-    if before is None or (before.phase in _ALONE and (now is None or now.run_id != before.run_id)):
+    if before is None:
         return None
+    if before.phase is ControlPhase.SOURCE and (now is None or now.run_id != before.run_id):
+        return None  # nothing has followed its writes yet
     if now is None:
         return Refusal(
             CONTROL_GONE,

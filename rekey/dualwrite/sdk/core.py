@@ -26,7 +26,7 @@ from rekey.dualwrite.journal import Journal
 from rekey.dualwrite.lease import ClientLease
 from rekey.dualwrite.permits import Permit
 from rekey.dualwrite.propagate import Propagator
-from rekey.dualwrite.reading import CLOSED
+from rekey.dualwrite.reading import closed
 from rekey.dualwrite.rules import NEW_VIEW_CLOSED, View, index_write_refused, reads_refused, refusal
 from rekey.dualwrite.sdk.calls import Read
 from rekey.dualwrite.sdk.connect import operation_seconds
@@ -239,7 +239,7 @@ class ClientCore:
 
     async def _started(self) -> ClientLease:
         if self._closed:
-            raise WritesRefused(CLOSED, "this client is closed", hint="open another one")
+            raise closed(self.plan.declared.script_id).error()
         self._accounts = self._connect(self.plan)
         lease = ClientLease(
             self._accounts.restricted,
@@ -300,7 +300,7 @@ class ClientCore:
 
     def _tables(self) -> Accounts:
         if self._accounts is None:
-            raise WritesRefused(CLOSED, "this client is closed", hint="open another one")
+            raise closed(self.plan.declared.script_id).error()
         return self._accounts
 
     async def _settle(self) -> None:

@@ -36,7 +36,6 @@ from rekey.errors import (
     RowRefused,
     ServiceError,
     TableMissing,
-    Unavailable,
     WritesRefused,
 )
 
@@ -155,18 +154,15 @@ def _refused(error: RekeyError) -> Problem:
         status = _NEVER_AS_IT_IS
     elif isinstance(error, WritesRefused) and error.retryable:
         status = _LATER
-    index = getattr(error, "index", None)
-    return Problem(status, code_of(error), str(error), index, whole=True, refusal=error)
+    return Problem(status, code_of(error), str(error), error.index, whole=True, refusal=error)
 
 
 def _without_answer(error: ServiceError) -> AzureError | None:
     if isinstance(error, EndpointDown):
         return ServiceRequestError(str(error))
-    if isinstance(error, Ambiguous) or (isinstance(error, Unavailable) and not error.status):
-        return ServiceResponseError(str(error))
     if isinstance(error, CredentialRefused) and not error.status:
         return ClientAuthenticationError(str(error))
-    if not error.status:
+    if isinstance(error, Ambiguous) or not error.status:
         return ServiceResponseError(str(error))
     return None
 

@@ -60,7 +60,7 @@ async def answer_to(core: Core, write: Write) -> Answer:
     """Hand a write to the core and return the answer. Raises AzureError when there is none to give."""
     if not write.operations:
         refused = RequestRejected("a transaction without operations", code="InvalidInput", status=400)
-        return answer_to_problem(problem_of(refused, core.table), batch=False)
+        return _refused(refused, core.table)
     try:
         etags = await core.write(write.operations)
     except RekeyError as error:
@@ -76,8 +76,8 @@ async def refusal_to_delete(core: Core) -> Answer | None:
     """Return the answer to a request for deleting the table when it must not be; None when it may."""
     try:
         await core.deleting_table()
-    except RekeyError as error:
-        return answer_to_problem(problem_of(error, core.table), batch=False)
+    except RekeyError as refused:
+        return _refused(refused, core.table)
     return None
 
 
@@ -86,10 +86,11 @@ def _understood(request: HttpRequest, table: str) -> Call | Answer:
     try:
         return call_of(request, table)
     except RequestRejected as refused:
-        return answer_to_problem(problem_of(refused, table), batch=False)
+        return _refused(refused, table)
 
 
 def _refused(error: RekeyError, table: str) -> Answer:
+    """Return the answer to a request that was refused as a whole."""
     return answer_to_problem(problem_of(error, table), batch=False)
 
 
