@@ -30,10 +30,11 @@ from rekey.doctor.observed import (
 )
 from rekey.doctor.service import Kind, kind_of
 from rekey.dualwrite.control import ControlStore
+from rekey.dualwrite.journal import intents_of
 from rekey.dualwrite.registry import Registry, Standing, standing
 from rekey.errors import ConfigurationError, CredentialRefused, RekeyError, ServiceError
 from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE
-from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, KeyRange, key_of
+from rekey.model import PARTITION_KEY, ROW_KEY, key_of
 from rekey.tables.base import TableService
 from rekey.tables.clock import ticks_of
 from rekey.tables.credentials import Credential, SharedKey, credential_for
@@ -42,7 +43,6 @@ from rekey.tables.probe import Heard
 STORE = (CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE)
 _LIST = "Tables?$top=1"
 _MADE_UP_BYTES = 64
-_LAST = "\uffff"
 
 Ask: TypeAlias = Callable[[str, str, Credential | None], Awaitable[Heard]]
 """Sends one GET request: endpoint, path below it, credential or None (`rekey.tables.probe.ask`)."""
@@ -145,10 +145,8 @@ async def _migration(service: TableService, script_id: str, tables: dict[str, Re
 
 async def _intents(service: TableService, script_id: str) -> int:
     """Count the intents of a migration; nothing of them but their PartitionKeys is asked for."""
-    prefix = f"{script_id}.j."
-    within = KeyRange(EntityKey(prefix, ""), EntityKey(prefix + _LAST, ""))
-    table = service.table(JOURNAL_TABLE)
-    return sum([len(page.rows) async for page in table.scan(within, select=[PARTITION_KEY])])
+    pages = service.table(JOURNAL_TABLE).scan(intents_of(script_id), select=[PARTITION_KEY])
+    return sum([len(page.rows) async for page in pages])
 
 
 # --- writing --------------------------------------------------------------------------------------------

@@ -20,7 +20,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from rekey.dualwrite.rules import Side
+from rekey.dualwrite.rules import SOURCE, TARGET, Side
+from rekey.edm import INT64
 from rekey.errors import ConditionFailed, RowMissing
 from rekey.model import (
     PARTITION_KEY,
@@ -94,6 +95,10 @@ class Journal:
         self._token = token()
         self._numbers = count(1)
 
+    def word(self) -> str:
+        """Return a word for one write that no other write has."""
+        return f"{self._token}-{next(self._numbers)}"
+
     async def begin(
         self, client_id: str, epoch: int, side: Side, keys: Sequence[EntityKey]
     ) -> list[EntityKey]:
@@ -134,10 +139,9 @@ class Journal:
 
     async def scan(self, client_id: str | None = None) -> AsyncIterator[list[Intent]]:
         """Iterate over the intents of the migration (or of one client), oldest first within a client."""
-        prefix = f"{self.script_id}.j."
-        bounds = KeyRange(EntityKey(prefix, ""), EntityKey(prefix + _LAST, ""))
+        bounds = intents_of(self.script_id)
         if client_id is not None:
-            partition = prefix + client_id
+            partition = _partition(self.script_id, client_id)
             bounds = KeyRange(EntityKey(partition, ""), EntityKey(partition, _LAST))
         async for page in self.table.scan(bounds):
             yield [_read(row) for row in page.rows]
@@ -153,7 +157,7 @@ class Journal:
 
     def _row(self, client_id: str, epoch: int, side: Side, key: EntityKey) -> Row:
         row_key = f"{self._now():020d}-{next(self._numbers):08d}-{self._token}"
-        intent_id = EntityKey(f"{self.script_id}.j.{client_id}", row_key)
+        intent_id = EntityKey(_partition(self.script_id, client_id), row_key)
         return _intent_row(intent_id, client_id, epoch, side, key)
 
     async def _remove(self, ids: Sequence[EntityKey]) -> None:
@@ -180,21 +184,31 @@ def _intent_row(intent_id: EntityKey, client_id: str, epoch: int, side: Side, ke
         ROW_KEY: intent_id.row,
         "Client": client_id,
         "Epoch": str(epoch),
-        "Epoch" + TYPE_SUFFIX: "Edm.Int64",
+        "Epoch" + TYPE_SUFFIX: INT64,
         "Side": side,
         "KeyPartition": key.partition,
         "KeyRow": key.row,
     }
 
 
+def intents_of(script_id: str) -> KeyRange:
+    """Return where in the journal table the intents of a migration stand."""
+    prefix = _partition(script_id, "")
+    return KeyRange(EntityKey(prefix, ""), EntityKey(prefix + _LAST, ""))
+
+
+def _partition(script_id: str, client_id: str) -> str:
+    return f"{script_id}.j.{client_id}"
+
+
 def _client_of(script_id: str, intent_id: EntityKey) -> str:
-    return intent_id.partition.removeprefix(f"{script_id}.j.")
+    return intent_id.partition.removeprefix(_partition(script_id, ""))
 
 
 def _read(row: Row) -> Intent:
     return Intent(
         id=key_of(row),
-        side="target" if row["Side"] == "target" else "source",
+        side=TARGET if row["Side"] == TARGET else SOURCE,
         key=EntityKey(row["KeyPartition"], row["KeyRow"]),
         client_id=row["Client"],
         epoch=int(row["Epoch"]),
