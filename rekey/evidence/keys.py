@@ -19,7 +19,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-_NOTE_ID_BYTES = 4
+NOTE_ID_BYTES = 4
+"""How many bytes of a hash a signed note names a key by."""
 _ED25519_TYPE = b"\1"
 
 
@@ -57,8 +58,8 @@ class PublicKey:
         """Return the four bytes by which a signed note names this key."""
         if isinstance(self.key, Ed25519PublicKey):
             raw = self.key.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
-            return hashlib.sha256(name.encode() + b"\n" + _ED25519_TYPE + raw).digest()[:_NOTE_ID_BYTES]
-        return hashlib.sha256(self.spki).digest()[:_NOTE_ID_BYTES]
+            return hashlib.sha256(name.encode() + b"\n" + _ED25519_TYPE + raw).digest()[:NOTE_ID_BYTES]
+        return hashlib.sha256(self.spki).digest()[:NOTE_ID_BYTES]
 
     def verifies(self, signature: bytes, data: bytes) -> bool:
         """Tell whether a signature over some bytes is of this key."""

@@ -19,11 +19,10 @@ import binascii
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rekey.evidence.keys import PublicKey
+from rekey.evidence.keys import NOTE_ID_BYTES, PublicKey
 
 _DASH = "— "
 _LINES = 3
-_KEY_ID_BYTES = 4
 LOG_PREFIX = "rekey-audit-"
 _HASH_DIGITS = 16
 
@@ -98,7 +97,7 @@ def parsed(text: str) -> Note:
         if gap:
             head = f"{_DASH}{log} "
             signed_bytes = base64.b64decode(signature_line.removeprefix(head).rstrip("\n"), validate=True)
-            note = Note(checkpoint, signed_bytes[:_KEY_ID_BYTES], signed_bytes[_KEY_ID_BYTES:])
+            note = Note(checkpoint, signed_bytes[:NOTE_ID_BYTES], signed_bytes[NOTE_ID_BYTES:])
     except (ValueError, binascii.Error):
         raise ValueError("a line of the checkpoint cannot be read") from None
     if note.text != text:
