@@ -29,7 +29,7 @@ from rekey.mapper import Mapper
 from rekey.mapping.ids import SafeIds
 from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE, MappingRows
 from rekey.mapping.store import MappingStore
-from rekey.model import EntityKey, Row, content_of, key_of
+from rekey.model import EntityKey, Row
 from rekey.phases import ControlPhase, Phase
 from rekey.runner import moves
 from rekey.runner.moves import Mode
@@ -40,7 +40,7 @@ from rekey.tables.clock import TICKS_PER_SECOND
 from rekey.tables.faults import Call
 from tests.evidence import prove
 from tests.projects import Project
-from tests.worlds import SECRET, Killed
+from tests.worlds import SECRET, Killed, contents, mapped
 
 T = TypeVar("T")
 
@@ -207,18 +207,11 @@ class Company:
     def expected(self) -> dict[str, dict[EntityKey, Row]]:
         """What every target should hold, from what the source holds."""
         mapper = self.mapper
-        tables: dict[str, dict[EntityKey, Row]] = {name: {} for name in mapper.tables}
-        for row in self.project.rows(mapper.migration.source):
-            for number, mapped in mapper.map(row):
-                tables[mapper.tables[number]][key_of(mapped)] = mapped
-        return tables
+        return mapped(mapper, self.project.rows(mapper.migration.source))
 
     def actual(self) -> dict[str, dict[EntityKey, Row]]:
         """What every target holds."""
-        return {
-            name: {key_of(row): content_of(row) for row in self.project.rows(name)}
-            for name in self.mapper.tables
-        }
+        return {name: contents(self.project.rows(name)) for name in self.mapper.tables}
 
     def assert_in_step(self) -> None:
         """Both sides say the same."""

@@ -76,6 +76,20 @@ def post(slug: str, month: str = "2024-01", tags: str = "a,b", **more: object) -
     return {"PartitionKey": "blog", "RowKey": slug, "Month": month, "Tags": tags, "Title": slug, **more}
 
 
+def contents(rows: Iterable[Row]) -> dict[EntityKey, Row]:
+    """Return rows by key, without ETag and Timestamp."""
+    return {key_of(row): content_of(row) for row in rows}
+
+
+def mapped(mapper: Mapper, source: Iterable[Row]) -> dict[str, dict[EntityKey, Row]]:
+    """Return what every target should hold, from what the source holds."""
+    tables: dict[str, dict[EntityKey, Row]] = {name: {} for name in mapper.tables}
+    for row in source:
+        for number, made in mapper.map(row):
+            tables[mapper.tables[number]][key_of(made)] = made
+    return tables
+
+
 class Killed(BaseException):
     """Stands for SIGKILL: no handler runs, nothing is given back."""
 
@@ -117,18 +131,11 @@ class World:
 
     def expected(self) -> dict[str, dict[EntityKey, Row]]:
         """What the targets should hold, from what the source holds."""
-        tables: dict[str, dict[EntityKey, Row]] = {name: {} for name in self.mapper.tables}
-        for row in self.service.dump(self.source.name):
-            for number, mapped in self.mapper.map(row):
-                tables[self.mapper.tables[number]][key_of(mapped)] = mapped
-        return tables
+        return mapped(self.mapper, self.service.dump(self.source.name))
 
     def actual(self) -> dict[str, dict[EntityKey, Row]]:
         """What the targets hold."""
-        return {
-            name: {key_of(row): content_of(row) for row in self.service.dump(name)}
-            for name in self.mapper.tables
-        }
+        return {name: contents(self.service.dump(name)) for name in self.mapper.tables}
 
     def unaccounted(self) -> list[EntityKey]:
         """Main target rows without a reverse mapping row."""

@@ -29,7 +29,7 @@ from rekey.runner.run import Options, StopFlag
 from rekey.tables.faults import Call
 from tests.evidence import prove
 from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
-from tests.worlds import SECRET, Killed, post, user
+from tests.worlds import SECRET, Killed, contents, mapped, post, user
 
 STOPPED = Options(writers_stopped=True)
 SCRIPT = "0001_users"
@@ -91,16 +91,11 @@ def expected(project: Project, table: int = 0, script_id: str = SCRIPT) -> dict[
     """What a target should hold, from what the source holds."""
     migration = project.scripts[script_id].migration
     mapper = Mapper(migration, {"users": SECRET})
-    return {
-        key_of(mapped.row): mapped.row
-        for row in project.rows(migration.source)
-        for mapped in mapper.map(row)
-        if mapped.table == table
-    }
+    return mapped(mapper, project.rows(migration.source))[mapper.tables[table]]
 
 
 def actual(project: Project, table: str = "UsersV2") -> dict[EntityKey, Row]:
-    return {key_of(row): content_of(row) for row in project.rows(table)}
+    return contents(project.rows(table))
 
 
 def test_apply_runs_to_the_gate_before_cutover_and_says_what_the_gate_asks_for(project: Project) -> None:

@@ -40,11 +40,8 @@ from rekey.mapping.rows import (
     JOURNAL_TABLE,
     MAPPING_TABLE,
     MappingRows,
-    TargetKey,
-    read_forward,
-    read_source,
 )
-from rekey.model import EntityKey, Row, content_of, key_of
+from rekey.model import EntityKey, Row
 from rekey.phases import ControlPhase, Phase
 from rekey.runner import lease, moves, session
 from rekey.runner.lease import RunnerLease
@@ -62,8 +59,9 @@ from tests.simulation.dual_people import (
     Users,
     plan_for,
 )
+from tests.simulation.judging import Found, draw_limits, wrong_mapping, wrong_targets
 from tests.simulation.storm import Driver, Process, Storm, StormClock, StormLoop, StormService
-from tests.worlds import SECRET, Killed
+from tests.worlds import SECRET, Killed, contents
 
 SCRIPT = "0001_subject"
 PATIENCE = 8
@@ -94,10 +92,6 @@ KINDS: dict[str, tuple[str, type[Application]]] = {
 }
 
 
-class Found(AssertionError):
-    """Something is wrong; says the seed and what."""
-
-
 @dataclass
 class Life:
     """One migration's life. `live` lives it whole."""
@@ -122,12 +116,7 @@ class Life:
         self.project.tables = StormService(self.storm, self.project.clock)
         self.project.restricted = StormService(self.storm, self.project.clock)
         self.project.script(script, f"{SCRIPT}.py")
-        toml = self.folder / "rekey.toml"
-        windows = self.random.choice((3, 7, 20))
-        text = toml.read_text("utf-8").replace(
-            "window_rows = 50", f"window_rows = {windows}\nconcurrency = 3"
-        )
-        toml.write_text(text, "utf-8")
+        draw_limits(self.folder, self.random)
         self.declared = self.project.scripts[SCRIPT]
         self.mapper = Mapper(self.declared.migration, {"users": SECRET})
         self.application = application(self.mapper)
@@ -407,37 +396,16 @@ class Life:
         self.require(not intents, f"{when} the journal holds {len(intents)} intents")
         control = self.control
         if control is not None and control.phase in (ControlPhase.DUAL_WRITE, ControlPhase.CUTOVER):
-            self._judge_replicas(when)
+            for wrong in wrong_targets(self.mapper, self._rows(self.source), self._contents):
+                raise Found(f"{self}: {when} {wrong}")
             self._judge_mapping(when, control)
         self._judge_told(when)
 
-    def _judge_replicas(self, when: str) -> None:
-        expected: dict[str, dict[EntityKey, Row]] = {name: {} for name in self.mapper.tables}
-        for row in self._rows(self.source):
-            for number, mapped in self.mapper.map(row):
-                expected[self.mapper.tables[number]][key_of(mapped)] = mapped
-        for name in self.mapper.tables:
-            actual = self._contents(name)
-            extra, missing = actual.keys() - expected[name].keys(), expected[name].keys() - actual.keys()
-            self.require(not extra, f"{when} {name} holds {sorted(extra)} which no source row gives")
-            self.require(not missing, f"{when} {name} lacks {sorted(missing)}")
-            altered = [key for key, row in actual.items() if row != expected[name][key]]
-            self.require(not altered, f"{when} {name} has other content in {altered}")
-
     def _judge_mapping(self, when: str, control: ControlRow) -> None:
-        """Every target row has its owner, and every owner lists it."""
         rows = MappingRows(SCRIPT, self.source, self.mapper.tables, SafeIds(control.id_key))
-        mapping = {key_of(row): row for row in self._rows(MAPPING_TABLE, self.project.restricted)}
-        for source_row in self._rows(self.source):
-            key = key_of(source_row)
-            listed = mapping.get(rows.forward_key(key))
-            targets = {TargetKey(number, *key_of(row)) for number, row in self.mapper.map(source_row)}
-            ok = listed is not None and targets <= read_forward(listed).targets
-            self.require(ok, f"{when} the mapping does not list all targets of {key}")
-            for target in targets:
-                owner = mapping.get(rows.reverse_key(target.key)) if target.table == 0 else None
-                ok = target.table > 0 or (owner is not None and read_source(owner) == key)
-                self.require(ok, f"{when} {target} is not owned by {key}")
+        mapping = self._rows(MAPPING_TABLE, self.project.restricted)
+        for wrong in wrong_mapping(self.mapper, rows, mapping, self._rows(self.source)):
+            raise Found(f"{self}: {when} {wrong}")
 
     def _judge_told(self, when: str) -> None:
         """What clients were told of each key fits one row that changes at once."""
@@ -458,7 +426,7 @@ class Life:
         return service.dump(table)  # type: ignore[union-attr]
 
     def _contents(self, table: str) -> dict[EntityKey, Row]:
-        return {key_of(row): content_of(row) for row in self._rows(table)}
+        return contents(self._rows(table))
 
     @property
     def control(self) -> ControlRow | None:

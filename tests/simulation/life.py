@@ -25,8 +25,8 @@ from rekey.dualwrite.control import ControlStore
 from rekey.errors import Collision, Findings, Interrupted, Locked, RekeyError, ServiceError
 from rekey.mapper import Mapper
 from rekey.mapping.ids import SafeIds
-from rekey.mapping.rows import MAPPING_TABLE, MappingRows, TargetKey, read_forward, read_source
-from rekey.model import EntityKey, Row, content_of, key_of
+from rekey.mapping.rows import MAPPING_TABLE, MappingRows
+from rekey.model import EntityKey, Row
 from rekey.phases import ControlPhase, Phase
 from rekey.runner import lease, moves, session
 from rekey.runner.moves import Mode
@@ -35,7 +35,8 @@ from rekey.runner.session import Session
 from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
 from tests.simulation.adversary import LONGEST_REQUEST_S, Adversary
 from tests.simulation.applications import Application, Names, Posts, Users
-from tests.worlds import SECRET, Killed
+from tests.simulation.judging import Found, draw_limits, wrong_mapping, wrong_targets
+from tests.worlds import SECRET, Killed, contents
 
 SCRIPT = "0001_subject"
 _MOVES_AUTHORITY = frozenset({"cutover", "rollback"})
@@ -63,10 +64,6 @@ KINDS: dict[str, tuple[str, type[Application]]] = {
 }
 
 
-class Found(AssertionError):
-    """Something is wrong; says the seed and what."""
-
-
 @dataclass
 class Life:
     """One migration's life."""
@@ -86,12 +83,9 @@ class Life:
         script, application = KINDS[self.kind]
         self.project = Project(self.folder)
         self.project.script(script, f"{SCRIPT}.py")
-        toml = self.folder / "rekey.toml"
-        windows = self.random.choice((3, 7, 20))
-        text = toml.read_text("utf-8").replace(
-            "window_rows = 50", f"window_rows = {windows}\nconcurrency = 3"
-        )
-        toml.write_text(text + f'margin = "{self.random.choice((1, 30, 60))}s"\n', "utf-8")
+        draw_limits(self.folder, self.random)
+        with (self.folder / "rekey.toml").open("a", encoding="utf-8") as toml:
+            toml.write(f'margin = "{self.random.choice((1, 30, 60))}s"\n')
         self.mapper = Mapper(self.project.scripts[SCRIPT].migration, {"users": SECRET})
         self.adversary = Adversary(self.random, self.project.clock)
         self.adversary.own(self.project.tables)
@@ -152,7 +146,7 @@ class Life:
         self._judge("after cutover")
 
     def _work_on_the_target(self) -> None:
-        self.application.rows = {key_of(row): content_of(row) for row in self._rows(self.main.name)}
+        self.application.rows = self._contents(self.main.name)
         for _ in range(self.random.randrange(25)):
             self.project.clock.advance(self.random.random())
             self.adversary.quietly(lambda: self.application.write_target(self.main))
@@ -238,41 +232,20 @@ class Life:
         self._require(self._contents(self.source.name) == self.application.rows, "the source was changed")
 
     def _judge(self, when: str) -> None:
-        expected: dict[str, dict[EntityKey, Row]] = {name: {} for name in self.mapper.tables}
-        for row in self._rows(self.source.name):
-            for number, mapped in self.mapper.map(row):
-                expected[self.mapper.tables[number]][key_of(mapped)] = mapped
-        for name in self.mapper.tables:
-            actual = self._contents(name)
-            extra, missing = actual.keys() - expected[name].keys(), expected[name].keys() - actual.keys()
-            self._require(not extra, f"{when} {name} holds {sorted(extra)} which no source row gives")
-            self._require(not missing, f"{when} {name} lacks {sorted(missing)}")
-            altered = [key for key, row in actual.items() if row != expected[name][key]]
-            self._require(not altered, f"{when} {name} has other content in {altered}")
-        self._judge_mapping(when)
-
-    def _judge_mapping(self, when: str) -> None:
-        """Every target row has its owner, and every owner lists it."""
+        for wrong in wrong_targets(self.mapper, self._rows(self.source.name), self._contents):
+            raise Found(f"{self}: {when} {wrong}")
         control = self.adversary.quietly(lambda: ControlStore(self.project.restricted, SCRIPT).read())
         ids = SafeIds(control.id_key)  # type: ignore[attr-defined]
         rows = MappingRows(SCRIPT, self.source.name, self.mapper.tables, ids)
-        mapping = {key_of(row): row for row in self.project.restricted.dump(MAPPING_TABLE)}
-        for source_row in self._rows(self.source.name):
-            key = key_of(source_row)
-            listed = mapping.get(rows.forward_key(key))
-            targets = {TargetKey(number, *key_of(row)) for number, row in self.mapper.map(source_row)}
-            ok = listed is not None and targets <= read_forward(listed).targets
-            self._require(ok, f"{when} the mapping does not list all targets of {key}")
-            for target in targets:
-                owner = mapping.get(rows.reverse_key(target.key)) if target.table == 0 else None
-                ok = target.table > 0 or (owner is not None and read_source(owner) == key)
-                self._require(ok, f"{when} {target} is not owned by {key}")
+        mapping = self.project.restricted.dump(MAPPING_TABLE)
+        for wrong in wrong_mapping(self.mapper, rows, mapping, self._rows(self.source.name)):
+            raise Found(f"{self}: {when} {wrong}")
 
     def _rows(self, table: str) -> list[Row]:
         return self.project.tables.dump(table)
 
     def _contents(self, table: str) -> dict[EntityKey, Row]:
-        return {key_of(row): content_of(row) for row in self._rows(table)}
+        return contents(self._rows(table))
 
     def _phase(self) -> ControlPhase | None:
         control = self.adversary.quietly(lambda: ControlStore(self.project.restricted, SCRIPT).read())

@@ -29,7 +29,7 @@ from rekey.mapper import Mapper, TargetRow
 from rekey.mapping.ids import SafeIds
 from rekey.mapping.rows import MAPPING_TABLE, MappingRows
 from rekey.mapping.store import MappingStore
-from rekey.model import TIMESTAMP, EntityKey, Row, content_of, key_of
+from rekey.model import TIMESTAMP, EntityKey, Row, key_of
 from rekey.reconcile.context import ReconcileContext
 from rekey.reconcile.full import full
 from rekey.reconcile.report import FullReport
@@ -39,7 +39,7 @@ from rekey.tables.clock import TICKS_PER_SECOND, FakeClock
 from rekey.tables.faults import Call
 from tests.simulation.explore import Scenario
 from tests.simulation.scheduler import HeldService, Scheduler
-from tests.worlds import SCRIPT, SECRET, go_on, never, nothing
+from tests.worlds import SCRIPT, SECRET, contents, go_on, mapped, never, nothing
 
 SIZE = WindowSize(rows=100, bytes=1_000_000)
 
@@ -186,17 +186,13 @@ class SmallWorld(Scenario):
         return ""
 
     def wrong(self) -> str:
-        expected: dict[str, dict[EntityKey, Row]] = {name: {} for name in self.mapper.tables}
-        for row in self.sources.dump(self.source.name):
-            for number, mapped in self.mapper.map(row):
-                expected[self.mapper.tables[number]][key_of(mapped)] = mapped
-        for name in self.mapper.tables:
-            actual = {key_of(row): content_of(row) for row in self.others.dump(name)}
-            if extra := actual.keys() - expected[name].keys():
+        for name, expected in mapped(self.mapper, self.sources.dump(self.source.name)).items():
+            actual = contents(self.others.dump(name))
+            if extra := actual.keys() - expected.keys():
                 return f"{name} holds {len(extra)} rows that no source row gives"
-            if missing := expected[name].keys() - actual.keys():
+            if missing := expected.keys() - actual.keys():
                 return f"{name} lacks {len(missing)} rows"
-            if actual != expected[name]:
+            if actual != expected:
                 return f"{name} holds an older row"
         return ""
 

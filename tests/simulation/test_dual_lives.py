@@ -16,7 +16,8 @@ import pytest
 
 from rekey.dualwrite.propagate import Propagated
 from rekey.dualwrite.sweeper import Settler
-from tests.simulation.dual_life import KINDS, Found, Life
+from tests.simulation.dual_life import KINDS, Life
+from tests.simulation.judging import Found
 
 QUICK_SEEDS = (2, 4)
 EVERY_KIND_OF_EVENT = {

@@ -1,0 +1,59 @@
+"""What simulated lives have in common, whatever their capture: small windows, and what is judged in the end.
+
+What judges yields what is wrong, in words; nothing when all is right.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from rekey.mapper import Mapper
+from rekey.mapping.rows import MappingRows, TargetKey, read_forward, read_source
+from rekey.model import EntityKey, Row, key_of
+from tests.worlds import mapped
+
+
+class Found(AssertionError):
+    """Something is wrong; says the seed and what."""
+
+
+def draw_limits(folder: Path, draw: random.Random) -> None:
+    """Set small windows, and few calls at a time, in a project's configuration."""
+    toml = folder / "rekey.toml"
+    windows = draw.choice((3, 7, 20))
+    text = toml.read_text("utf-8").replace("window_rows = 50", f"window_rows = {windows}\nconcurrency = 3")
+    toml.write_text(text, "utf-8")
+
+
+def wrong_targets(
+    mapper: Mapper, source: Iterable[Row], contents: Callable[[str], Mapping[EntityKey, Row]]
+) -> Iterator[str]:
+    """Compare every target with what the source rows give."""
+    expected = mapped(mapper, source)
+    for name, rows in expected.items():
+        actual = contents(name)
+        if extra := actual.keys() - rows.keys():
+            yield f"{name} holds {sorted(extra)} which no source row gives"
+        if missing := rows.keys() - actual.keys():
+            yield f"{name} lacks {sorted(missing)}"
+        if altered := [key for key in actual.keys() & rows.keys() if actual[key] != rows[key]]:
+            yield f"{name} has other content in {altered}"
+
+
+def wrong_mapping(
+    mapper: Mapper, rows: MappingRows, mapping: Iterable[Row], source: Iterable[Row]
+) -> Iterator[str]:
+    """Check that every target row has its owner, and every owner lists it."""
+    there = {key_of(row): row for row in mapping}
+    for source_row in source:
+        key = key_of(source_row)
+        listed = there.get(rows.forward_key(key))
+        targets = {TargetKey(number, *key_of(row)) for number, row in mapper.map(source_row)}
+        if listed is None or not targets <= read_forward(listed).targets:
+            yield f"the mapping does not list all targets of {key}"
+        for target in targets:
+            owner = there.get(rows.reverse_key(target.key)) if target.table == 0 else None
+            if target.table == 0 and (owner is None or read_source(owner) != key):
+                yield f"{target} is not owned by {key}"
