@@ -2,16 +2,14 @@
 
 Rules kept here:
 
-* The service's targets ("Scalability and performance targets for Table storage"): 20,000 entities of 1 KiB a
-  second an account, 2,000 a partition. They count where nothing else is said and it is the service.
+* The service's targets (`rekey.limits`) count where nothing else is said and it is the service.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-ACCOUNT_TARGET = 20_000
-PARTITION_TARGET = 2_000
+from rekey.limits import ACCOUNT_TARGET, PARTITION_TARGET
 
 
 @dataclass(frozen=True, slots=True)

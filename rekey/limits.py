@@ -1,4 +1,4 @@
-"""Limits of the service: keys, property names, sizes, table names. Pure.
+"""Limits of the service: keys, property names, sizes, rates, table names. Pure.
 
 Rules kept here (Azure documentation, "Understanding the Table service data model" and "Naming tables"):
 
@@ -24,6 +24,10 @@ MAX_PROPERTIES = 252
 MAX_NAME_CHARACTERS = 255
 MAX_ENTITY_BYTES = 1024 * 1024
 MAX_VALUE_BYTES = 64 * 1024 - 1
+ACCOUNT_TARGET = 20_000
+PARTITION_TARGET = 2_000
+"""Entities of 1 KiB a second that the service is built for, of an account and of one partition ("Scalability and
+performance targets for Table storage"). More is refused with 503, when and where it is too much."""
 
 RESERVED_TABLES = frozenset({"tables", "rekeycontrol", "rekeyjournal", "rekeymap"})
 """Lower case: the service's own name, and the tables of the restricted store."""

@@ -18,10 +18,10 @@ from rekey.advice.facts import Advice, Facts, TableFacts, advice, count
 from rekey.advice.structure import is_moment, parts_of
 from rekey.inspection.columns import KeyColumn
 from rekey.inspection.order import Order
-from rekey.planner.estimate import PARTITION_ENTITIES_PER_SECOND
+from rekey.limits import PARTITION_TARGET
 from rekey.planner.result import Severity
 
-BUSY_WRITES = PARTITION_ENTITIES_PER_SECOND / 4
+BUSY_WRITES = PARTITION_TARGET / 4
 FINE_ROWS = 10
 MANY_PARTITIONS = 100
 LEAST_KEYS = 20

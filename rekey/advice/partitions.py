@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rekey.advice.facts import Advice, Facts, advice, count, percent
-from rekey.planner.estimate import PARTITION_ENTITIES_PER_SECOND
+from rekey.limits import PARTITION_TARGET
 from rekey.planner.result import Severity
 
 FEW_ROWS = 1_000
@@ -49,19 +49,17 @@ def partition_load(facts: Facts) -> Iterator[Advice]:
     for table in facts.tables:
         fanned = table.rows / facts.today.rows if facts.today.rows and not table.today else 1.0
         hottest = writes * fanned * table.hottest_share
-        if hottest <= PARTITION_ENTITIES_PER_SECOND / 2:
+        if hottest <= PARTITION_TARGET / 2:
             continue
         yield advice(
             "partition-load",
-            Severity.ERROR if hottest > PARTITION_ENTITIES_PER_SECOND else Severity.WARNING,
+            Severity.ERROR if hottest > PARTITION_TARGET else Severity.WARNING,
             table,
             f"{writes * fanned:,.0f} rows/s declared, {percent(table.hottest_share)} of them to one"
             " partition:"
             f" {hottest:,.0f}/s",
             key="PartitionKey",
-            reason=f"a partition takes {PARTITION_ENTITIES_PER_SECOND:,} entities/s; beyond, writes are"
-            " refused"
-            " with 503",
+            reason=f"a partition takes {PARTITION_TARGET:,} entities/s; beyond, writes are refused with 503",
             cure="spread the busiest partition: keys.bucket behind what is there, or a finer PartitionKey",
         )
 

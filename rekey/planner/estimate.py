@@ -15,11 +15,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rekey.limits import ACCOUNT_TARGET, PARTITION_TARGET
 from rekey.planner.result import Duration, Estimate, Requests, TableFill
 from rekey.tables.base import MAX_PAGE_ROWS
 
-ACCOUNT_ENTITIES_PER_SECOND = 20_000
-PARTITION_ENTITIES_PER_SECOND = 2_000
 ASSUMED_REQUEST_SECONDS = 0.05
 MAPPING_ROWS_PER_SOURCE_ROW = 2
 """One forward, one reverse."""
@@ -105,12 +104,9 @@ def _backfill(work: Workload, pace: Pace, source_pages: int) -> Duration:
     rows = work.source_rows
     swept = _scan_seconds(rows)
     targets = {
-        "20,000 entities/s of the account": (rows + work.target_rows) / ACCOUNT_ENTITIES_PER_SECOND,
-        "20,000 entities/s of the restricted account": MAPPING_ROWS_PER_SOURCE_ROW
-        * rows
-        / ACCOUNT_ENTITIES_PER_SECOND,
-        "2,000 entities/s of the largest source partition": work.largest_source_partition
-        / PARTITION_ENTITIES_PER_SECOND,
+        "20,000 entities/s of the account": (rows + work.target_rows) / ACCOUNT_TARGET,
+        "20,000 entities/s of the restricted account": MAPPING_ROWS_PER_SOURCE_ROW * rows / ACCOUNT_TARGET,
+        "2,000 entities/s of the largest source partition": work.largest_source_partition / PARTITION_TARGET,
         "2,000 entities/s of the targets' hottest partitions": sum(
             fill.hottest_seconds for fill in work.fills
         ),
@@ -132,16 +128,16 @@ def _reading(phase: str, work: Workload, *, scans: int) -> Duration:
     """A phase that reads the source `scans` times, the mapping and the targets once."""
     rows = scans * work.source_rows + work.target_rows
     targets = {
-        "20,000 entities/s of the account": rows / ACCOUNT_ENTITIES_PER_SECOND,
+        "20,000 entities/s of the account": rows / ACCOUNT_TARGET,
         "2,000 entities/s of the largest source partition": scans
         * work.largest_source_partition
-        / PARTITION_ENTITIES_PER_SECOND,
+        / PARTITION_TARGET,
     }
     limits = {
         **targets,
         "pages, one after another": scans * pages(work.source_rows) * ASSUMED_REQUEST_SECONDS,
     }
-    mapping = work.source_rows / ACCOUNT_ENTITIES_PER_SECOND
+    mapping = work.source_rows / ACCOUNT_TARGET
     return _duration(
         phase, targets, limits, mapping, swept_at_limits=_scan_seconds(work.source_rows, serial=True)
     )
@@ -149,7 +145,7 @@ def _reading(phase: str, work: Workload, *, scans: int) -> Duration:
 
 def _scan_seconds(rows: int, *, serial: bool = False) -> float:
     """Return how long reading all mapping rows of one direction takes."""
-    quickest = rows / ACCOUNT_ENTITIES_PER_SECOND
+    quickest = rows / ACCOUNT_TARGET
     return max(quickest, pages(rows) * ASSUMED_REQUEST_SECONDS) if serial else quickest
 
 

@@ -20,10 +20,11 @@ from rekey.advice.queries import rated
 from rekey.bounds import Limits
 from rekey.declaration import Declared
 from rekey.errors import TableMissing
+from rekey.limits import PARTITION_TARGET
 from rekey.mapping.ids import SafeIds
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row, key_of
 from rekey.planner.collisions import CollisionSearch, Found
-from rekey.planner.estimate import PARTITION_ENTITIES_PER_SECOND, Pace, Workload, estimate
+from rekey.planner.estimate import Pace, Workload, estimate
 from rekey.planner.inventory import Inventory, SampleSize, read_sample, read_whole
 from rekey.planner.problems import (
     Started,
@@ -353,7 +354,7 @@ def _fills(survey: Survey, inventory: Inventory) -> tuple[TableFill, ...]:
             largest_partition=packing.tally.largest,
             hottest_seconds=packing.hottest
             * (rows / survey.packed_rows if survey.packed_rows else 0.0)
-            / PARTITION_ENTITIES_PER_SECOND,
+            / PARTITION_TARGET,
         )
         for name, target_rows, packing in zip(survey.tables, survey.target_rows, survey.packing, strict=True)
     )
