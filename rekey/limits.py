@@ -26,8 +26,8 @@ MAX_ENTITY_BYTES = 1024 * 1024
 MAX_VALUE_BYTES = 64 * 1024 - 1
 ACCOUNT_TARGET = 20_000
 PARTITION_TARGET = 2_000
-"""Entities of 1 KiB a second that the service is built for, of an account and of one partition ("Scalability and
-performance targets for Table storage"). More is refused with 503, when and where it is too much."""
+"""Entities of 1 KiB a second that the service is built for, of an account and of one partition ("Scalability
+and performance targets for Table storage"). More is refused with 503, when and where it is too much."""
 
 RESERVED_TABLES = frozenset({"tables", "rekeycontrol", "rekeyjournal", "rekeymap"})
 """Lower case: the service's own name, and the tables of the restricted store."""
