@@ -27,7 +27,6 @@ RULES: tuple[Rule, ...] = (
     *rows.RULES,
     *service.RULES,
 )
-_WEIGHTS = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.NOTE: 2}
 
 
 def advise(facts: Facts) -> tuple[Advice, ...]:
@@ -42,4 +41,4 @@ def advise(facts: Facts) -> tuple[Advice, ...]:
             else replace(one, waived=waive.get(one.code))
             for one in found
         ]
-    return tuple(sorted(found, key=lambda one: (one.today and bool(facts.planned), _WEIGHTS[one.severity])))
+    return tuple(sorted(found, key=lambda one: (one.today and bool(facts.planned), one.severity.place)))

@@ -14,7 +14,6 @@ from rekey.doctor.finding import Examined, Finding, Report
 from rekey.planner.result import Severity
 
 _WIDTH = 100
-_ORDER = tuple(Severity)
 
 
 def report_text(report: Report) -> str:
@@ -28,7 +27,7 @@ def report_text(report: Report) -> str:
 
 def _family(one: Examined) -> list[str]:
     lines = [line for fact in one.facts for line in _wrapped(f"{fact.about}: {fact.seen}", "  ", "    ")]
-    for finding in sorted(one.findings, key=lambda finding: _ORDER.index(finding.severity)):
+    for finding in sorted(one.findings, key=lambda finding: finding.severity.place):
         lines += _finding(finding)
     return lines or ["  nothing to say"]
 

@@ -167,8 +167,7 @@ def row_problems(
 
 def ordered(problems: Collection[Problem]) -> tuple[Problem, ...]:
     """Return the problems, errors first, otherwise in the order they were found."""
-    weights = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.NOTE: 2}
-    return tuple(sorted(problems, key=lambda one: weights[one.severity]))
+    return tuple(sorted(problems, key=lambda one: one.severity.place))
 
 
 def _dual_write(declared: Declared) -> list[Problem]:

@@ -13,6 +13,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from rekey.advice.render import advice_lines, query_lines
+from rekey.inspection.render import size_text
 from rekey.model import EntityKey
 from rekey.planner.estimate import ASSUMED_REQUEST_SECONDS
 from rekey.planner.result import (
@@ -73,7 +74,7 @@ def _source(migration: MigrationPlan) -> Iterator[str]:
     about = "" if inventory.exact else "about " if inventory.rows.settled else "at least about "
     yield _field("source", inventory.table)
     yield _field("rows", f"{about}{inventory.rows.rows:,}")
-    yield _field("bytes", f"{about}{_bytes(inventory.stored_bytes)}")
+    yield _field("bytes", f"{about}{size_text(inventory.stored_bytes)}")
     at_least = "" if inventory.exact else "at least "
     largest = f"the largest of {at_least}{inventory.largest_partition:,} rows"
     yield _field("partitions", f"{at_least}{inventory.partitions:,}, {largest}")
@@ -238,15 +239,6 @@ def _wrapped(text: str, *, first: str = "", rest: str = "") -> list[str]:
 
 def _key(key: EntityKey) -> str:
     return f"({key.partition!r}, {key.row!r})"
-
-
-def _bytes(number: int) -> str:
-    size = float(number)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
-        size /= 1024
-    return f"{size:,.1f} TiB"
 
 
 def _time(seconds: float) -> str:

@@ -31,6 +31,11 @@ class Severity(StrEnum):
     WARNING = "warning"
     NOTE = "note"
 
+    @property
+    def place(self) -> int:
+        """Return where it stands among severities, 0 for what weighs most."""
+        return tuple(Severity).index(self)
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
