@@ -71,8 +71,8 @@ def short_id(facts: Facts) -> Iterator[Advice]:
 
 def merged_keys(facts: Facts) -> Iterator[Advice]:
     """Truncation or case folding that merges."""
-    for number, table in _declared(facts):
-        if facts.colliding.get(number) and _is_of_moments(table) is False and _folding(table):
+    for number, table in enumerate(facts.planned):
+        if facts.colliding.get(number) and not _is_of_moments(table) and _folding(table):
             yield advice(
                 "merged-keys",
                 Severity.ERROR,
@@ -87,7 +87,7 @@ def merged_keys(facts: Facts) -> Iterator[Advice]:
 
 def time_duplicates(facts: Facts) -> Iterator[Advice]:
     """Moments as keys, without a sequence, where moments repeat."""
-    for number, table in _declared(facts):
+    for number, table in enumerate(facts.planned):
         if facts.colliding.get(number) and _is_of_moments(table):
             yield advice(
                 "time-duplicates",
@@ -174,10 +174,6 @@ def random_bits(column: KeyColumn) -> float | None:
 def changes(name: str) -> bool:
     """Tell whether the name of a property says that it changes."""
     return any(word.lower() in CHANGING for word in _WORD.findall(name))
-
-
-def _declared(facts: Facts) -> Iterator[tuple[int, TableFacts]]:
-    return iter(enumerate(facts.planned))
 
 
 def _is_of_moments(table: TableFacts) -> bool:

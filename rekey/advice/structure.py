@@ -12,7 +12,6 @@ from __future__ import annotations
 from rekey.declaration import Index, Target
 from rekey.keys.base import WHOLE_ROW, Expression
 from rekey.keys.combine import Concat, Join
-from rekey.keys.escape import Custom
 from rekey.keys.hashes import Bucket, Hashed
 from rekey.keys.keyed import Opaque
 from rekey.keys.moments import Date, InvertedSeconds, InvertedTicks, Ticks
@@ -69,8 +68,3 @@ def is_scrambled(part: Expression) -> bool:
 def folds(expression: Expression) -> bool:
     """Tell whether different texts can become one on the way."""
     return any(isinstance(node, FOLDING) for node in expression.walk())
-
-
-def is_custom(expression: Expression) -> bool:
-    """Tell whether a function of somebody's takes part."""
-    return any(isinstance(node, Custom) for node in expression.walk())

@@ -82,7 +82,7 @@ class KeyColumn:
     def add(self, key: str) -> None:
         """Count one key."""
         self.keys += 1
-        units = len(key) if key.isascii() else utf16_units(key)
+        units = utf16_units(key)
         self._units[min(units, MAX_KEY_UNITS + 1)] += 1
         self._total_units += units
         self._marks[self._marks_of(key)] += 1

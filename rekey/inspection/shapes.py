@@ -40,13 +40,6 @@ class Shape(StrEnum):
     SLUG = "slug"
 
 
-PERSONAL = frozenset({Shape.EMAIL, Shape.CARD, Shape.NATIONAL_ID, Shape.PHONE, Shape.NAME})
-"""Shapes that tell of a person."""
-RANDOM = frozenset({Shape.GUID, Shape.DIGEST})
-"""Shapes that sort in no order anybody asks for."""
-TIMES = frozenset({Shape.DATE, Shape.TICKS, Shape.INVERTED_TICKS})
-"""Shapes that stand for a moment."""
-
 _FIRST_YEAR, _LAST_YEAR = 1990, 2060
 _LONGEST = 512
 
