@@ -180,8 +180,12 @@ def from_key_vault(
     return (value or "").encode()
 
 
-def split_key_vault_url(url: str) -> tuple[str, str, str | None]:
-    """Split the URL of a Key Vault secret into vault URL, secret name and version (or None).
+def split_key_vault_url(url: str, kind: str = "secrets") -> tuple[str, str, str | None]:
+    """Split the URL of something in Key Vault into vault URL, name and version (or None).
+
+    Args:
+        url: of one of its secrets, or of one of its `kind`.
+        kind: as the URL says it: `secrets` or `keys`.
 
     Raises:
         ValueError: it is not such a URL. The message does not repeat it.
@@ -190,9 +194,9 @@ def split_key_vault_url(url: str) -> tuple[str, str, str | None]:
     path = [piece for piece in parts.path.split("/") if piece]
     plain = not (parts.query or parts.fragment or parts.username or parts.password)
     if parts.scheme != "https" or not parts.hostname or not plain:
-        raise ValueError("not the https URL of a Key Vault secret")
-    if len(path) not in (2, 3) or path[0] != "secrets":
-        raise ValueError("not the https URL of a Key Vault secret")
+        raise ValueError(f"not the https URL of one of Key Vault's {kind}")
+    if len(path) not in (2, 3) or path[0] != kind:
+        raise ValueError(f"not the https URL of one of Key Vault's {kind}")
     return f"https://{parts.netloc}", path[1], path[2] if len(path) > 2 else None
 
 

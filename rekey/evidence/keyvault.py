@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from azure.core.exceptions import (
     AzureError,
@@ -29,6 +28,7 @@ from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 
 from rekey.errors import ConfigurationError, CredentialRefused, EndpointDown, RekeyError, Unavailable
 from rekey.evidence.keys import PublicKey
+from rekey.secrets_source import split_key_vault_url
 
 if TYPE_CHECKING:
     from azure.core.credentials import TokenCredential
@@ -59,7 +59,7 @@ class KeyVaultSigner:
                 hint="pip install 'rekey-tables[keyvault]'",
             ) from None
         try:
-            vault, self._name, self._version = split_key_url(url)
+            vault, self._name, self._version = split_key_vault_url(url, "keys")
         except ValueError:
             raise ConfigurationError(
                 "[evidence] key_vault is not the https URL of a Key Vault key",
@@ -109,22 +109,6 @@ class KeyVaultSigner:
             raise _failed(error) from None
         raw = answer.signature
         return encode_dss_signature(int.from_bytes(raw[:_NUMBER_BYTES]), int.from_bytes(raw[_NUMBER_BYTES:]))
-
-
-def split_key_url(url: str) -> tuple[str, str, str | None]:
-    """Split the URL of a Key Vault key into vault URL, name and version (or None).
-
-    Raises:
-        ValueError: it is not such a URL. The message does not repeat it.
-    """
-    parts = urlsplit(url)
-    path = [piece for piece in parts.path.split("/") if piece]
-    plain = not (parts.query or parts.fragment or parts.username or parts.password)
-    if parts.scheme != "https" or not parts.hostname or not plain:
-        raise ValueError("not the https URL of a Key Vault key")
-    if len(path) not in (2, 3) or path[0] != "keys":
-        raise ValueError("not the https URL of a Key Vault key")
-    return f"https://{parts.netloc}", path[1], path[2] if len(path) > 2 else None
 
 
 def _failed(error: AzureError) -> RekeyError:

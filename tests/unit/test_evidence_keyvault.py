@@ -24,8 +24,9 @@ from cryptography.hazmat.primitives.asymmetric.utils import Prehashed, decode_ds
 from rekey.config import load_config
 from rekey.errors import ConfigurationError, CredentialRefused, EndpointDown, Unavailable
 from rekey.evidence import note
-from rekey.evidence.keyvault import KeyVaultSigner, split_key_url
+from rekey.evidence.keyvault import KeyVaultSigner
 from rekey.evidence.signing import open_signer
+from rekey.secrets_source import split_key_vault_url
 
 URL = "https://acme.vault.azure.net/keys/evidence"
 VERSION = "0123456789abcdef0123456789abcdef"
@@ -168,7 +169,7 @@ def test_a_key_on_another_curve_is_refused() -> None:
 def test_only_the_url_of_a_key_is_taken_for_one(url: str) -> None:
     with pytest.raises(ConfigurationError, match="not the https URL of a Key Vault key"):
         signer(Vault(), url)
-    assert split_key_url(f"{URL}/v") == ("https://acme.vault.azure.net", "evidence", "v")
+    assert split_key_vault_url(f"{URL}/v", "keys") == ("https://acme.vault.azure.net", "evidence", "v")
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
