@@ -153,9 +153,12 @@ class Application:
                 return
         except RowRefused:
             return
-        self._put(made, before=())
+        self._create(made)
         self._enter(content_of(back))
         self.done["inserts"] += 1
+
+    def _create(self, made: Sequence[TargetRow]) -> None:
+        self._put(made, before=())
 
     def _delete_in_target(self) -> None:
         key = self._choose_untouched()

@@ -13,7 +13,7 @@ Rules kept here:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from azure.core.credentials import AzureNamedKeyCredential
@@ -22,8 +22,8 @@ from azure.data.tables import UpdateMode
 from rekey.declaration import Declared
 from rekey.dualwrite.sdk.client_sync import DualWriteTableClient
 from rekey.dualwrite.sdk.errors import DualWriteRefused
-from rekey.errors import RowRefused
-from rekey.model import PARTITION_KEY, ROW_KEY, Row, content_of, key_of
+from rekey.mapper import TargetRow
+from rekey.model import PARTITION_KEY, ROW_KEY, key_of
 from rekey.rehearse.application import Application, to_entity
 from rekey.rehearse.azurite import Azurite, AzuriteAccount
 from rekey.rehearse.project import Project
@@ -138,20 +138,8 @@ class LiveApplication(Application):
                 self.done["updates"] += 1
                 return
 
-    def _insert_in_target(self) -> None:
-        row = self._kept_back.pop()
-        if self._taken(row):
-            return
-        made = self._mapper.map(row)
-        try:
-            back = self._mapper.reverse(made[0].row, self._mapper.source_key(made[0].row), None)
-            if self._mapper.map(back) != made:
-                return
-        except RowRefused:
-            return
+    def _create(self, made: Sequence[TargetRow]) -> None:
         self._target.create_entity(to_entity(made[0].row))
-        self._enter(content_of(back))
-        self.done["inserts"] += 1
 
     def _delete_in_target(self) -> None:
         key = self._choose()
@@ -173,13 +161,9 @@ class LiveApplication(Application):
             if self._taken(changed, owner=key):
                 continue
             after = self._mapper.map(changed)[0].row
-            if self._stays(before, after) and self._comes_back(row, changed, before, after):
+            if key_of(before) == key_of(after) and self._comes_back(row, changed, before, after):
                 self._target.update_entity(to_entity(after), mode=UpdateMode.REPLACE)
                 self._release(self._places(row), key)
                 self._enter(changed)
                 self.done["updates"] += 1
                 return
-
-    @staticmethod
-    def _stays(before: Row, after: Row) -> bool:
-        return key_of(before) == key_of(after)
