@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from rekey.errors import RekeyError
 from rekey.evidence import merkle, note
 from rekey.evidence.keys import Signer
+from rekey.evidence.log import contradictions
 from rekey.state.audit import AuditEvent, first_broken
 from rekey.state.models import StoredCheckpoint
 from rekey.state.store import State
@@ -45,18 +46,14 @@ def problems_of(events: Sequence[AuditEvent], stored: Sequence[StoredCheckpoint]
     if broken is not None:
         found.append(f"the audit log is broken at event {broken}: it was changed, removed or inserted")
     leaves = [merkle.leaf_hash(event.line()) for event in events]
+    name = note.log_name(events[0].hash) if events else ""
     for one in stored:
         try:
             said = note.parsed(one.note).checkpoint
         except ValueError as error:
             found.append(f"the checkpoint over {one.size} events cannot be read: {error}")
             continue
-        if said.size > len(events):
-            found.append(f"the audit log ends at event {len(events)}, a checkpoint covers {said.size}")
-        elif said.size < 1 or said.root != merkle.root(leaves[: said.size]):
-            found.append(f"the first {said.size} events are not those that a checkpoint covers")
-        elif said.log != note.log_name(events[0].hash):
-            found.append(f"the checkpoint over {said.size} events is of another log")
+        found += [what for _, what in contradictions(said, leaves, name)]
     return found
 
 

@@ -90,6 +90,25 @@ def problems_with_kept(events: bytes, kept: str, keys: Sequence[PublicKey]) -> l
     return _held(one, [merkle.leaf_hash(line) for line in lines], name, keys)
 
 
+def contradictions(said: note.Checkpoint, leaves: Sequence[bytes], name: str) -> list[Problem]:
+    """Return why a checkpoint does not hold for the beginning of a log; empty when it does.
+
+    Args:
+        said: the checkpoint.
+        leaves: the leaf hashes of the log's events.
+        name: the log's name.
+    """
+    found = []
+    if said.log != name:
+        found.append(("checkpoint", f"the checkpoint over {said.size} events is of another log"))
+    if said.size > len(leaves):
+        cut = f"the audit log ends at event {len(leaves)}, a checkpoint covers {said.size}"
+        found.append(("log-cut", cut))
+    elif said.size < 1 or said.root != merkle.root(leaves[: said.size]):
+        found.append(("checkpoint", f"the first {said.size} events are not those that a checkpoint covers"))
+    return found
+
+
 def _chain(lines: Sequence[bytes], events: Sequence[Event]) -> Iterator[Problem]:
     prev = FIRST_PREV
     for seq, (line, event) in enumerate(zip(lines, events, strict=True), start=1):
@@ -100,19 +119,12 @@ def _chain(lines: Sequence[bytes], events: Sequence[Event]) -> Iterator[Problem]
 
 
 def _held(one: note.Note, leaves: Sequence[bytes], name: str, keys: Sequence[PublicKey]) -> list[Problem]:
-    """Hold one checkpoint against the log."""
+    """Hold one checkpoint, and who signed it, against the log."""
     said = one.checkpoint
-    found = []
+    found = contradictions(said, leaves, name)
     if one.is_signed and not any(one.is_by(key) for key in keys):
-        found.append(
-            ("checkpoint-key", f"the checkpoint over {said.size} events is not by a key that was given")
-        )
-    if said.log != name:
-        found.append(("checkpoint", f"the checkpoint over {said.size} events is of another log"))
-    if said.size > len(leaves):
-        found.append(("log-cut", f"the audit log has {len(leaves)} events, a checkpoint covers {said.size}"))
-    elif said.root != merkle.root(leaves[: said.size]):
-        found.append(("checkpoint", f"the first {said.size} events are not those that a checkpoint covers"))
+        unknown = f"the checkpoint over {said.size} events is not by a key that was given"
+        found.insert(0, ("checkpoint-key", unknown))
     return found
 
 
