@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
+from types import TracebackType
 from typing import Any, TypeVar
 
 from azure.core.async_paging import AsyncItemPaged
@@ -59,16 +60,29 @@ def refusal_in(error: HttpResponseError, *, transaction: bool = False) -> DualWr
     return DualWriteRefused(response.answer.refusal, response)
 
 
+class _Raising:
+    """Within it, an error of the SDK that stands for a refusal is raised as that."""
+
+    def __init__(self, *, transaction: bool = False) -> None:
+        self._transaction = transaction
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, HttpResponseError):
+            refusal = refusal_in(error, transaction=self._transaction)
+            if refusal is not None:
+                raise refusal from None
+
+
 def _awaited(method: Callable[..., Any], *, transaction: bool) -> Callable[..., Any]:
     @functools.wraps(method)
     async def calling(*args: Any, **kwargs: Any) -> Any:
-        try:
+        with _Raising(transaction=transaction):
             return await method(*args, **kwargs)
-        except HttpResponseError as error:
-            refusal = refusal_in(error, transaction=transaction)
-            if refusal is None:
-                raise
-        raise refusal
 
     return calling
 
@@ -76,13 +90,8 @@ def _awaited(method: Callable[..., Any], *, transaction: bool) -> Callable[..., 
 def _called(method: Callable[..., Any], *, transaction: bool) -> Callable[..., Any]:
     @functools.wraps(method)
     def calling(*args: Any, **kwargs: Any) -> Any:
-        try:
+        with _Raising(transaction=transaction):
             return method(*args, **kwargs)
-        except HttpResponseError as error:
-            refusal = refusal_in(error, transaction=transaction)
-            if refusal is None:
-                raise
-        raise refusal
 
     return calling
 
@@ -109,13 +118,8 @@ class _Pages(Iterator[Any]):
         self._pages = pages
 
     def __next__(self) -> Any:
-        try:
+        with _Raising():
             return next(self._pages)
-        except HttpResponseError as error:
-            refusal = refusal_in(error)
-            if refusal is None:
-                raise
-        raise refusal
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pages, name)
@@ -128,13 +132,8 @@ class _AsyncPages(AsyncIterator[Any]):
         self._pages = pages
 
     async def __anext__(self) -> Any:
-        try:
+        with _Raising():
             return await anext(self._pages)
-        except HttpResponseError as error:
-            refusal = refusal_in(error)
-            if refusal is None:
-                raise
-        raise refusal
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pages, name)
