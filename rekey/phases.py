@@ -10,7 +10,6 @@ Rules kept here:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -40,29 +39,6 @@ class ControlPhase(StrEnum):
     RETIRED = "retired"
 
 
-@dataclass(frozen=True, slots=True)
-class ControlRules:
-    """What a control phase means: who is read, who decides a write, who follows."""
-
-    reads: str
-    authority: str
-    replicas: str
-    writes_wait: bool = False
-
-
-CONTROL: dict[ControlPhase, ControlRules] = {
-    ControlPhase.SOURCE: ControlRules(reads="source", authority="source", replicas="none"),
-    ControlPhase.DUAL_WRITE: ControlRules(reads="source", authority="source", replicas="targets"),
-    ControlPhase.FREEZE: ControlRules(
-        reads="authority so far", authority="authority so far", replicas="drained", writes_wait=True
-    ),
-    ControlPhase.CUTOVER: ControlRules(
-        reads="target", authority="target", replicas="source and index tables"
-    ),
-    ControlPhase.COMPLETE: ControlRules(reads="target", authority="target", replicas="none"),
-    ControlPhase.RETIRED: ControlRules(reads="target", authority="target", replicas="none"),
-}
-
 MOVES: dict[ControlPhase, frozenset[ControlPhase]] = {
     ControlPhase.SOURCE: frozenset({ControlPhase.DUAL_WRITE}),
     ControlPhase.DUAL_WRITE: frozenset({ControlPhase.FREEZE, ControlPhase.SOURCE}),
@@ -72,6 +48,9 @@ MOVES: dict[ControlPhase, frozenset[ControlPhase]] = {
     ControlPhase.COMPLETE: frozenset({ControlPhase.RETIRED}),
     ControlPhase.RETIRED: frozenset(),
 }
+
+FOLLOWED = frozenset({ControlPhase.DUAL_WRITE, ControlPhase.FREEZE, ControlPhase.CUTOVER})
+"""Where replicas follow what clients write."""
 
 LEAVES: dict[Phase, ControlPhase] = {
     Phase.PREPARE: ControlPhase.SOURCE,

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from rekey.dualwrite.control import ControlRow
 from rekey.dualwrite.rules import FROZEN
 from rekey.errors import WritesRefused
-from rekey.phases import ControlPhase
+from rekey.phases import FOLLOWED, ControlPhase
 
 CONTROL_GONE = "control-gone"
 OTHER_RUN = "other-run"
@@ -27,8 +27,6 @@ DIGEST_MOVED = "digest-moved"
 SECRET_MOVED = "secret-moved"  # noqa: S105 - a code
 LEASE_LOST = "lease-lost"
 CLOSED = "closed"
-
-_FOLLOWED = frozenset({ControlPhase.DUAL_WRITE, ControlPhase.FREEZE, ControlPhase.CUTOVER})
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +109,7 @@ def reading(before: ControlRow | None, now: ControlRow | None, facts: ClientFact
     differs = _differs(now, facts)
     if differs is None:
         return Reading(now)
-    return Reading(now, differs if now.phase in _FOLLOWED else None, differs.code)
+    return Reading(now, differs if now.phase in FOLLOWED else None, differs.code)
 
 
 def _lost(before: ControlRow | None, now: ControlRow | None, script_id: str) -> Refusal | None:

@@ -34,7 +34,7 @@ from rekey.evidence.checkpoints import problems_of, signed_over
 from rekey.evidence.keys import Signer
 from rekey.evidence.report import render
 from rekey.evidence.verify import Verdict
-from rekey.phases import ORDER
+from rekey.phases import ORDER, ledger_id
 from rekey.state.audit import EVIDENCE_EXPORTED, EVIDENCE_VERIFIED, AuditEvent
 from rekey.state.backend import sqlite_version
 from rekey.state.models import PLAN_FACT
@@ -208,7 +208,7 @@ def _source(
         earlier=state.checkpoints(),
         state=contents.snapshot(
             state.migration(script_id),
-            [str(phase) for phase in ORDER if f"{script_id}.{phase}" in ids],
+            [str(phase) for phase in ORDER if ledger_id(script_id, phase) in ids],
             state.phase_runs(script_id),
             [one for purpose in PURPOSES for one in state.segments(script_id, purpose)],
             facts,

@@ -15,14 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rekey.dualwrite.registry import ClientRow, Standing, over_at, standing
-from rekey.phases import ControlPhase, Phase
+from rekey.phases import FOLLOWED, ControlPhase, Phase
 from rekey.runner.capture import WATERMARK
 from rekey.runner.facts import ESTIMATED_ROWS, Facts, verification_problem
 from rekey.runner.verdict import verdict
 from rekey.tables.clock import TICKS_PER_SECOND, format_ticks, ticks_of
-
-FOLLOWED = (ControlPhase.DUAL_WRITE, ControlPhase.FREEZE, ControlPhase.CUTOVER)
-"""Where replicas follow the clients' writes."""
 
 
 @dataclass(frozen=True, slots=True)
