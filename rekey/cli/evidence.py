@@ -317,7 +317,7 @@ def _keys(shell: Shell, files: Sequence[Path]) -> list[PublicKey]:
 
     if files:
         return [read_public(path) for path in files]
-    if shell.config_said or shell.config_path.exists():
+    if shell.has_project:
         signer = open_signer(load_config(shell.config_path))
         if signer is not None:
             return [signer.public]
@@ -342,7 +342,7 @@ def _record(shell: Shell, verdict: Verdict) -> bool:
     from rekey.evidence.export import record_verified
     from rekey.state.store import State
 
-    if not shell.config_said and not shell.config_path.exists():
+    if not shell.has_project:
         return False
     try:
         path = load_config(shell.config_path).state

@@ -102,6 +102,11 @@ class Shell:
         return sys.stdin is not None and sys.stdin.isatty()
 
     @property
+    def has_project(self) -> bool:
+        """Tell whether there is a configuration; one that was named on the command line must be there."""
+        return self.config_said or self.config_path.exists()
+
+    @property
     def clock(self) -> Clock:
         """The clock to work with."""
         from rekey.tables.clock import SystemClock
