@@ -92,4 +92,5 @@ async def main(kind: str, script_id: str, view: str, calls: int) -> dict[str, fl
 
 
 if __name__ == "__main__":
-    print(json.dumps(asyncio.run(main(*sys.argv[1:4], int(sys.argv[4])))))
+    said_kind, said_script, said_view, said_calls = sys.argv[1:]
+    print(json.dumps(asyncio.run(main(said_kind, said_script, said_view, int(said_calls)))))

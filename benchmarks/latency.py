@@ -9,10 +9,9 @@ once, however it was cut into packets; answers go back without waiting.
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
-from pathlib import Path
-from types import TracebackType
+
+from benchmarks.process import ServerProcess
 
 _CHUNK = 256 * 1024
 
@@ -61,30 +60,12 @@ async def _serve(host: str, port: int, seconds: float) -> None:
         task.cancel()
 
 
-class Latency:
+class Latency(ServerProcess):
     """The line as a process of its own, in front of a port of 127.0.0.1."""
 
     def __init__(self, port: int, seconds: float) -> None:
         """Take the port behind it and the latency."""
-        self._words = ["127.0.0.1", str(port), str(seconds)]
-        self.port = 0
-
-    def __enter__(self) -> Latency:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.latency", *self._words],
-            cwd=Path(__file__).parents[1],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._process.stdout is not None
-        self.port = int(self._process.stdout.readline())
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._process.communicate(timeout=30)
+        super().__init__("benchmarks.latency", "127.0.0.1", port, seconds)
 
 
 if __name__ == "__main__":

@@ -19,16 +19,14 @@ import bisect
 import json
 import random
 import re
-import subprocess
 import sys
 import time
 import urllib.request
 from collections import Counter, defaultdict
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
+from benchmarks.process import ServerProcess
 from benchmarks.project import PARTITIONS
 from benchmarks.shape import Shape, mapped_pages
 
@@ -231,30 +229,12 @@ async def _serve(options: argparse.Namespace) -> None:
     server.close()
 
 
-class StubProcess:
+class StubProcess(ServerProcess):
     """The stub as a process of its own. `options` are those of the command line."""
 
     def __init__(self, rows: int, *options: str) -> None:
         """Take how many rows the source has, and further options."""
-        self._words = [str(rows), *options]
-        self.port = 0
-
-    def __enter__(self) -> StubProcess:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.stub", *self._words],
-            cwd=Path(__file__).parents[1],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._process.stdout is not None
-        self.port = int(self._process.stdout.readline())
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._process.communicate(timeout=30)
+        super().__init__("benchmarks.stub", rows, *options)
 
     @property
     def endpoint(self) -> str:
