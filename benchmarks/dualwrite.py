@@ -39,21 +39,7 @@ key_env = "BENCH_RESTRICTED_KEY"
 [secrets.users]
 env = "BENCH_SECRET"
 """
-_KEY_DERIVED = '''\
-"""E-mail RowKeys to opaque ids."""
-from rekey import Migration, Target, keys, props
-
-migration = Migration(
-    source="Users",
-    target=Target(
-        "UsersV2",
-        partition_key=keys.prop("PartitionKey"),
-        row_key=keys.opaque("RowKey", domain="user", secret="users"),
-        properties=[props.copy("RowKey", to="ContactEmail")],
-    ),
-    capture="dual-write",
-)
-'''
+_KEY_DERIVED = project.SCRIPT.replace('capture="delta"', 'capture="dual-write"')
 _CONTENT_DERIVED = '''\
 """Posts by month, with an index by tag."""
 from rekey import Index, Migration, Target, keys, props

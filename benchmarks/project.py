@@ -20,7 +20,7 @@ PARTITIONS = 200
 SCRIPT_ID = "0001_users"
 SECRET = "benchmark-secret-0123456789abcdef"  # noqa: S105 - of made-up rows
 
-_SCRIPT = '''\
+SCRIPT = '''\
 """E-mail RowKeys to opaque ids."""
 from rekey import Migration, Target, keys, props
 
@@ -80,7 +80,7 @@ def rows(count: int) -> Iterator[Row]:
 def make(folder: Path, azurite: Azurite) -> dict[str, str]:
     """Write configuration and script; return the environment to run commands in."""
     (folder / "migrations").mkdir(parents=True)
-    (folder / "migrations" / f"{SCRIPT_ID}.py").write_text(_SCRIPT, "utf-8")
+    (folder / "migrations" / f"{SCRIPT_ID}.py").write_text(SCRIPT, "utf-8")
     config = _CONFIG.format(tables=azurite.tables.endpoint, restricted=azurite.restricted.endpoint)
     (folder / "rekey.toml").write_text(config, "utf-8")
     return {
