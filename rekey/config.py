@@ -119,6 +119,11 @@ class Account:
         parts = urlsplit(self.endpoint)
         return parts.path.strip("/") or (parts.hostname or "").partition(".")[0]
 
+    def is_same_as(self, other: Account) -> bool:
+        """Tell whether another endpoint is of the same account, however it is written."""
+        ours, theirs = urlsplit(self.endpoint.lower()), urlsplit(other.endpoint.lower())
+        return (ours.netloc, ours.path.strip("/")) == (theirs.netloc, theirs.path.strip("/"))
+
 
 @dataclass(frozen=True, slots=True)
 class EvidenceKey:
@@ -155,9 +160,8 @@ class Config:
             for text in secrets_source.warnings_for(name, source)
         ]
         if self.evidence.key_file is not None:
-            key = SecretSource(SecretKind.FILE, str(self.evidence.key_file))
-            found += secrets_source.warnings_for("evidence", key)
-        if self.restricted.is_https and self.restricted.endpoint.lower() == self.tables.endpoint.lower():
+            found += secrets_source.warnings_for_file("the evidence key", self.evidence.key_file)
+        if self.restricted.is_https and self.restricted.is_same_as(self.tables):
             found.append(
                 "[restricted] is the same account as [tables]: whoever may read the migrated tables"
                 " may also read the old keys"

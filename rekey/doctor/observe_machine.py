@@ -19,9 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, distributions, requires
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from rekey.config import Account, Config, account_key, resolve_secret
+from rekey.config import Config, account_key, resolve_secret
 from rekey.declaration import required_secrets
 from rekey.doctor.observed import (
     ConfigurationSeen,
@@ -63,18 +62,13 @@ def see_configuration(config: Config) -> ConfigurationSeen:
         trouble = trouble_of(error)
     return ConfigurationSeen(
         file=see_file(config.path) or FileSeen(str(config.path)),
-        same_account=_place(config.tables) == _place(config.restricted),
+        same_account=config.tables.is_same_as(config.restricted),
         same_key=_same_key(config),
         secrets=tuple(_secret(config, name) for name in sorted(config.secrets)),
         evidence_file=None if config.evidence.key_file is None else see_file(config.evidence.key_file),
         evidence_configured=configured,
         evidence_trouble=trouble,
     )
-
-
-def _place(account: Account) -> tuple[str, str]:
-    parts = urlsplit(account.endpoint)
-    return parts.netloc.lower(), parts.path.strip("/").lower()
 
 
 def _same_key(config: Config) -> bool:

@@ -252,3 +252,22 @@ def test_a_key_that_is_absent_or_no_key_is_refused_and_not_echoed(value: str | N
         account_key(OWN, environ=environ)
     if value and value.strip():
         assert value not in str(error.value)
+
+
+def test_an_evidence_key_that_others_may_read_is_called_what_it_is(file: Path) -> None:
+    """It is no secret of a script: whoever looked for [secrets.evidence] would find none."""
+    key = file.with_name("evidence.pem")
+    key.write_text("key", "utf-8")
+    key.chmod(0o640)
+    config = load_config(write(file, MINIMAL + '[evidence]\nkey_file = "evidence.pem"\n'))
+    assert config.warnings() == [
+        f"the file of the evidence key is open to other users (mode 0640); `chmod 600 {key}` closes it"
+    ]
+
+
+def test_one_account_is_told_however_its_endpoint_is_written() -> None:
+    """Case and a slash at the end name no other account; another host or another path does."""
+    one = Account("https://acme.table.core.windows.net")
+    assert one.is_same_as(Account("https://ACME.table.core.windows.net/"))
+    assert not one.is_same_as(Account("https://other.table.core.windows.net"))
+    assert not Account("http://127.0.0.1:10002/a").is_same_as(Account("http://127.0.0.1:10002/b"))
