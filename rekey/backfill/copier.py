@@ -200,8 +200,9 @@ class Gathering:
         self._slots = asyncio.Semaphore(copier.concurrency)
         self._newest = 0
         self._draining = False
-        self._windows: set[CopyWindow] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        # In the order in which they began, so that what is ended together ends in the same order each time.
+        self._windows: dict[CopyWindow, None] = {}
+        self._tasks: dict[asyncio.Task[None], None] = {}
         self._failed: BaseException | None = None
 
     async def __aenter__(self) -> Gathering:
@@ -223,7 +224,7 @@ class Gathering:
         window.number = self._newest
         window.copied.rows = len(source_rows)
         del source_rows
-        self._windows.add(window)
+        self._windows[window] = None
         try:
             await self._stage(window, [(self._mapping, copier.mapping_writes(window))])
             window.claimed.clear()
@@ -233,7 +234,7 @@ class Gathering:
                 last=True,
             )
         finally:
-            self._windows.discard(window)
+            self._windows.pop(window)
 
         async def settle(source_key: EntityKey) -> None:
             outcome = await copier.propagator.propagate(source_key)
@@ -274,8 +275,8 @@ class Gathering:
 
     def _start(self, held: Held, batch: list[Write]) -> None:
         task = asyncio.create_task(self._write(held, batch))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
 
     async def _write(self, held: Held, batch: list[Write]) -> None:
         try:
