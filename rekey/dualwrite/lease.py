@@ -205,9 +205,8 @@ class ClientLease:
         self._moved.set()
         looks = self._tasks.get("looks")
         if looks is not None:
-            async with (
-                self._looking
-            ):  # a beat cut off now could land behind the delete, and bring the row back
+            # A beat cut off now could land behind the delete, and bring the row back.
+            async with self._looking:
                 looks.cancel()
             await asyncio.wait([looks])
         await self._under_way.quiet()
