@@ -256,10 +256,10 @@ def test_a_key_that_is_absent_or_no_key_is_refused_and_not_echoed(value: str | N
 
 def test_an_evidence_key_that_others_may_read_is_called_what_it_is(file: Path) -> None:
     """It is no secret of a script: whoever looked for [secrets.evidence] would find none."""
+    config = load_config(write(file, MINIMAL + '[evidence]\nkey_file = "evidence.pem"\n'))
     key = file.with_name("evidence.pem")
     key.write_text("key", "utf-8")
     key.chmod(0o640)
-    config = load_config(write(file, MINIMAL + '[evidence]\nkey_file = "evidence.pem"\n'))
     assert config.warnings() == [
         f"the file of the evidence key is open to other users (mode 0640); `chmod 600 {key}` closes it"
     ]
