@@ -12,6 +12,7 @@ import pytest
 from rekey.dualwrite.permits import Permits
 from rekey.dualwrite.reading import LeaseSettings
 from rekey.dualwrite.registry import is_current
+from rekey.dualwrite.sdk.core import OtherRun, _PermitsOfRun
 from rekey.errors import Ambiguous, EndpointDown, RowExists, Unavailable, WritesRefused
 from rekey.tables.faults import Call
 from tests.leasing import LEASE_S, LONGEST_S, C, D, F, World, epoch_of, refused
@@ -185,6 +186,18 @@ async def test_a_write_without_a_journal_that_may_still_land_is_waited_for(
     await world.pass_time(LONGEST_S - 1)
     assert (await world.client()).epoch == (1 if waits else 2)
     await world.pass_time(2)
+    assert (await world.client()).epoch == 2
+
+
+async def test_a_writer_of_another_run_has_written_nothing_that_is_waited_for(world: World) -> None:
+    """The permit goes back before the writer is told to be made anew: its lease sees no write that failed."""
+    await world.begin()
+    lease = await world.started()
+    with pytest.raises(OtherRun):
+        async with _PermitsOfRun(lease, "an earlier run").operation(writes=True):
+            raise AssertionError("a permit of another run")
+    await world.move(D)
+    await world.pass_time(1)
     assert (await world.client()).epoch == 2
 
 
