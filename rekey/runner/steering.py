@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -101,20 +101,18 @@ def read(state: Path) -> Steering | None:
 
 def say(state: Path, steering: Steering) -> Steering:
     """Write it, whole or not at all; return it with who said it and when. Raises MachineFailed."""
-    said = Steering(
-        steering.paused,
-        steering.entities_per_second,
-        steering.partition_entities_per_second,
-        said_at=utc_text(utc_now()),
-        said_by=current_actor(),
-    )
+    said = replace(steering, said_at=utc_text(utc_now()), said_by=current_actor())
     path = path_of(state)
+    beside: Path | None = None
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
+            beside = Path(file.name)
             json.dump(said.as_json(), file)
-        Path(file.name).replace(path)
+        beside.replace(path)
     except OSError as error:
+        if beside is not None:
+            beside.unlink(missing_ok=True)
         raise MachineFailed(
             f"{path} cannot be written ({type(error).__name__})",
             kept="what was said before counts",

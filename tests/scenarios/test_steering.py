@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from pathlib import Path
 
 import pytest
 
 from rekey.backfill.throttle import Rates
+from rekey.errors import MachineFailed
 from rekey.phases import Phase
 from rekey.runner import moves, steering
 from rekey.runner.steering import Steering
@@ -44,6 +46,21 @@ def test_what_is_said_is_read_back_and_whoever_said_it(tmp_path: Path) -> None:
     assert steering.read(state) == said
     assert said.over(Rates(100, 50)) == Rates(100, 7, paused=True)
     assert [path.name for path in state.parent.iterdir()] == ["state.sqlite.steering.json"]
+
+
+def test_what_could_not_be_said_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    state = tmp_path / "state.sqlite"
+    said = steering.say(state, Steering(paused=True))
+    monkeypatch.setattr(json, "dump", full)
+    with pytest.raises(MachineFailed, match="cannot be written"):
+        steering.say(state, Steering())
+    assert steering.read(state) == said
+    assert list(tmp_path.iterdir()) == [steering.path_of(state)]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"paused": true}', "\x00"])
