@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from azure.data.tables import TableServiceClient
 
 from rekey.cli.main import run as rekey
 from rekey.model import Row, content_of, key_of
@@ -37,11 +38,21 @@ MAX_BY_HAND = 1
 _REPORT = "@@"
 
 
-@pytest.fixture
-def azurite() -> Iterator[UsualAzurite]:
+@pytest.fixture(scope="module")
+def running() -> Iterator[UsualAzurite]:
     """An Azurite of the usual account: the documents name no other."""
     with UsualAzurite() as running:
         yield running
+
+
+@pytest.fixture
+def azurite(running: UsualAzurite) -> Iterator[UsualAzurite]:
+    """The same, without a table: the documents name those, too."""
+    with TableServiceClient.from_connection_string(running.connection_string) as account:
+        assert not list(account.list_tables())
+        yield running
+        for table in list(account.list_tables()):
+            account.delete_table(table.name)
 
 
 @dataclass
