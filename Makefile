@@ -12,7 +12,11 @@ SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
 SOAK_SECONDS ?= 600
-WORKERS ?= 2
+# One more than the two cores of a usual machine: much of a test's time is spent waiting, for leases, windows
+# and processes.
+WORKERS ?= 3
+# Commands are started hundreds of times: what they import is compiled once, also where the surroundings say no.
+unexport PYTHONDONTWRITEBYTECODE
 
 is_new_enough = $(shell $(1) -c 'import sys; print("$(1)" if sys.version_info >= (3, 11) else "")' 2>/dev/null)
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11 python,$(call is_new_enough,$(name))))
@@ -56,3 +60,4 @@ fmt: $(VENV)/.installed
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
