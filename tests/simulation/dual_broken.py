@@ -21,9 +21,10 @@ from rekey.dualwrite.propagate import Propagated
 from rekey.dualwrite.reverse import ReversePropagator
 from rekey.dualwrite.rules import Side
 from rekey.dualwrite.sides import AuthoritySide
+from rekey.dualwrite.target_side import TargetSide
 from rekey.dualwrite.work import Work
 from rekey.dualwrite.writer import Writer
-from rekey.mapping.rows import Forward
+from rekey.mapping.rows import Forward, TargetKey
 from rekey.model import EntityKey, Row, key_of
 from rekey.runner import following, freeze
 from rekey.tables.base import Operation, Table, Verb
@@ -126,6 +127,20 @@ def stale_list() -> Iterator[None]:
 
     with mock.patch.multiple(ReversePropagator, propagate=propagate, _authority_now=authority_now):
         yield
+
+
+def no_reservations() -> Any:
+    """Make rows under new main keys without reserving them."""
+
+    async def reserve(self: TargetSide, work: Work, target: TargetKey) -> None:
+        await self._list(work, target)
+
+    return mock.patch.object(TargetSide, "_reserve", reserve)
+
+
+async def nothing_moved(*_: Any, **__: Any) -> int:
+    """Look at no row again that was written while it was copied."""
+    return 0
 
 
 def no_waiting() -> Any:

@@ -17,11 +17,12 @@ Rules kept here:
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rekey.backfill.moved import settle_moved
 from rekey.declaration import Migration
 from rekey.dualwrite.counters import Counters
 from rekey.dualwrite.journal import Journal
@@ -34,7 +35,7 @@ from rekey.mapper import Mapper
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row, key_of
 from rekey.phases import ControlPhase
-from rekey.tables.clock import TICKS_PER_SECOND
+from rekey.tables.clock import TICKS_PER_SECOND, format_ticks
 from rekey.tables.faults import Call
 from tests.simulation.scheduler import Held, Scheduler
 from tests.simulation.small import Parts, SmallWorld
@@ -61,6 +62,7 @@ class DualParts(Parts):
     journal: Callable[..., Journal] = Journal
     reverse: Callable[..., ReversePropagator] = ReversePropagator
     sweeper: Callable[..., Sweeper] = Sweeper
+    moved: Callable[..., Awaitable[int]] = settle_moved
     older_than_s: float | None = LONGEST_S
     """How old an intent is when the sweeper takes it; None: any."""
 
@@ -253,9 +255,12 @@ class DualWorld(SmallWorld):
     async def _backfill(self) -> None:
         propagator = self.propagator()
         copier = self.parts.copier(propagator, self.parts.concurrency)
+        since = format_ticks(self.sources.clock.ticks())
         async for page in self.source.scan():
             await copier.copy(page.rows)
-        await self.parts.sweep(propagator, concurrency=self.parts.concurrency, advance=nothing, check=go_on)
+        concurrency = self.parts.concurrency
+        await self.dual.moved(propagator, since=since, concurrency=concurrency, advance=nothing, check=go_on)
+        await self.parts.sweep(propagator, concurrency=concurrency, advance=nothing, check=go_on)
 
     async def _sweep_once(self) -> None:
         await self.sweep()

@@ -72,6 +72,7 @@ def test_one_client_loses_nothing_whatever_happens_to_it(name: str, faults: str)
         ("posts, dual_write: old move | old delete", "no faults", 1),
         ("posts, dual_write: old merge | new replace-if", "no faults", 1),
         ("posts, cutover: old delete | new replace", "no faults", 1),
+        ("posts, cutover, absent: new insert | old upsert elsewhere", "no faults", 1),
     ],
 )
 def test_two_clients_lose_nothing(name: str, faults: str, bound: int) -> None:
@@ -80,15 +81,16 @@ def test_two_clients_lose_nothing(name: str, faults: str, bound: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "faults"),
+    ("name", "faults", "bound"),
     [
-        ("users, dual_write: old delete", "a crash, late requests"),
-        ("users, dual_write: old replace", "no faults"),
-        ("users, dual_write, absent: old insert", "no faults"),
+        ("users, dual_write: old delete", "a crash, late requests", BOUND),
+        ("users, dual_write: old replace", "no faults", BOUND),
+        ("users, dual_write, absent: old insert", "no faults", BOUND),
+        ("posts, dual_write: old move", "no faults", 1),
     ],
 )
-def test_a_client_loses_nothing_beside_a_backfill_and_its_sweep(name: str, faults: str) -> None:
-    budget = replace(FAULTS[faults], preemptions=BOUND)
+def test_a_client_loses_nothing_beside_a_backfill_and_its_sweep(name: str, faults: str, bound: int) -> None:
+    budget = replace(FAULTS[faults], preemptions=bound)
     found = dual(name, budget, backfill=True, copied=False)
     visited(f"{name}, backfill, {faults}", found, at_least=50)
 

@@ -55,6 +55,13 @@ def test_a_life_under_writes_loses_nothing(tmp_path: Path, kind: str, seed: int)
 
 
 @pytest.mark.xdist_group("dual lives")
+def test_a_row_that_moves_while_it_is_copied_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Found in this life: the copy came to stand under the key that the row had just left, and the full
+    verification that closes `apply` found it."""
+    Life(tmp_path, "keys from content", 5034).live()
+
+
+@pytest.mark.xdist_group("dual lives")
 def test_over_the_quick_seeds_everything_happens(tmp_path: Path) -> None:
     """A simulation in which nothing goes wrong would prove nothing."""
     happened = Counter(_happened)

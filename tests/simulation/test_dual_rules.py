@@ -82,6 +82,14 @@ def test_where_a_row_may_stand_is_read_again_behind_the_replicas() -> None:
         lost(found, "PostsV2 holds 1 rows that no source row gives")
 
 
+def test_a_main_key_is_reserved_before_a_row_is_made_under_it() -> None:
+    """Where keys come from content: otherwise two rows say that they are the same old row."""
+    name = "posts, cutover, absent: new insert | new upsert elsewhere"
+    assert not dual(name, Budget(preemptions=0)).loss
+    with dual_broken.no_reservations():
+        lost(dual(name, Budget(preemptions=1)), "1 intents are left")
+
+
 @pytest.mark.parametrize(
     ("copier", "what"),
     [(broken.UpsertingCopier, OLDER), (broken.TargetFirst, UNACCOUNTED)],
@@ -95,6 +103,14 @@ def test_the_backfill_takes_nothing_from_a_client(copier: Any, what: str) -> Non
 def test_a_sweep_finds_what_was_deleted_while_it_was_copied() -> None:
     parts = DualParts(sweep=broken.no_sweep)
     lost(dual("users, dual_write: old delete", CALM, parts, backfill=True, copied=False), EXTRA)
+
+
+def test_rows_that_moved_while_they_were_copied_are_looked_at_once_more() -> None:
+    """They are not gone, so the sweep does not see what was copied of them under their older keys."""
+    parts = DualParts(moved=dual_broken.nothing_moved)
+    budget = Budget(preemptions=1)
+    found = dual("posts, dual_write: old move", budget, parts, backfill=True, copied=False)
+    lost(found, "PostsByTag holds 1 rows that no source row gives")
 
 
 def test_the_sweeper_leaves_young_intents_alone() -> None:

@@ -5,7 +5,8 @@ Rules kept here:
 * Segments and cursors are in the state file; a run that was cut off goes on behind its last checkpoint.
 * It begins with one segment, the whole table; readers that have nothing to read split what others have left.
 * Without a state file the whole table is copied again: inserts-if-absent make that safe.
-* The sweep follows the last segment; it closes the race "deleted while being copied".
+* The sweep follows the last segment; it closes the race "deleted while being copied". In capture "dual-write"
+  rows that moved while they were copied are settled before it; in "delta" the passes of `reconcile` do that.
 * Capture "dual-write": beside it the journal is swept; at its end the control row says that all is copied,
   which opens the new view.
 """
@@ -14,7 +15,8 @@ from __future__ import annotations
 
 from rekey.backfill.copier import GATHERED_WINDOWS
 from rekey.backfill.engine import copy_segments
-from rekey.delta.passes import sweep
+from rekey.backfill.moved import settle_moved
+from rekey.delta.passes import earlier, sweep
 from rekey.dualwrite.rules import SOURCE
 from rekey.model import EVERYTHING, EntityKey
 from rekey.phases import Phase
@@ -25,6 +27,8 @@ from rekey.runner.run import Run
 from rekey.state.models import Segment
 
 PURPOSE = "backfill"
+COPYING_SINCE = "copying_since"
+"""Fact: the service's time before the first row was read for the copy."""
 
 
 async def run(run: Run) -> Counters:
@@ -37,6 +41,8 @@ async def run(run: Run) -> Counters:
 
 async def _copy_and_sweep(run: Run) -> Counters:
     counters = await copy_rows(run)
+    if not run.is_delta:
+        counters["rows_moved"] = await _moved_rows(run)
     return {**counters, "rows_swept": await swept_rows(run)}
 
 
@@ -44,6 +50,7 @@ async def copy_rows(run: Run) -> Counters:
     """Copy every segment that is not done."""
     segments = run.state.segments(run.script_id, PURPOSE)
     if not segments:
+        run.state.set_fact(run.script_id, COPYING_SINCE, await run.tables.server_time())
         segments = run.state.add_segments(run.script_id, PURPOSE, [EVERYTHING])
     done = sum(segment.rows for segment in segments)
 
@@ -81,6 +88,20 @@ async def copy_rows(run: Run) -> Counters:
     }
 
 
+async def _moved_rows(run: Run) -> int:
+    since = run.state.get_fact(run.script_id, COPYING_SINCE)
+    if since is None:
+        raise AssertionError("rows were copied, but not since when")
+    with run.progress.task("rows written meanwhile") as advance:
+        return await settle_moved(
+            run.propagator,
+            since=earlier(since, run.config.gates.margin_s),
+            concurrency=run.config.limits.concurrency,
+            advance=advance,
+            check=run.check,
+        )
+
+
 async def swept_rows(run: Run) -> int:
     """Sweep, with progress; return how many keys changed by it."""
     with run.progress.task("sweep", total=estimated_rows(run)) as advance:
@@ -98,6 +119,7 @@ def estimated_rows(run: Run) -> int | None:
 async def undo(run: Run) -> None:
     """Forget the checkpoints: a next backfill reads the whole source again. Rows stay for prepare's undo."""
     run.state.clear_segments(run.script_id, PURPOSE)
+    run.state.set_fact(run.script_id, COPYING_SINCE, None)
 
 
 BACKFILL = Operation(Phase.BACKFILL, gate=open_gate, run=run, undo=undo)
