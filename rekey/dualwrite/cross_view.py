@@ -60,7 +60,7 @@ class CrossView(Flow):
             in_step.append(await self._look(work))
 
         await self.for_each_work([self.named(work, look) for work in self.works])
-        return all(in_step)
+        return all(in_step) and not self.is_outdated
 
     def raced(self, error: RekeyError, work: Work, sent: Operation) -> bool:  # noqa: ARG002
         return isinstance(error, RowExists | RowMissing | ConditionFailed)

@@ -23,7 +23,7 @@ from rekey.dualwrite.operations import as_stored, is_lost_race, may_travel
 from rekey.dualwrite.permits import Permit, Permits
 from rekey.dualwrite.replicas import follow
 from rekey.dualwrite.rules import Side
-from rekey.dualwrite.sides import AuthoritySide, old_key
+from rekey.dualwrite.sides import ROW_TOO_BUSY, AuthoritySide, old_key
 from rekey.dualwrite.work import IntentRef, State, Work
 from rekey.errors import (
     Ambiguous,
@@ -76,6 +76,8 @@ class Flow(ABC):
             check_batch(operations)
         self.side = side
         self.works = [_work(index, one, len(operations)) for index, one in enumerate(operations)]
+        for work in self.works:
+            work.word = journal.word()
         self.sent = False
         self._client_id = client_id
         self._permit = permit
@@ -98,7 +100,7 @@ class Flow(ABC):
                 work.begin_again()
         raise Unavailable(
             f"the row kept changing in {MAX_TRIES} attempts to write it; nothing was written",
-            code="RowTooBusy",
+            code=ROW_TOO_BUSY,
             status=503,
             hint="repeat the operation",
         )
@@ -126,7 +128,7 @@ class Flow(ABC):
         try:
             await side_by_side(calls)
         except ServiceError as error:
-            if isinstance(error, _ANSWERS):
+            if isinstance(error, _ANSWERS) or error.code == ROW_TOO_BUSY:
                 raise
             raise Unavailable(
                 f"nothing was written: what must be known or kept before a write failed"
@@ -144,6 +146,11 @@ class Flow(ABC):
             if len(self.works) > 1:
                 error.index = work.index
             raise
+
+    @property
+    def is_outdated(self) -> bool:
+        """Tell whether the mapping moved on while a write was prepared."""
+        return any(work.outdated for work in self.works)
 
     @staticmethod
     def check_one_partition(partitions: set[str]) -> None:
@@ -195,6 +202,19 @@ class Flow(ABC):
         if work.source_key is None:
             work.state = State.SETTLED
             return
+        await side_by_side([self._release(work), self._write_replicas(work)])
+
+    async def release(self) -> None:
+        """Give up what was reserved: nothing was written, and nothing will be."""
+        await in_turns([partial(self._release, work) for work in self.works], _WIDTH)
+
+    async def _release(self, work: Work) -> None:
+        try:
+            await self.side.release(work)
+        except ServiceError:
+            self._counters.replica_failures += 1  # it ends by time
+
+    async def _write_replicas(self, work: Work) -> None:
         try:
             if await self._follow_fast(work):
                 self._counters.fast += 1
@@ -270,7 +290,7 @@ class SameView(Flow):
         if not self.works[0].intents:
             calls.insert(0, self.begin(self.side.side, [(work, work.key) for work in self.works]))
         await self.for_each_work(calls)
-        return True
+        return not self.is_outdated
 
     def raced(self, error: RekeyError, work: Work, sent: Operation) -> bool:
         if error.index is None and len(self.works) > 1:

@@ -110,11 +110,13 @@ def row_after(operation: Operation, before: Row | None) -> Row | None:
     return merged(before, operation.row) if operation.verb is Verb.MERGE else operation.row
 
 
-def merge_as_sent(operation: Operation, before: Row | None) -> Operation:
-    """Return a merge as it is sent: on the condition of the row read, or as an insert where none was."""
+def as_sent(operation: Operation, before: Row | None) -> Operation:
+    """Return a merge or an upsert as it is sent: on the condition of the row read, or as an insert where none
+    was."""
     if before is None:
         return Operation(Verb.INSERT, operation.row)
-    return Operation(Verb.MERGE, operation.row, etag_of(before))
+    verb = Verb.MERGE if operation.verb in MERGES else Verb.REPLACE
+    return Operation(verb, operation.row, etag_of(before))
 
 
 def is_lost_race(error: RekeyError, given: Operation, sent: Operation) -> bool:

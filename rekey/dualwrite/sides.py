@@ -26,6 +26,8 @@ from rekey.mapping.rows import Forward, TargetKey
 from rekey.model import EntityKey
 from rekey.tables.base import Table
 
+ROW_TOO_BUSY = "RowTooBusy"
+"""The code of a write that other writes of the same row kept from being done; to be repeated."""
 _REMEMBERED = 10_000
 
 
@@ -71,6 +73,9 @@ class AuthoritySide(ABC):
     @abstractmethod
     def followers(self, work: Work) -> set[TargetKey]:
         """Return the places where a replica row of this key may stand, as far as the mapping tells."""
+
+    async def release(self, work: Work) -> None:  # noqa: B027 - the source needs no reservations
+        """Give up what was reserved for the write: the authority has answered, nothing of it travels."""
 
     # --- what is the same on both -----------------------------------------------------------------------
 
@@ -179,12 +184,10 @@ class AuthoritySide(ABC):
         if not missing:
             return
         source_key = old_key(work)
-        etag = await self.mapping.extend(source_key, work.forward, missing)
-        if etag is None:
+        work.forward = await self.mapping.extend(source_key, work.forward, missing)
+        if work.forward is None:
             work.forward = await self.mapping.forward(source_key)
             work.slow = work.slow or not missing <= work.known
-        else:
-            work.forward = Forward(source_key, work.known | missing, etag)
 
     def _remember(self, main: EntityKey, source_key: EntityKey) -> None:
         """Remember an owner that was seen: its key is not claimed for nothing. It is never trusted."""

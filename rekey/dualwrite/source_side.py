@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from rekey.dualwrite.effects import side_by_side
 from rekey.dualwrite.inverse import STAND_IN
-from rekey.dualwrite.operations import FULL, MERGES, merge_as_sent, row_after
+from rekey.dualwrite.operations import FULL, MERGES, as_sent, row_after
 from rekey.dualwrite.propagate import Propagated, Propagator
 from rekey.dualwrite.rules import SOURCE
 from rekey.dualwrite.sides import AuthoritySide, old_key
@@ -95,7 +95,7 @@ class SourceSide(AuthoritySide):
 
     async def _prepare_merge(self, work: Work) -> None:
         after = row_after(work.given, work.before)
-        work.sent = [merge_as_sent(work.given, work.before)]
+        work.sent = [as_sent(work.given, work.before)]
         self.expect(work, after or {})
         main = self.main_of(work)
         reads = [self.read(work, work.expected or (), early=True)]

@@ -6,26 +6,37 @@ Rules kept here:
   stands for the same old key: otherwise it is refused before anything is written.
 * A new row is claimed before the authority is written, forward and reverse: whoever looks for the row of an
   old key looks where the mapping says.
+* Where keys come from content, one old key can have many main keys, and no condition spans them. Whoever
+  makes a row reserves its key in the forward row, on the condition of the forward row that was read before
+  other rows of the old key were looked for: nobody else began to make one in between, and while it lasts
+  nobody else begins. It is given up when the authority has answered; where that stayed open it ends by time.
+  Every other write is sent on the condition that its row is there.
 * A target key passes to another old key only when its row is gone and the former owner's source row too.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 
 from rekey.dualwrite.effects import side_by_side
-from rekey.dualwrite.operations import CREATES, FULL, merge_as_sent, row_after
+from rekey.dualwrite.operations import CREATES, FULL, as_sent, row_after
 from rekey.dualwrite.propagate import MAX_ROUNDS, Propagated
 from rekey.dualwrite.replicas import Rows
 from rekey.dualwrite.reverse import ReversePropagator, source_place
 from rekey.dualwrite.rules import TARGET
-from rekey.dualwrite.sides import AuthoritySide, old_key
+from rekey.dualwrite.sides import ROW_TOO_BUSY, AuthoritySide, old_key
 from rekey.dualwrite.work import Work
 from rekey.errors import RowRefused, Unavailable
-from rekey.mapping.rows import Forward, TargetKey
+from rekey.mapping.rows import Reservation, TargetKey
 from rekey.model import EntityKey, Row
 from rekey.tables.base import Verb
 
+MARGIN_S = 5.0
+"""Added to the longest operation before a reservation of a write that was cut off is over."""
+_RELEASES = 3
+"""How often a reservation is tried to be given up; what stays ends by time."""
+_SEEN = 10_000
 _OTHER_ROW = "delete the other row first, or write this one in its place"
 
 
@@ -34,8 +45,11 @@ class TargetSide(AuthoritySide):
 
     side = TARGET
 
-    def __init__(self, reverse: ReversePropagator) -> None:
+    def __init__(self, reverse: ReversePropagator, longest_operation_s: float) -> None:
         super().__init__(reverse.forward)
+        self._longest = longest_operation_s
+        self._seen: dict[EntityKey, tuple[Reservation, float]] = {}
+        """Reservations of others, and since when they are known, in seconds of the loop's clock."""
         self.reverse = reverse
         self.authority = reverse.main
 
@@ -49,7 +63,7 @@ class TargetSide(AuthoritySide):
             await self._prepare_delete(work)
         else:
             work.before = await self.authority.get(work.key)
-            work.sent = [merge_as_sent(operation, work.before)]
+            work.sent = [as_sent(operation, work.before)]
             await self._prepare_row(work, row_after(operation, work.before) or {})
 
     async def claim(self, work: Work) -> None:
@@ -61,7 +75,10 @@ class TargetSide(AuthoritySide):
                 if work.before is not None and work.owner is not None:
                     raise self._refused(work, "not-reversible", "its old key would change", cure="")
                 await self.mapping.claim_main(source_key, target, self._keeps)
-            await self._list(work, target)
+            if self.mapper.content_derived and any(one.verb is Verb.INSERT for one in work.sent):
+                await self._reserve(work, target)
+            else:
+                await self._list(work, target)
         await self.check_indexes(work)
 
     async def read_beside(self, work: Work) -> None:
@@ -129,6 +146,10 @@ class TargetSide(AuthoritySide):
         await side_by_side(reads)
         self.expect(work, row)
         work.ours.add(source_place(source_key))
+        if self.mapper.content_derived and work.given.verb in (Verb.INSERT, Verb.INSERT_OR_REPLACE):
+            # Only what is reserved may make a row: an upsert is sent as one thing or the other.
+            row_after(work.given, work.before)
+            work.sent = [as_sent(work.given, work.before)]
         if work.before is None and work.given.verb in CREATES:
             await self._check_not_taken(work)
         await self.claim(work)
@@ -153,10 +174,14 @@ class TargetSide(AuthoritySide):
         if work.given.verb not in CREATES:
             work.forward = await self.mapping.forward(source_key)
             return
-        found, etag = await side_by_side(
-            [self.mapping.forward(source_key), self.mapping.extend(source_key, None, targets)]
+        reserved = self._reservation(work, None) if self.mapper.content_derived else None
+        found, made = await side_by_side(
+            [
+                self.mapping.forward(source_key),
+                self.mapping.reserve(source_key, None, targets, reserved),
+            ]
         )
-        work.forward = found if etag is None else Forward(source_key, frozenset(targets), etag)
+        work.forward = made or found
 
     async def _check_not_taken(self, work: Work) -> None:
         """Refuse a new row whose old key has a row in the main target already."""
@@ -174,12 +199,64 @@ class TargetSide(AuthoritySide):
         for _ in range(MAX_ROUNDS):
             if target in work.known:
                 return
-            etag = await self.mapping.extend(source_key, work.forward, self.listed(work))
-            if etag is None:
+            work.forward = await self.mapping.extend(source_key, work.forward, self.listed(work))
+            if work.forward is None:
                 work.forward = await self.mapping.forward(source_key)
-            else:
-                work.forward = Forward(source_key, work.known | self.listed(work), etag)
         raise self.forward.too_busy(source_key)
+
+    # --- reservations -----------------------------------------------------------------------------------
+
+    async def release(self, work: Work) -> None:
+        for _ in range(_RELEASES):
+            reserved = None if work.forward is None else work.forward.reserved
+            if reserved is None or work.word not in reserved.writers:
+                return
+            source_key, rest = old_key(work), reserved.without(work.word)
+            work.forward = await self.mapping.reserve(source_key, work.forward, (), rest)
+            if work.forward is None:
+                work.forward = await self.mapping.forward(source_key)
+
+    async def _reserve(self, work: Work, target: TargetKey) -> None:
+        """Reserve the key that a new row will stand under, on the condition of the forward row that was read
+        before other rows of the old key were looked for. Raises Unavailable."""
+        source_key = old_key(work)
+        reserved = None if work.forward is None else work.forward.reserved
+        if reserved is not None and reserved.key == target.key:
+            if work.word in reserved.writers and target in work.known:
+                return
+        elif reserved is not None and not self._is_over(source_key, reserved, work.word):
+            raise Unavailable(
+                f"row {self.forward.row_id(source_key)} is being written under another key by another write,"
+                " or was when that was cut off; nothing was written",
+                code=ROW_TOO_BUSY,
+                status=503,
+                hint="repeat the operation; a write that was cut off is over after its longest time",
+            )
+        mine = self._reservation(work, reserved if reserved and reserved.key == target.key else None)
+        forward = await self.mapping.reserve(source_key, work.forward, self.listed(work), mine)
+        work.forward, work.outdated = forward or work.forward, forward is None
+
+    def _reservation(self, work: Work, others: Reservation | None) -> Reservation:
+        key = work.authority_key
+        if key is None:
+            raise AssertionError("a reservation is made before the key is known")
+        if others is None:
+            return Reservation(key, frozenset({work.word}), self._longest)
+        return Reservation(key, others.writers | {work.word}, max(others.seconds, self._longest))
+
+    def _is_over(self, source_key: EntityKey, reserved: Reservation, word: str) -> bool:
+        """Tell whether nothing of a reservation can take effect any more: only this write holds it, or it has
+        been seen for so long, unchanged, that even a request that was held up has landed or never will."""
+        if reserved.writers <= {word}:
+            return True
+        now = asyncio.get_running_loop().time()
+        seen, since = self._seen.get(source_key, (reserved, now))
+        if seen != reserved:
+            since = now
+        if len(self._seen) >= _SEEN:
+            self._seen.clear()
+        self._seen[source_key] = (reserved, since)
+        return now - since > reserved.seconds + MARGIN_S
 
     async def _keeps(self, source_key: EntityKey, target: TargetKey) -> bool:
         """Tell whether the owner of a main target key keeps it. Before it passes on, the owner's source row,

@@ -62,6 +62,8 @@ class Work:
         state: how far its replicas are.
         open: a request for it may still travel.
         intents: its intents, and what they are about.
+        word: names this write where it reserves a key, over all its tries.
+        outdated: what the mapping says has changed since it was read: to be worked out anew.
     """
 
     index: int
@@ -86,12 +88,15 @@ class Work:
     state: State = State.UNDECIDED
     open: bool = False
     intents: list[IntentRef] = field(default_factory=list)
+    word: str = ""
+    outdated: bool = False
 
     def begin_again(self) -> None:
         """Forget what was read: another writer came in between."""
         self.sent, self.before, self.forward, self.expected = (), None, None, None
         self.early, self.late, self.previous, self.ours = {}, {}, {}, set()
         self.owner, self.authority_key, self.slow, self.look_again = None, None, False, False
+        self.outdated = False
 
     @property
     def known(self) -> frozenset[TargetKey]:

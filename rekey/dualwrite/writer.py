@@ -72,7 +72,7 @@ class Writer:
         self._counters = counters
         self._longest = longest_operation_s
         self._source_side = SourceSide(propagator)
-        self._target_side = TargetSide(reverse)
+        self._target_side = TargetSide(reverse, longest_operation_s)
         self._tasks: set[asyncio.Task[None]] = set()
         self._leftovers = Leftovers(
             Settler(propagator, reverse),
@@ -191,7 +191,7 @@ class Writer:
             else:
                 needless += work.intents
         if needless:
-            self._go_on(partial(self._end, flow, needless, permit), permit, deadline)
+            self._go_on(partial(self._take_back, flow, needless, permit), permit, deadline)
 
     def _leave_unfinished(self, flow: Flow) -> None:
         """The authority is written, but the replicas were cut off in the middle."""
@@ -214,6 +214,10 @@ class Writer:
             else:
                 self._leave(flow, work, permit, still_open=work.open, decided=True)
         await self._end(flow, done, permit)
+
+    async def _take_back(self, flow: Flow, needless: Sequence[IntentRef], permit: Permit) -> None:
+        await flow.release()
+        await self._end(flow, needless, permit)
 
     async def _end(self, flow: Flow, intents: Sequence[IntentRef], permit: Permit) -> None:
         try:

@@ -6,6 +6,7 @@ Rules kept here:
 * Reverse: one row per main target key; it names the source key that owns it. Being inserted before the
   target row, it makes two sources of one target key a conflict before anything is written.
 * Index rows need no reverse row: their pointer names the main row, which has one.
+* A forward row can hold a reservation: the main key under which writers are making a row of this source key.
 * Row keys are keyed digests (`SafeIds`), so any old key fits, whatever its length or characters, and rows
   spread evenly over 32 partitions a direction. The digest's first character is the partition.
 * The content (which holds legacy keys) exists only in the restricted store.
@@ -47,12 +48,32 @@ class TargetKey(NamedTuple):
         return EntityKey(self.partition, self.row)
 
 
+class Reservation(NamedTuple):
+    """A main target key under which a row is being made.
+
+    Attributes:
+        key: the main target key.
+        writers: words of the writes that are making it.
+        seconds: how long after the forward row was last written any of them may still take effect.
+    """
+
+    key: EntityKey
+    writers: frozenset[str]
+    seconds: float
+
+    def without(self, writer: str) -> Reservation | None:
+        """Return what is left when a write has ended."""
+        left = self.writers - {writer}
+        return self._replace(writers=left) if left else None
+
+
 class Forward(NamedTuple):
-    """What a forward row says: the source key, all its target keys ever, and the row's ETag."""
+    """What a forward row says: the source key, all its target keys ever, the row's ETag, a reservation."""
 
     source: EntityKey
     targets: frozenset[TargetKey]
     etag: str
+    reserved: Reservation | None = None
 
 
 class Owner(NamedTuple):
@@ -82,7 +103,9 @@ class MappingRows:
         digest = self.ids.long(self.tables[0], target_key)
         return EntityKey(f"{self.script_id}.r.{digest[0]}", digest)
 
-    def forward_row(self, source_key: EntityKey, targets: Iterable[TargetKey]) -> Row:
+    def forward_row(
+        self, source_key: EntityKey, targets: Iterable[TargetKey], reserved: Reservation | None = None
+    ) -> Row:
         """Return the forward row. Raises RowRefused when one row fans out to more keys than fit."""
         text = _listed(targets)
         chunks = [text[start : start + _CHUNK] for start in range(0, len(text), _CHUNK)]
@@ -102,6 +125,10 @@ class MappingRows:
             "OldRowKey": source_key.row,
         }
         content.update((f"Targets{number}", chunk) for number, chunk in enumerate(chunks))
+        if reserved is not None:
+            content["ReservedPartition"], content["ReservedRow"] = reserved.key
+            content["ReservedBy"] = ",".join(sorted(reserved.writers))
+            content["ReservedSeconds"] = reserved.seconds
         return content
 
     def reverse_row(self, source_key: EntityKey, target_key: EntityKey) -> Row:
@@ -140,7 +167,14 @@ def read_targets(row: Row) -> frozenset[TargetKey]:
 
 def read_forward(row: Row) -> Forward:
     """Read a forward row."""
-    return Forward(read_source(row), read_targets(row), row[ETAG])
+    return Forward(read_source(row), read_targets(row), row[ETAG], _read_reservation(row))
+
+
+def _read_reservation(row: Row) -> Reservation | None:
+    if "ReservedBy" not in row:
+        return None
+    key = EntityKey(row["ReservedPartition"], row["ReservedRow"])
+    return Reservation(key, frozenset(row["ReservedBy"].split(",")), float(row["ReservedSeconds"]))
 
 
 def read_owner(row: Row) -> Owner:

@@ -23,7 +23,15 @@ from rekey.errors import (
     TableMissing,
     Unavailable,
 )
-from rekey.mapping.rows import Forward, MappingRows, Owner, TargetKey, read_forward, read_owner
+from rekey.mapping.rows import (
+    Forward,
+    MappingRows,
+    Owner,
+    Reservation,
+    TargetKey,
+    read_forward,
+    read_owner,
+)
 from rekey.model import EntityKey, KeyRange, Row, key_of
 from rekey.tables.base import Page, Table
 
@@ -90,29 +98,42 @@ class MappingStore:
 
     async def extend(
         self, source_key: EntityKey, forward: Forward | None, targets: Iterable[TargetKey]
-    ) -> str | None:
-        """List target keys in the forward row of a source key.
+    ) -> Forward | None:
+        """List target keys in the forward row of a source key; what it reserves stays. As `reserve`."""
+        return await self.reserve(source_key, forward, targets, forward.reserved if forward else None)
+
+    async def reserve(
+        self,
+        source_key: EntityKey,
+        forward: Forward | None,
+        targets: Iterable[TargetKey],
+        reserved: Reservation | None,
+    ) -> Forward | None:
+        """List target keys in the forward row of a source key, and say what it reserves.
 
         Args:
             source_key: whose forward row.
             forward: the row as read, None when there was none.
             targets: the target keys to add.
+            reserved: what the row reserves from now on.
 
         Returns:
-            The forward row's new ETag; None when another writer changed the row meanwhile or nobody can tell:
+            The forward row as written; None when another writer changed the row meanwhile or nobody can tell:
             the caller reads what it says now.
 
         Raises:
             RowRefused: more target keys than one forward row can list.
         """
-        known = forward.targets if forward else frozenset()
-        row = self.rows.forward_row(source_key, known | frozenset(targets))
+        listed = frozenset(targets) | (forward.targets if forward else frozenset())
+        row = self.rows.forward_row(source_key, listed, reserved)
         try:
             if forward is None:
-                return await self.table.insert(row)
-            return await self.table.replace(row, etag=forward.etag)
+                etag = await self.table.insert(row)
+            else:
+                etag = await self.table.replace(row, etag=forward.etag)
         except (RowExists, RowMissing, ConditionFailed, Ambiguous):
             return None
+        return Forward(source_key, listed, etag, reserved)
 
     async def claim_absent(self, source_key: EntityKey, target_key: EntityKey) -> bool:
         """Claim a main target key if nobody has; False when somebody has, or nobody can tell."""

@@ -122,7 +122,7 @@ def test_keys_that_move_and_index_tables_are_followed_in_both_directions(posts: 
     new = own_keys("n", "2024-02")
     after = Ledger()
     posts.writes(traffic(posts.client(View.NEW), new, new_post, after, seed=5))
-    posts.live(10)
+    posts.live(15)
     assert not posts.verify().findings
     assert posts.rollback() == [Phase.CUTOVER]
     posts.live(10)

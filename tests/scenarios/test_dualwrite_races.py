@@ -303,7 +303,7 @@ async def test_rows_that_come_and_go_are_the_same_in_all_tables_in_the_end(
 
 
 @PHASES
-@pytest.mark.parametrize("rate", [0.0], ids=["calm"])
+@pytest.mark.parametrize("rate", [0.0, 0.06], ids=["calm", "faults"])
 @pytest.mark.parametrize("seed", range(20))
 async def test_rows_that_wander_are_the_same_in_all_tables_in_the_end(
     memory: MemoryTableService, phase: ControlPhase, seed: int, rate: float

@@ -134,6 +134,18 @@ async def test_in_the_new_view_after_cutover_a_write_takes_three_round_trips(
     assert await rounds.of(View.NEW, delete(key_of(row))) == 3
 
 
+async def test_a_row_that_is_made_anew_after_cutover_takes_one_more_where_keys_come_from_content(
+    memory: MemoryTableService,
+) -> None:
+    """Its old key is in the mapping already: its new key is reserved there, after that was read."""
+    world = await memory_world(POSTS, memory).prepare([post("hello")])
+    world.permits.move(ControlPhase.CUTOVER)
+    rounds = Rounds(world)
+    [row] = [content_of(row) for row in memory.dump("PostsV2")]
+    assert await rounds.of(View.NEW, delete(key_of(row))) == 3
+    assert await rounds.of(View.NEW, insert(row)) == 4
+
+
 async def test_what_a_replace_asks_of_the_service(memory: MemoryTableService) -> None:
     """Eight requests, six of them before the answer. A second write of a row claims nothing again."""
     world = await memory_world(USERS, memory).prepare([user("ann@example.com")])

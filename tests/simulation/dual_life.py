@@ -195,9 +195,6 @@ class Life:
         self._until_done("verify", verify)
 
     def _cut_over(self) -> None:
-        if self.application.moves:
-            self.application.moves = False
-            self._pass(90)  # also those that were stopped have done what they drew before
         self._verify()
         self._until_done("cutover", lambda one: moves.apply(one, SCRIPT, to=Phase.CUTOVER))
         self._expect_phase(ControlPhase.CUTOVER)
@@ -212,7 +209,6 @@ class Life:
 
         self._until_done("rollback", roll_back)
         self._expect_phase(ControlPhase.DUAL_WRITE)
-        self.application.moves = True
         if self.random.random() < 0.6:
             self._pause("after rollback")
 

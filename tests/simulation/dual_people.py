@@ -66,7 +66,6 @@ from tests.simulation.witness import (
 from tests.worlds import post, user
 
 VERBS = (READ, READ, INSERT, INSERT, REPLACE, REPLACE, MERGE, UPSERT, UPSERT, UPSERT_MERGE, DELETE, DELETE)
-CREATES = frozenset({INSERT, UPSERT, UPSERT_MERGE})
 _WORDS = {RowExists: EXISTS, RowMissing: MISSING, ConditionFailed: CONDITION}
 
 
@@ -83,25 +82,17 @@ class Application:
     """Draws what clients do.
 
     Attributes:
-        moves: whether rows may be created under any main key. The application's own rule once the main target
-            decides: two rows there must not say that they are the same old row, and two clients that each
-            found none could make both.
         fixed: properties that new-view rows have from now on, by old key.
     """
 
     mapper: Mapper
     written: int = 0
-    moves: bool = True
     fixed: dict[EntityKey, Row] = field(default_factory=dict)
     keys: ClassVar[tuple[EntityKey, ...]] = ()
 
     def row(self, _draw: random.Random, _key: EntityKey) -> Row:
         """Return content for a source row."""
         raise NotImplementedError
-
-    def home(self, _key: EntityKey) -> Row:
-        """Return the properties that keep a row under one main key."""
-        return {}
 
     def part(self, draw: random.Random, row: Row) -> Row:
         """Return some of a row's properties, for a merge."""
@@ -118,8 +109,6 @@ class Application:
         for key in draw.sample(self.keys, min(len(self.keys), 8 * count)):
             self.written += 1
             row = self.row(draw, key)
-            if not self.moves and (view is View.OLD or verb in CREATES):
-                row |= self.home(key)
             row = self.in_view(row, view)
             if partition in (None, row[PARTITION_KEY]) and len(found) < count:
                 partition = row[PARTITION_KEY]
@@ -164,9 +153,6 @@ class Posts(Application):
         tags = draw.sample("abc", draw.randrange(4))
         row = post(key.row, f"2024-{draw.randint(1, 2):02}", ",".join(tags) or "none")
         return {**row, "Title": f"t{self.written}"}
-
-    def home(self, key: EntityKey) -> Row:
-        return {"Month": f"2024-{1 + int(key.row[1:]) % 2:02}"}
 
 
 class KeyWitness(Witness):

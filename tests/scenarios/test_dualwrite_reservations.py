@@ -1,0 +1,225 @@
+"""After cutover, where keys come from content: of all the keys that an old key can have, one has a row.
+
+No condition of the service spans two rows. So whoever makes a row reserves its key first, in the forward row
+of its old key, and whoever makes one under another key waits for the reservation to end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from rekey.dualwrite.rules import View
+from rekey.dualwrite.target_side import MARGIN_S
+from rekey.errors import Ambiguous, RowExists, RowRefused, Unavailable
+from rekey.mapping.rows import Reservation
+from rekey.model import EntityKey, Row, content_of, key_of
+from rekey.phases import ControlPhase
+from rekey.tables.base import Operation
+from rekey.tables.faults import Call, Fault, FaultKind, Planned, PlannedFaults
+from rekey.tables.memory import MemoryTableService
+from tests.dualwriting import DualWorld, delete, insert, memory_world, merge, replace, upsert
+from tests.worlds import POSTS, post
+
+HELLO = EntityKey("blog", "hello")
+JANUARY = EntityKey("2024-01", "hello")
+LONGEST_S = 30.0
+
+
+async def after_cutover(memory: MemoryTableService, *rows: Row) -> DualWorld:
+    world = await memory_world(POSTS, memory).prepare(rows)
+    world.permits.move(ControlPhase.CUTOVER)
+    return world
+
+
+def in_month(world: DualWorld, month: str, title: str = "hello") -> Row:
+    """Return the main target row of the post in a month."""
+    return content_of(world.mapper.map({**post("hello", month), "Title": title})[0].row)
+
+
+async def reserved(world: DualWorld) -> Reservation | None:
+    """Return what the forward row of the post reserves."""
+    forward = await world.mapping.forward(HELLO)
+    assert forward is not None
+    return forward.reserved
+
+
+async def cut_off(world: DualWorld, operation: Operation) -> None:
+    """Write, and never hear of it."""
+    lost = Fault(FaultKind.LOST_REQUEST)
+    world.service.faults = PlannedFaults(Planned(lost, "insert", "PostsV2", times=100))
+    with pytest.raises(Ambiguous):
+        await world.writer(View.NEW, "gone", longest=LONGEST_S, sleep=_never).write([operation])
+    world.service.faults = PlannedFaults()
+
+
+async def test_two_rows_of_one_old_key_are_never_both_acknowledged(memory: MemoryTableService) -> None:
+    """Two clients that both find none, and make one under different keys, at the same moment."""
+    world = await after_cutover(memory)
+    waiting = 0
+
+    async def gate(_call: Call) -> None:
+        nonlocal waiting
+        waiting += 1
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    memory.gate = gate
+    writers = [world.writer(View.NEW, name, sleep=_never) for name in ("one", "two")]
+    rows = [in_month(world, "2024-01"), in_month(world, "2024-02")]
+    answers = await asyncio.gather(
+        *(writer.write([insert(row)]) for writer, row in zip(writers, rows, strict=True)),
+        return_exceptions=True,
+    )
+    memory.gate = _pass
+    assert waiting
+    told = [one for one in answers if isinstance(one, list)]
+    refused = [one for one in answers if isinstance(one, RowRefused | Unavailable)]
+    assert (len(told), len(refused)) == (1, 1)
+    await world.assert_quiet()
+    assert len(memory.dump("PostsV2")) == 1
+
+
+async def test_a_write_that_was_cut_off_keeps_other_keys_for_as_long_as_it_may_take_effect(
+    memory: MemoryTableService,
+) -> None:
+    world = await after_cutover(memory)
+    await cut_off(world, insert(in_month(world, "2024-01")))
+    held = await reserved(world)
+    assert held is not None
+    assert held.key == JANUARY
+    writer = world.writer(View.NEW, "next", sleep=_never)
+    with pytest.raises(Unavailable, match="under another key") as refused:
+        await writer.write([insert(in_month(world, "2024-02"))])
+    assert (refused.value.code, refused.value.hint[:20]) == ("RowTooBusy", "repeat the operation")
+    assert memory.dump("PostsV2") == []
+    await world.sweep("target")
+    await world.assert_quiet()
+
+
+async def test_a_write_that_was_cut_off_does_not_keep_its_own_key(memory: MemoryTableService) -> None:
+    world = await after_cutover(memory)
+    await cut_off(world, insert(in_month(world, "2024-01")))
+    await world.writer(View.NEW, "next", sleep=_never).write([insert(in_month(world, "2024-01", "again"))])
+    held = await reserved(world)
+    assert held is not None
+    assert len(held.writers) == 1, "that of the write that was cut off: it may still take effect"
+    assert [row["Title"] for row in memory.dump("PostsV2")] == ["again"]
+    await world.sweep("target")
+    await world.assert_quiet()
+
+
+async def test_when_a_write_that_was_cut_off_is_over_its_reservation_is(
+    memory: MemoryTableService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is timed from when it was first seen, by this client's own clock."""
+    world = await after_cutover(memory)
+    await cut_off(world, insert(in_month(world, "2024-01")))
+    writer = world.writer(View.NEW, "next", sleep=_never)
+    other = insert(in_month(world, "2024-02"))
+    loop = asyncio.get_running_loop()
+    first_seen = loop.time()
+    for passed in (0.0, LONGEST_S, LONGEST_S + MARGIN_S):
+        monkeypatch.setattr(loop, "time", lambda passed=passed: first_seen + passed)
+        with pytest.raises(Unavailable):
+            await writer.write([other])
+    monkeypatch.setattr(loop, "time", lambda: first_seen + LONGEST_S + MARGIN_S + 0.1)
+    await writer.write([other])
+    monkeypatch.undo()
+    await writer.settle()
+    await world.sweep("target")
+    assert await reserved(world) is None
+    await world.assert_quiet()
+    assert [row["Month"] for row in memory.dump("PostsV2")] == ["2024-02"]
+
+
+async def test_a_reservation_ends_with_the_answer_of_the_authority(memory: MemoryTableService) -> None:
+    """Also when the answer is that there is such a row, or that the operation is refused."""
+    world = await after_cutover(memory, post("other"))
+    writer = world.writer(View.NEW, sleep=_never)
+    january, february = in_month(world, "2024-01"), in_month(world, "2024-02")
+    await writer.write([insert(january)])
+    assert await reserved(world) is None
+    with pytest.raises(RowExists):
+        await writer.write([insert(january)])
+    with pytest.raises(RowRefused):
+        await writer.write([insert(february)])
+    await writer.write([delete(JANUARY)])
+    with pytest.raises(RowExists):
+        other = content_of(world.mapper.map(post("other"))[0].row)
+        await writer.write([insert({**other, "PartitionKey": "2024-01"}), insert(january)])
+    await writer.settle()
+    assert await reserved(world) is None
+    await writer.write([insert(february)])
+    await world.assert_quiet()
+
+
+async def test_the_old_view_reserves_as_well(memory: MemoryTableService) -> None:
+    world = await after_cutover(memory)
+    await cut_off(world, insert(in_month(world, "2024-01")))
+    old = world.writer(View.OLD, "old", sleep=_never)
+    with pytest.raises(Unavailable, match="under another key"):
+        await old.write([insert(post("hello", "2024-02"))])
+    await old.write([insert(post("hello", "2024-01"))])
+    await world.sweep("target")
+    await world.assert_quiet()
+    assert [row["Month"] for row in memory.dump("PostsV2")] == ["2024-01"]
+
+
+async def test_only_what_makes_a_row_reserves(memory: MemoryTableService) -> None:
+    """An upsert of a row that is there is sent on the condition that it still is: late, it makes none."""
+    world = await after_cutover(memory, post("hello"))
+    writer = world.writer(View.NEW, sleep=_never)
+    calls: Counter[str] = Counter()
+
+    async def note(call: Call) -> None:
+        calls[f"{call.action} {call.table}"] += 1
+
+    memory.gate = note
+    for operation in (
+        upsert(in_month(world, "2024-01", "1")),
+        upsert(in_month(world, "2024-01", "2"), merging=True),
+        replace(in_month(world, "2024-01", "3")),
+        merge(in_month(world, "2024-01", "4")),
+        delete(JANUARY),
+    ):
+        await writer.write([operation])
+    await writer.settle()
+    memory.gate = _pass
+    assert calls["replace rekeymap"] == 0
+    assert not any(name.startswith("insert_or") for name in calls if name.endswith("PostsV2"))
+    await world.assert_quiet()
+
+
+async def test_an_upsert_finds_out_anew_when_the_row_came_or_went_meanwhile(
+    memory: MemoryTableService,
+) -> None:
+    world = await after_cutover(memory)
+    other = world.writer(View.NEW, "other", sleep=_never)
+    meanwhile = [insert(in_month(world, "2024-01", "other")), delete(JANUARY)]
+
+    async def gate(call: Call) -> None:
+        if meanwhile and call.table == "PostsV2" and call.writes:
+            memory.gate = _pass
+            await other.write([meanwhile.pop(0)])
+            await other.settle()
+            memory.gate = gate
+
+    memory.gate = gate
+    writer = world.writer(View.NEW, sleep=_never)
+    await writer.write([upsert(in_month(world, "2024-01", "upserted"))])
+    memory.gate = _pass
+    assert not meanwhile
+    await world.assert_quiet()
+    assert [row["Title"] for row in memory.dump("PostsV2")] == ["upserted"]
+    assert key_of(memory.dump("PostsV2")[0]) == JANUARY
+
+
+async def _never(_seconds: float) -> None:
+    await asyncio.Event().wait()
+
+
+async def _pass(_call: Call) -> None:
+    await asyncio.sleep(0)
