@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from rekey.backfill.gather import Held, Write
 from rekey.backfill.throttle import Throttle
 from rekey.concurrency import cancel, for_each
-from rekey.dualwrite.propagate import Propagator, same_content
+from rekey.dualwrite.propagate import Propagator
+from rekey.dualwrite.replicas import same_content
 from rekey.errors import RowRefused
 from rekey.mapping.rows import MappingRows, TargetKey, read_source, read_targets
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row, key_of

@@ -26,9 +26,9 @@ from rekey.errors import (
     TableMissing,
     WritesRefused,
 )
-from rekey.model import TYPE_SUFFIX, Row, content_of, etag_of, is_custom
+from rekey.model import Row, etag_of
 from rekey.tables.base import Operation, Verb
-from rekey.tables.rules import check_key_part, stored_form
+from rekey.tables.rules import check_key_part, merged, stored_form
 
 FULL = frozenset({Verb.INSERT, Verb.REPLACE, Verb.INSERT_OR_REPLACE})
 """Verbs that bring the whole row along."""
@@ -68,16 +68,6 @@ def as_stored(operation: Operation) -> Operation:
 def is_conditional(operation: Operation) -> bool:
     """Tell whether the caller named the version it wants to change."""
     return operation.etag not in (None, "", "*")
-
-
-def merged(before: Row, changes: Row) -> Row:
-    """Return a row's content after a merge; the annotation of a changed value never stays behind."""
-    after = content_of(before)
-    for name in changes:
-        if is_custom(name):
-            after.pop(name + TYPE_SUFFIX, None)
-    after.update(changes)
-    return stored_form(after)
 
 
 def row_after(operation: Operation, before: Row | None) -> Row | None:

@@ -20,17 +20,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from rekey.declaration import MAIN_PARTITION_KEY, MAIN_ROW_KEY
 from rekey.dualwrite.effects import Outcome, apply_one, in_turns
-from rekey.dualwrite.replicas import SOURCE_TABLE, Rows, difference, same_content
+from rekey.dualwrite.replicas import SOURCE_TABLE, Rows, difference
 from rekey.errors import Ambiguous, RowRefused, ServiceError, Unavailable
 from rekey.mapper import Mapper
-from rekey.mapping.rows import TargetKey
+from rekey.mapping.rows import TargetKey, pointer_of
 from rekey.mapping.store import MappingStore, StillOwns
 from rekey.model import ETAG, EntityKey, Row, key_of
 from rekey.tables.base import Operation, Table, Verb
-
-__all__ = ["MAX_ROUNDS", "Propagated", "Propagator", "apply_one", "difference", "same_content"]
 
 MAX_ROUNDS = 100
 """A row that changes this often while it is propagated is given up for now; nothing is lost by it."""
@@ -245,11 +242,6 @@ async def yield_or_collide(
     owner = await mapping.owner(pointer_of(found))
     if owner is not None and owner.source != source_key and await still_owns(owner.source, target):
         raise mapping.collision(target, owner.source, source_key)
-
-
-def pointer_of(index_row: Row) -> EntityKey:
-    """Return the main target key that an index row points to."""
-    return EntityKey(index_row.get(MAIN_PARTITION_KEY, ""), index_row.get(MAIN_ROW_KEY, ""))
 
 
 def version_of(row: Row | None) -> str | None:

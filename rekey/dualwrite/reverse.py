@@ -21,13 +21,12 @@ from rekey.dualwrite.propagate import (
     Propagator,
     Tally,
     needs_another_round,
-    pointer_of,
     version_of,
     yield_or_collide,
 )
 from rekey.dualwrite.replicas import SOURCE_TABLE, Rows, difference
 from rekey.errors import RowRefused
-from rekey.mapping.rows import Forward, TargetKey
+from rekey.mapping.rows import Forward, TargetKey, pointer_of
 from rekey.model import EntityKey, Row, content_of, key_of
 
 

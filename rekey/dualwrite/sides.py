@@ -18,11 +18,11 @@ from collections.abc import Collection, Iterable
 
 from rekey.dualwrite.effects import side_by_side
 from rekey.dualwrite.operations import CREATES
-from rekey.dualwrite.propagate import Propagated, Propagator, pointer_of, version_of, yield_or_collide
+from rekey.dualwrite.propagate import Propagated, Propagator, version_of, yield_or_collide
 from rekey.dualwrite.rules import Side
 from rekey.dualwrite.work import Work
 from rekey.errors import RowRefused, ServiceError
-from rekey.mapping.rows import Forward, TargetKey
+from rekey.mapping.rows import Forward, TargetKey, pointer_of
 from rekey.model import EntityKey
 from rekey.tables.base import Table
 

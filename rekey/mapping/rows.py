@@ -21,6 +21,7 @@ from typing import NamedTuple
 import orjson
 
 from rekey.crockford import ALPHABET
+from rekey.declaration import MAIN_PARTITION_KEY, MAIN_ROW_KEY
 from rekey.errors import RowRefused
 from rekey.mapping.ids import SafeIds
 from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, EntityKey, Row
@@ -185,3 +186,8 @@ def read_owner(row: Row) -> Owner:
 def read_source(row: Row) -> EntityKey:
     """Return the source key that a mapping row, of either direction, names."""
     return EntityKey(row["OldPartitionKey"], row["OldRowKey"])
+
+
+def pointer_of(index_row: Row) -> EntityKey:
+    """Return the main target key that an index row points to."""
+    return EntityKey(index_row.get(MAIN_PARTITION_KEY, ""), index_row.get(MAIN_ROW_KEY, ""))

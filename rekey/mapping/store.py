@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
-from rekey.declaration import MAIN_PARTITION_KEY, MAIN_ROW_KEY
 from rekey.errors import (
     Ambiguous,
     Collision,
@@ -29,6 +28,7 @@ from rekey.mapping.rows import (
     Owner,
     Reservation,
     TargetKey,
+    pointer_of,
     read_forward,
     read_owner,
 )
@@ -63,7 +63,7 @@ class MappingStore:
         """Tell whether this migration wrote a row of its target table with that number (0: main)."""
         key = key_of(row)
         if table:
-            key = EntityKey(row.get(MAIN_PARTITION_KEY, ""), row.get(MAIN_ROW_KEY, ""))
+            key = pointer_of(row)
         try:
             return await self.owner(key) is not None
         except TableMissing:

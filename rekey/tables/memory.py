@@ -29,17 +29,15 @@ from rekey.model import (
     EVERYTHING,
     PARTITION_KEY,
     ROW_KEY,
-    TYPE_SUFFIX,
     EntityKey,
     KeyRange,
     Row,
-    is_custom,
     key_of,
 )
 from rekey.tables.base import MAX_BATCH_BYTES, MAX_PAGE_ROWS, Operation, Page, Verb
 from rekey.tables.clock import TICKS_PER_SECOND, Clock, SystemClock, format_ticks, ticks_of
 from rekey.tables.faults import Call, Fault, FaultKind, Faults, NoFaults
-from rekey.tables.rules import check_batch, check_key_part, check_table_name, stored_form
+from rekey.tables.rules import check_batch, check_key_part, check_table_name, merged, stored_form
 from rekey.tables.stored import Order, StoredRow, StoredRows
 from rekey.tables.wire import Encoder
 
@@ -338,15 +336,5 @@ def _apply_one(rows: StoredRows, verb: Verb, place: Order, content: Row, now: in
         return None
     before = rows.rows.get(place)
     if before is not None and verb in (Verb.MERGE, Verb.INSERT_OR_MERGE):
-        content = _merged(before.content, content)
+        content = merged(before.content, content)
     return rows.put(place, dict(content), now).etag
-
-
-def _merged(before: Row, changes: Row) -> Row:
-    """Return a row with changed properties; the annotation of a changed value never stays behind."""
-    merged = dict(before)
-    for name in changes:
-        if is_custom(name):
-            merged.pop(name + TYPE_SUFFIX, None)
-    merged.update(changes)
-    return stored_form(merged)

@@ -104,6 +104,20 @@ def stored_form(row: Row) -> Row:
     return kept
 
 
+def merged(before: Row, changes: Row) -> Row:
+    """Return a row's content after a merge; the annotation of a changed value never stays behind.
+
+    Raises:
+        RequestRejected: what the service would refuse.
+    """
+    after = dict(before)
+    for name in changes:
+        if is_custom(name):
+            after.pop(name + TYPE_SUFFIX, None)
+    after.update(changes)
+    return stored_form(after)
+
+
 def _check_name(name: str) -> None:
     if len(name) > MAX_NAME_CHARACTERS:
         raise _rejected(
