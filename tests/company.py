@@ -38,6 +38,7 @@ from rekey.runner.session import Session, fingerprints_of
 from rekey.tables.base import Operation, Verb
 from rekey.tables.clock import TICKS_PER_SECOND
 from rekey.tables.faults import Call
+from tests.declared import under_writes
 from tests.evidence import prove
 from tests.projects import Project
 from tests.worlds import SECRET, Killed, contents, mapped
@@ -378,7 +379,7 @@ async def traffic(client: Client, keys: list[EntityKey], change: Change, ledger:
 def company(folder: Path, script: str, rows: list[Row]) -> Company:
     """Return a company with a script and a source that holds rows."""
     project = Project(folder)
-    script_id = project.script(script.replace('capture="delta"', 'capture="dual-write"'), "0001_subject.py")
+    script_id = project.script(under_writes(script), "0001_subject.py")
     made = Company(project, script_id)
     made.do(project.fill(project.scripts[script_id].migration.source, rows))
     return made

@@ -17,6 +17,7 @@ from rekey.scripts import load_scripts
 from rekey.tables.base import Accounts
 from rekey.tables.clock import FakeClock
 from rekey.tables.memory import MemoryTableService
+from tests.declared import POSTS, USERS, named
 
 CONFIG = """\
 [tables]
@@ -33,41 +34,8 @@ window_rows = 50
 retention = "0s"
 """
 
-USERS_SCRIPT = '''\
-"""E-mail RowKeys to opaque ids."""
-from rekey import Migration, Target, keys, props
-
-migration = Migration(
-    source="Users",
-    target=Target(
-        "UsersV2",
-        partition_key=keys.prop("PartitionKey"),
-        row_key=keys.opaque(keys.prop("RowKey"), domain="user", secret="users"),
-        properties=[props.copy("RowKey", to="ContactEmail"), props.rename("Nm", "Name"), props.drop("Ssn")],
-    ),
-    capture="delta",
-)
-'''
-
-POSTS_SCRIPT = '''\
-"""Posts by month, with an index by tag."""
-from rekey import Index, Migration, Target, keys, props
-
-migration = Migration(
-    source="Posts",
-    target=Target(
-        "PostsV2",
-        partition_key=keys.prop("Month"),
-        row_key=keys.prop("RowKey"),
-        properties=[props.copy("PartitionKey", to="Blog")],
-    ),
-    indexes=[
-        Index("PostsByTag", each=keys.split("Tags", ","), partition_key=keys.item(),
-              row_key=keys.prop("RowKey"), properties=[props.keep("Title")]),
-    ],
-    capture="delta",
-)
-'''
+USERS_SCRIPT = named(USERS, "Users", "UsersV2")
+POSTS_SCRIPT = named(POSTS, "Posts", "PostsV2", "PostsByTag")
 
 
 @dataclass

@@ -18,7 +18,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 from rekey.model import Row
+from tests import declared
 from tests.acceptance.dualwriting_ledger import COUNTER, Content, State
+from tests.declared import under_writes
 
 View = Literal["old", "new"]
 Key = tuple[str, str]
@@ -29,21 +31,7 @@ SLOT = "Slot"
 MONTHS = ("2024-01", "2024-02", "2024-03")
 TAGS = ("", "azure", "azure,keys", "keys,news")
 
-USERS = '''\
-"""E-mail RowKeys to opaque ids, while the application writes."""
-from rekey import Migration, Target, keys, props
-
-migration = Migration(
-    source="SOURCE",
-    target=Target(
-        "TARGET",
-        partition_key=keys.prop("PartitionKey"),
-        row_key=keys.opaque(keys.prop("RowKey"), domain="user", secret="users"),
-        properties=[props.copy("RowKey", to="ContactEmail"), props.rename("Nm", "Name"), props.drop("Ssn")],
-    ),
-    capture="dual-write",
-)
-'''
+USERS = under_writes(declared.USERS)
 POSTS = '''\
 """Posts by month within their blog, with an index by tag, while the application writes."""
 from rekey import Index, Migration, Target, keys, props

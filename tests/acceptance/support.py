@@ -41,49 +41,12 @@ from rekey.state.store import State
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Operation, Verb
 from rekey.tables.credentials import SharedKey
+from tests.declared import named
 
 _NUMBERS = itertools.count(1)
 _SECONDS = 120
 RESTRICTED = ("rekeycontrol", "rekeyjournal", "rekeymap")
 Key = tuple[str, str]
-
-USERS = '''\
-"""E-mail RowKeys to opaque ids."""
-from rekey import Migration, Target, keys, props
-
-migration = Migration(
-    source="SOURCE",
-    target=Target(
-        "TARGET",
-        partition_key=keys.prop("PartitionKey"),
-        row_key=keys.opaque(keys.prop("RowKey"), domain="user", secret="users"),
-        properties=[props.copy("RowKey", to="ContactEmail"), props.rename("Nm", "Name"), props.drop("Ssn")],
-    ),
-    capture="delta",
-)
-'''
-"""Keys from keys alone."""
-
-POSTS = '''\
-"""Posts by month, with an index by tag."""
-from rekey import Index, Migration, Target, keys, props
-
-migration = Migration(
-    source="SOURCE",
-    target=Target(
-        "TARGET",
-        partition_key=keys.prop("Month"),
-        row_key=keys.prop("RowKey"),
-        properties=[props.copy("PartitionKey", to="Blog")],
-    ),
-    indexes=[
-        Index("INDEX", each=keys.split("Tags", ","), partition_key=keys.item(),
-              row_key=keys.prop("RowKey"), properties=[props.keep("Title")]),
-    ],
-    capture="delta",
-)
-'''
-"""Keys from content, and an index table."""
 
 
 def command() -> str:
@@ -376,10 +339,8 @@ margin = "1s"
 
     def script(self, text: str, name: str | None = None) -> Path:
         """Write a script in which SOURCE, TARGET and INDEX stand for this project's tables."""
-        for word, table in (("SOURCE", self.source), ("TARGET", self.target), ("INDEX", self.index)):
-            text = text.replace(word, table)
         path = self.migrations / f"{name or self.script_id}.py"
-        path.write_text(text, "utf-8")
+        path.write_text(named(text, self.source, self.target, self.index), "utf-8")
         return path
 
     def fill(self, rows: Iterable[Row]) -> None:

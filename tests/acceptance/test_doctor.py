@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from rekey.rehearse.azurite import Azurite
-from tests.acceptance.support import RESTRICTED, USERS, Project, Wire, unused_port, users
+from tests.acceptance.support import RESTRICTED, Project, Wire, unused_port, users
+from tests.declared import USERS
 
 pytestmark = pytest.mark.azurite
 

@@ -9,7 +9,8 @@ import pytest
 
 from rekey.model import Row
 from rekey.rehearse.azurite import Azurite
-from tests.acceptance.support import POSTS, Key, Project, users
+from tests.acceptance.support import Key, Project, users
+from tests.declared import POSTS
 
 pytestmark = pytest.mark.azurite
 

@@ -16,7 +16,8 @@ import pytest
 
 from rekey.model import Row
 from rekey.rehearse.azurite import Azurite
-from tests.acceptance.support import USERS, Project, load, unused_port, users
+from tests.acceptance.support import Project, load, unused_port, users
+from tests.declared import USERS
 
 pytestmark = pytest.mark.azurite
 

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from rekey.rehearse.azurite import Azurite
-from tests.acceptance.support import USERS, Project, users
+from tests.acceptance.support import Project, users
+from tests.declared import USERS
 
 pytestmark = pytest.mark.azurite
 ROWS = 200

@@ -48,6 +48,7 @@ from rekey.runner.lease import RunnerLease
 from rekey.runner.moves import Mode
 from rekey.runner.run import Options
 from rekey.runner.session import Accounts, Session, fingerprints_of
+from tests.declared import under_writes
 from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
 from tests.simulation.dual_people import (
     Application,
@@ -76,19 +77,14 @@ _INDEX = """    indexes=[
     waive={"personal-data": "made-up addresses"},
     capture="delta","""
 
-
-def _dual(script: str) -> str:
-    return script.replace('capture="delta"', 'capture="dual-write"')
-
-
 _INDEXED_SCRIPT = USERS_SCRIPT.replace('    capture="delta",', _INDEX).replace(
     "Migration,", "Index, Migration,"
 )
 
 KINDS: dict[str, tuple[str, type[Application]]] = {
-    "keys from keys": (_dual(USERS_SCRIPT), Users),
-    "keys from keys, indexed": (_dual(_INDEXED_SCRIPT), Users),
-    "keys from content": (_dual(POSTS_SCRIPT), Posts),
+    "keys from keys": (under_writes(USERS_SCRIPT), Users),
+    "keys from keys, indexed": (under_writes(_INDEXED_SCRIPT), Users),
+    "keys from content": (under_writes(POSTS_SCRIPT), Posts),
 }
 
 

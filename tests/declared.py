@@ -1,0 +1,53 @@
+"""The two scripts that most tests migrate with. SOURCE, TARGET and INDEX stand for their tables."""
+
+from __future__ import annotations
+
+USERS = '''\
+"""E-mail RowKeys to opaque ids."""
+from rekey import Migration, Target, keys, props
+
+migration = Migration(
+    source="SOURCE",
+    target=Target(
+        "TARGET",
+        partition_key=keys.prop("PartitionKey"),
+        row_key=keys.opaque(keys.prop("RowKey"), domain="user", secret="users"),
+        properties=[props.copy("RowKey", to="ContactEmail"), props.rename("Nm", "Name"), props.drop("Ssn")],
+    ),
+    capture="delta",
+)
+'''
+"""Keys from keys alone."""
+
+POSTS = '''\
+"""Posts by month, with an index by tag."""
+from rekey import Index, Migration, Target, keys, props
+
+migration = Migration(
+    source="SOURCE",
+    target=Target(
+        "TARGET",
+        partition_key=keys.prop("Month"),
+        row_key=keys.prop("RowKey"),
+        properties=[props.copy("PartitionKey", to="Blog")],
+    ),
+    indexes=[
+        Index("INDEX", each=keys.split("Tags", ","), partition_key=keys.item(),
+              row_key=keys.prop("RowKey"), properties=[props.keep("Title")]),
+    ],
+    capture="delta",
+)
+'''
+"""Keys from content, and an index table."""
+
+
+def named(script: str, source: str, target: str, index: str = "") -> str:
+    """Return a script with the names of tables in the places of SOURCE, TARGET and INDEX."""
+    for word, table in (("SOURCE", source), ("TARGET", target), ("INDEX", index)):
+        script = script.replace(word, table)
+    return script
+
+
+def under_writes(script: str) -> str:
+    """Return a script whose application never stops: capture "dual-write"."""
+    return script.replace('capture="delta"', 'capture="dual-write"')
