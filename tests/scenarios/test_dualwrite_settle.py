@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from rekey.errors import Unavailable
-from rekey.tables.faults import Fault, FaultKind, Planned, PlannedFaults
+from rekey.tables.faults import Call, Fault, FaultKind, Planned, PlannedFaults
 from rekey.tables.memory import MemoryTableService
 from tests.dualwriting import insert, memory_world
 from tests.worlds import USERS, user
@@ -69,3 +69,39 @@ async def test_settling_waits_for_the_attempt_under_way_and_not_for_the_pause_be
     memory.faults = PlannedFaults()
     await world.sweep()
     await world.assert_quiet()
+
+
+async def test_a_transaction_cut_off_behind_its_answer_leaves_all_its_intents_to_be_looked_at(
+    memory: MemoryTableService,
+) -> None:
+    """One key was settled already, the other not: none of the intents is removed, none forgotten."""
+    world = await memory_world(USERS, memory).prepare()
+    rows = [user("ann@example.com"), user("bob@example.com")]
+    writer = world.writer(longest=0.3, sleep=_never)
+    held = 0
+
+    async def gate(call: Call) -> None:
+        nonlocal held
+        if (call.action, call.table) == ("get", "Users"):
+            held += 1
+            if held == len(rows):
+                await asyncio.sleep(30)  # until the operation's time is over
+        await asyncio.sleep(0)
+
+    memory.gate = gate
+    await writer.write([insert(row) for row in rows])
+    await writer._wait()
+    assert (world.intents, writer.left) == (2, 2)
+    memory.gate = _pass
+    await writer.settle()
+    assert (world.intents, writer.left) == (1, 1), "what was cut off may travel: its intent stays for now"
+    assert (await world.sweep()).settled == 1
+    await world.assert_quiet()
+
+
+async def _never(_seconds: float) -> None:
+    await asyncio.Event().wait()
+
+
+async def _pass(_call: Call) -> None:
+    await asyncio.sleep(0)
