@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 import bagit
+import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from rekey.config import Config
@@ -45,6 +47,15 @@ def exported(rekey: Commands, name: str = "bundle") -> Path:
     folder = rekey.project.folder / name
     rekey("evidence", "export", str(folder))
     return folder
+
+
+def handed_over(folder: Path, key_file: Path, to: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand where an auditor stands: a new folder with the bundle and the public key, and no project."""
+    to.mkdir()
+    shutil.copytree(folder, to / "bundle")
+    shutil.copy(key_file, to)
+    monkeypatch.delenv("REKEY_CONFIG")
+    monkeypatch.chdir(to)
 
 
 def checked(folder: Path, *keys: PublicKey, earlier: str | None = None) -> Verdict:

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import hashlib
 import json
-import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -30,6 +29,7 @@ from tests.evidence import (
     checked,
     codes,
     exported,
+    handed_over,
     restated,
     rows,
     with_key,
@@ -118,12 +118,7 @@ def test_an_auditor_needs_the_bundle_and_the_public_key_alone(
     rekey: Commands, key: PublicKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = exported(rekey)
-    elsewhere = tmp_path / "auditor"
-    elsewhere.mkdir()
-    shutil.copytree(folder, elsewhere / "bundle")
-    shutil.copy(rekey.project.folder / "evidence.pub.pem", elsewhere)
-    monkeypatch.delenv("REKEY_CONFIG")
-    monkeypatch.chdir(elsewhere)
+    handed_over(folder, rekey.project.folder / "evidence.pub.pem", tmp_path / "auditor", monkeypatch)
     assert "evidence.pub.pem" not in "".join(bag.names(folder)), "the key does not come with the bundle"
     said = rekey("evidence", "verify", "bundle", "--key", "evidence.pub.pem", "--json").json
     assert (said["right"], said["recorded"]) == (True, False)

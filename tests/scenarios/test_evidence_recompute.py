@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from rekey.evidence.keys import PublicKey
 from rekey.model import EntityKey, content_of
 from rekey.reconcile.sums import FEW
 from tests.commands import Commands
-from tests.evidence import exported, rows, with_key
+from tests.evidence import exported, handed_over, rows, with_key
 from tests.projects import USERS_SCRIPT, Project
 
 
@@ -83,12 +82,7 @@ def test_an_auditor_needs_no_project(
     rekey: Commands, key: PublicKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = exported(rekey)
-    elsewhere = tmp_path / "auditor"
-    elsewhere.mkdir()
-    shutil.copytree(folder, elsewhere / "bundle")
-    shutil.copy(rekey.project.folder / "evidence.pub.pem", elsewhere)
-    monkeypatch.delenv("REKEY_CONFIG")
-    monkeypatch.chdir(elsewhere)
+    handed_over(folder, rekey.project.folder / "evidence.pub.pem", tmp_path / "auditor", monkeypatch)
     words = ("evidence", "recompute", "bundle", "--key", "evidence.pub.pem")
     account = ("--endpoint", "https://acme.table.core.windows.net", "--key-env", "ACME_KEY")
     assert equal(rekey(*words, *account, "--json").json) == {"source Users": True, "target UsersV2": True}
