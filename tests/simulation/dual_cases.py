@@ -115,7 +115,14 @@ def parsed(name: str) -> tuple[Migration, list[Row], list[Works], ControlPhase]:
     return migration, [] if "absent" in more else [row], clients, ControlPhase(phase)
 
 
-def dual(name: str, budget: Budget, parts: DualParts | None = None, **more: bool) -> Searched:
+def dual(
+    name: str,
+    budget: Budget,
+    parts: DualParts | None = None,
+    *,
+    most_states: int = MOST_STATES,
+    **more: bool,
+) -> Searched:
     """Search a world in which the authority stays where it is. `more` as `DualWorld` takes it."""
     migration, before, clients, phase = parsed(name)
     earlier = [hello(0, tags="z")] if TAGGED_BEFORE in name else []
@@ -127,7 +134,7 @@ def dual(name: str, budget: Budget, parts: DualParts | None = None, **more: bool
         )  # fmt: skip
 
     with mock.patch.object(sweep, "DigestParts", DigestsInMemory):
-        return search(make, budget, MOST_STATES)
+        return search(make, budget, most_states)
 
 
 def moving(

@@ -278,7 +278,7 @@ class _Run:
         if self._lost_answers and one.call.writes:
             choices.append(_Choice("lose", one, cost=cost))
             choices.append(_Choice("drop", one, cost=cost))
-            if self._budget.late_requests:
+            if self._budget.late_requests and one.actor.name not in self.scenario.punctual:
                 choices.append(_Choice("break", one, cost=cost))
         if self._failures and one.call.action not in SPOKEN:
             choices.append(_Choice("fail", one, cost=cost))

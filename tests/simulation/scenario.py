@@ -23,7 +23,7 @@ class Scenario(ABC):
     mortal: frozenset[str] = frozenset()
     """Those of them that do not begin again with what is durable."""
     punctual: frozenset[str] = frozenset()
-    """Those whose requests under way never land once they are killed."""
+    """Those whose requests land at once or never, also when they are killed or hear nothing."""
     unseen: frozenset[str] = frozenset()
     """Tables about which the invariant says nothing."""
     learns: bool = False

@@ -164,6 +164,24 @@ def test_a_row_deleted_and_written_elsewhere_stays() -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(0)
+@pytest.mark.parametrize(
+    ("name", "bound"),
+    [
+        ("posts, dual_write: old move | old delete", 3),
+        ("posts, dual_write: old merge | new replace-if", 3),
+        ("posts, cutover: old delete | new replace", 3),
+        ("posts, cutover, absent: new insert | old upsert elsewhere", 3),
+    ],
+)
+def test_two_clients_whose_keys_come_from_content_lose_nothing_with_a_larger_bound(
+    name: str, bound: int
+) -> None:
+    """Each takes minutes."""
+    visited(name, dual(name, Budget(preemptions=bound), most_states=5_000_000), at_least=50)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
 def test_worlds_drawn_from_all_that_there_are() -> None:
     """`make soak`: worlds drawn from a seed for as long as asked, each with at least four preemptions or
     complete; those that grow too large are searched with fewer, and say so."""
