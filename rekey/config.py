@@ -85,7 +85,7 @@ window_bytes = "16MiB"       # and their bytes, whichever is reached first
 [gates]
 verification_max_age = "24h" # cutover needs a full verification that is not older
 retention = "30d"            # retire deletes the source this long after complete, not earlier
-margin = "60s"               # capture "delta" reads this much again before its watermark
+margin = "60s"               # for how long a request may be under way, see the README
 clients_timeout = "120s"     # capture "dual-write": a move waits this long for the application's clients
 freeze_timeout = "60s"       # capture "dual-write": a freeze that is not drained by then is given up
 

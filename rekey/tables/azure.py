@@ -116,6 +116,11 @@ class AzureTableService:
         requester = Requester(transport, retry or RetryPolicy(), clock or SystemClock(), jitter)
         return cls(endpoint, transport, requester)
 
+    @property
+    def last_open(self) -> int | None:
+        """When an attempt to write was last left without an answer, in ticks of this machine's clock."""
+        return self._requester.last_open
+
     def listen(self, listener: Callable[[int, float], None]) -> None:
         """Let somebody hear of every answer: its status, and the seconds it took."""
         self._transport.listener = listener

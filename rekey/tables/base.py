@@ -129,6 +129,11 @@ class Table(Protocol):
 class TableService(Protocol):
     """The tables of one account."""
 
+    @property
+    def last_open(self) -> int | None:
+        """When an attempt to write was last left without an answer, also one that was repeated with success:
+        in ticks of this machine's clock, None if never. Until then it may have been under way."""
+
     def table(self, name: str) -> Table:
         """Return a handle; nothing is asked of the service."""
 

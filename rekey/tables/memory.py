@@ -18,6 +18,7 @@ import bisect
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from rekey.errors import (
+    Ambiguous,
     ConditionFailed,
     RequestRejected,
     RowExists,
@@ -75,6 +76,8 @@ class MemoryTableService:
         self._tables: dict[str, StoredRows] = {}
         self._being_deleted: dict[str, int] = {}
         self._calls = 0
+        self.last_open: int | None = None
+        """When an attempt to write was last left without an answer, in ticks of the clock."""
 
     def table(self, name: str) -> MemoryTable:
         """Return a handle; the table need not exist yet."""
@@ -135,6 +138,8 @@ class MemoryTableService:
     def leave(self, fault: Fault | None) -> None:
         """Raise the error of a fault that has one."""
         error = None if fault is None else fault.error()
+        if isinstance(error, Ambiguous):
+            self.last_open = self.clock.ticks()
         if error is not None:
             raise error
 

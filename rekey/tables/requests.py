@@ -67,6 +67,8 @@ class Requester:
         self._clock = clock
         self._random = source
         self._ever_answered = False
+        self.last_open: int | None = None
+        """When an attempt to write was last left without an answer, in ticks of the clock."""
 
     @property
     def content_settles(self) -> bool:
@@ -90,7 +92,8 @@ class Requester:
                 answer = await self._transport.send(request)
                 self._ever_answered = True
                 retry_after = retry_after_of(answer.headers)
-                ambiguous = ambiguous or answer.repeated
+                if answer.repeated:
+                    ambiguous, self.last_open = True, self._clock.ticks()
                 return Outcome(read(answer), None, ambiguous, final=True)
             except Unavailable as busy:
                 error: ServiceError = busy
@@ -103,6 +106,8 @@ class Requester:
             except (NoAnswer, ValueError) as failed:
                 ambiguous = True
                 error = _open(request, str(failed) if isinstance(failed, NoAnswer) else "MalformedAnswer")
+            if ambiguous and request.method != "GET":
+                self.last_open = self._clock.ticks()
             wait = backoff.next_wait(retry_after=retry_after, only_connect=only_connect)
             if ambiguous and request.method != "GET" and not self._policy.repeats_open_writes:
                 wait = None

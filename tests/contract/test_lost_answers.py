@@ -121,6 +121,19 @@ async def test_an_insert_succeeds_once_whatever_is_lost(world: World, loss: Call
     assert etag_of(await stored(world.direct)) == etag
 
 
+async def test_a_write_that_was_left_without_an_answer_is_remembered(world: World) -> None:
+    """Also when its repetition had one: the first may still be under way."""
+    await world.table.insert(row("calm"))
+    world.proxy.faults = [Fault(answer=error_answer(503, "ServerBusy"), method="POST")]
+    await world.table.insert(row("busy"))
+    assert world.service.last_open is None
+    before = world.waits.ticks()
+    world.proxy.faults = [Fault(applied=True, method="POST")]
+    await world.table.insert(row("lost"))
+    assert world.service.last_open is not None
+    assert world.service.last_open >= before
+
+
 @pytest.mark.parametrize("verb", ["replace", "merge"])
 async def test_a_conditional_update_succeeds_whatever_is_lost(
     world: World, loss: Callable[..., Fault], verb: str

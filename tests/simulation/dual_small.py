@@ -9,9 +9,8 @@ Rules kept here:
 * At the end, when nothing is under way any more and intents are old, the sweeper sweeps. Then the journal is
   empty, the replicas are what the authority says, the mapping accounts for every target row, and what the
   clients were told fits one row that changes at once.
-* What a backfill has under way when it is killed, or hears nothing, lands at once or never here: a late
-  insert behind the sweep is left to the full verification, without which the gate before cutover stays closed
-  (see `test_every_order`).
+* What a backfill has under way when it is killed, or hears nothing, lands at once or never here: the runner's
+  sweep waits until nothing can land behind it (`tests/scenarios/test_late_copies.py`).
 * Random words and times in row keys are drawn from what names the actor: a run can be repeated.
 """
 

@@ -23,7 +23,7 @@ from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any
 
-from rekey.errors import ServiceError
+from rekey.errors import Ambiguous, ServiceError
 from rekey.model import EVERYTHING, EntityKey, KeyRange, Row
 from rekey.tables.base import MAX_PAGE_ROWS, Operation, Page
 from rekey.tables.clock import TICKS_PER_SECOND, FakeClock, ticks_of
@@ -326,7 +326,11 @@ class StormTable(MemoryTable):
             return self._apply(action, operations, prepared)
 
         call = Call(action, self.name, operations, 0)
-        done: list[str | None] = await self._service.storm.request(process, call, text, effect)
+        try:
+            done: list[str | None] = await self._service.storm.request(process, call, text, effect)
+        except Ambiguous:
+            self._service.last_open = self._service.clock.ticks()
+            raise
         return done
 
 

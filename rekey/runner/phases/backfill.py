@@ -7,11 +7,15 @@ Rules kept here:
 * Without a state file the whole table is copied again: inserts-if-absent make that safe.
 * The sweep follows the last segment; it closes the race "deleted while being copied". In capture "dual-write"
   rows that moved while they were copied are settled before it; in "delta" the passes of `reconcile` do that.
+* What was sent for the copy and not answered may arrive late: where an attempt was left open, or a run was
+  cut off, the sweep waits until nothing can arrive behind it.
 * Capture "dual-write": beside it the journal is swept; at its end the control row says that all is copied,
   which opens the new view.
 """
 
 from __future__ import annotations
+
+import logging
 
 from rekey.backfill.copier import GATHERED_WINDOWS
 from rekey.backfill.engine import copy_segments
@@ -25,7 +29,9 @@ from rekey.runner.intents import while_sweeping
 from rekey.runner.phases.operation import Counters, Operation, open_gate
 from rekey.runner.run import Run
 from rekey.state.models import Segment
+from rekey.tables.clock import TICKS_PER_SECOND
 
+_LOG = logging.getLogger(__name__)
 PURPOSE = "backfill"
 COPYING_SINCE = "copying_since"
 """Fact: the service's time before the first row was read for the copy."""
@@ -40,8 +46,10 @@ async def run(run: Run) -> Counters:
 
 
 async def _copy_and_sweep(run: Run) -> Counters:
+    cut_off_at = run.clock.ticks() if run.state.segments(run.script_id, PURPOSE) else None
     counters = await copy_rows(run)
     if not run.is_delta:
+        await _until_nothing_travels(run, cut_off_at)
         counters["rows_moved"] = await _moved_rows(run)
     return {**counters, "rows_swept": await swept_rows(run)}
 
@@ -86,6 +94,26 @@ async def copy_rows(run: Run) -> Counters:
         "target_rows_inserted": copied.inserted,
         "rows_propagated": copied.propagated,
     }
+
+
+async def _until_nothing_travels(run: Run, cut_off_at: int | None) -> None:
+    """Wait as long as a request can take, from the last one that was not answered, or since a run that was
+    cut off was succeeded: nobody knows what that had under way.
+
+    Args:
+        run: the migration.
+        cut_off_at: when this run succeeded one that was cut off, in ticks; None if it did not.
+    """
+    last = max((at for at in (cut_off_at, run.tables.last_open) if at is not None), default=None)
+    if last is None:
+        return
+    ends = last + round(run.config.gates.margin_s * TICKS_PER_SECOND)
+    seconds = max(0, ends - run.clock.ticks()) / TICKS_PER_SECOND
+    if seconds:
+        _LOG.info("the sweep waits %.0f s: a copy that was not answered may still arrive", seconds)
+    while (left := ends - run.clock.ticks()) > 0:
+        run.check()
+        await run.clock.sleep(min(1.0, left / TICKS_PER_SECOND))
 
 
 async def _moved_rows(run: Run) -> int:
