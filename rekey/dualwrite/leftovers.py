@@ -35,7 +35,7 @@ MAX_KEPT = 1_000
 PAUSES = (1.0, 2.0, 5.0, 15.0, 30.0, 60.0)
 _WIDTH = 16
 MARGIN_S = 5.0
-"""Added to the longest operation before an open outcome is looked at."""
+"""Added to the longest operation before an open outcome is taken for over."""
 
 
 @dataclass(slots=True, eq=False)

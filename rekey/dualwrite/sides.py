@@ -184,10 +184,9 @@ class AuthoritySide(ABC):
         if not missing:
             return
         source_key = old_key(work)
-        work.forward = await self.mapping.extend(source_key, work.forward, missing)
-        if work.forward is None:
-            work.forward = await self.mapping.forward(source_key)
-            work.slow = work.slow or not missing <= work.known
+        after = await self.mapping.extend(source_key, work.forward, missing)
+        work.forward = after or await self.mapping.forward(source_key)
+        work.slow = work.slow or not missing <= work.known
 
     def _remember(self, main: EntityKey, source_key: EntityKey) -> None:
         """Remember an owner that was seen: its key is not claimed for nothing. It is never trusted."""

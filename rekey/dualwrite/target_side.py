@@ -20,6 +20,7 @@ import asyncio
 from collections.abc import Iterable
 
 from rekey.dualwrite.effects import side_by_side
+from rekey.dualwrite.leftovers import MARGIN_S
 from rekey.dualwrite.operations import CREATES, FULL, as_sent, row_after
 from rekey.dualwrite.propagate import MAX_ROUNDS, Propagated
 from rekey.dualwrite.replicas import Rows
@@ -32,8 +33,6 @@ from rekey.mapping.rows import Reservation, TargetKey
 from rekey.model import EntityKey, Row
 from rekey.tables.base import Verb
 
-MARGIN_S = 5.0
-"""Added to the longest operation before a reservation of a write that was cut off is over."""
 _RELEASES = 3
 """How often a reservation is tried to be given up; what stays ends by time."""
 _SEEN = 10_000
@@ -199,9 +198,8 @@ class TargetSide(AuthoritySide):
         for _ in range(MAX_ROUNDS):
             if target in work.known:
                 return
-            work.forward = await self.mapping.extend(source_key, work.forward, self.listed(work))
-            if work.forward is None:
-                work.forward = await self.mapping.forward(source_key)
+            after = await self.mapping.extend(source_key, work.forward, self.listed(work))
+            work.forward = after or await self.mapping.forward(source_key)
         raise self.forward.too_busy(source_key)
 
     # --- reservations -----------------------------------------------------------------------------------
@@ -212,9 +210,8 @@ class TargetSide(AuthoritySide):
             if reserved is None or work.word not in reserved.writers:
                 return
             source_key, rest = old_key(work), reserved.without(work.word)
-            work.forward = await self.mapping.reserve(source_key, work.forward, (), rest)
-            if work.forward is None:
-                work.forward = await self.mapping.forward(source_key)
+            after = await self.mapping.reserve(source_key, work.forward, (), rest)
+            work.forward = after or await self.mapping.forward(source_key)
 
     async def _reserve(self, work: Work, target: TargetKey) -> None:
         """Reserve the key that a new row will stand under, on the condition of the forward row that was read

@@ -11,8 +11,8 @@ from collections import Counter
 
 import pytest
 
+from rekey.dualwrite.leftovers import MARGIN_S
 from rekey.dualwrite.rules import View
-from rekey.dualwrite.target_side import MARGIN_S
 from rekey.errors import Ambiguous, RowExists, RowRefused, Unavailable
 from rekey.mapping.rows import Reservation
 from rekey.model import EntityKey, Row, content_of, key_of
