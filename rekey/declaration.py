@@ -8,6 +8,7 @@ Rules kept here:
 * Everything that can be wrong without looking at a row is refused here, with field and cure.
 * `reverse=True` (the default) promises a way back after cutover; it is refused when old keys could not be
   found again from a target row alone, or when an operation has no inverse that the way back needs.
+* With an opaque key the mapping is sealed unless it is said to be plain, which the canonical form leaves out.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from rekey.query import Query
 
 Capture: TypeAlias = Literal["dual-write", "delta"]
 CAPTURES = ("dual-write", "delta")
+Keeping: TypeAlias = Literal["plain", "sealed"]
+MAPPINGS = ("plain", "sealed")
 
 FORMAT = "rekey/declaration/v1"
 MAIN_PARTITION_KEY = "MainPartitionKey"
@@ -207,6 +210,8 @@ class Migration:
         queries: what the application asks of the table (`rekey.query`): a plan rates the keys by it.
         load: how much it writes, e.g. `{"writes_per_second": 500}`; see `rekey.needs.LOADS`.
         waive: advice that is set aside, by its code, each with a reason.
+        mapping: `sealed` (old keys stand encrypted in the restricted store and the state file, under the key
+            that `[sealing]` names) or `plain`; sealed by default where a key is `keys.opaque`.
 
     Raises:
         InvalidDeclaration: with field, problem and cure.
@@ -220,6 +225,7 @@ class Migration:
     queries: Sequence[Query] = field(default=(), kw_only=True)
     load: Mapping[str, float] = field(default_factory=dict, kw_only=True, hash=False)
     waive: Mapping[str, str] = field(default_factory=dict, kw_only=True, hash=False)
+    mapping: Keeping | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         _check_table("source", self.source)
@@ -233,16 +239,12 @@ class Migration:
                 raise InvalidDeclaration(
                     "indexes", f"a {type(index).__name__} is not an Index", cure="write indexes=[Index(…)]"
                 )
-        if self.capture not in CAPTURES:
-            raise InvalidDeclaration(
-                "capture",
-                f"{self.capture!r} is not known",
-                cure='write capture="dual-write" or capture="delta"',
-            )
+        _check_choice("capture", self.capture, CAPTURES)
+        if self.mapping is None:
+            object.__setattr__(self, "mapping", "sealed" if any(_opaques(self)) else "plain")
+        _check_choice("mapping", self.mapping, MAPPINGS)
         if not isinstance(self.reverse, bool):
-            raise InvalidDeclaration(
-                "reverse", "it is neither True nor False", cure="write reverse=True or False"
-            )
+            raise InvalidDeclaration("reverse", "not True or False", cure="write reverse=True or False")
         object.__setattr__(self, "queries", checked_queries(self.queries))
         object.__setattr__(self, "load", checked_load(self.load))
         object.__setattr__(self, "waive", checked_waive(self.waive))
@@ -254,6 +256,11 @@ class Migration:
     def tables(self) -> tuple[str, ...]:
         """The tables the migration fills: the main target first, then the indexes as declared."""
         return (self.target.table, *(index.table for index in self.indexes))
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether old keys stand sealed in the restricted store and the state file."""
+        return self.mapping == "sealed"
 
     def key_expressions(self) -> Iterator[tuple[str, Expression]]:
         """Yield every key expression with its field, e.g. `target.row_key` or `index[ByTag].each`."""
@@ -279,6 +286,7 @@ class Migration:
             "indexes": [index.canonical() for index in self.indexes],
             "capture": self.capture,
             "reverse": self.reverse,
+            **({"mapping": self.mapping} if self.is_sealed else {}),
             **needs_canonical(self.queries, self.load, self.waive),
         }
 
@@ -352,14 +360,18 @@ class Declared:
 
 def required_secrets(migration: Migration) -> list[str]:
     """Return the names of the secrets the declaration's keys need, sorted."""
-    return sorted(
-        {
-            node.secret
-            for _, expression in migration.key_expressions()
-            for node in expression.walk()
-            if isinstance(node, Opaque)
-        }
-    )
+    return sorted({node.secret for node in _opaques(migration)})
+
+
+def _opaques(migration: Migration) -> Iterator[Opaque]:
+    for _, expression in migration.key_expressions():
+        yield from (node for node in expression.walk() if isinstance(node, Opaque))
+
+
+def _check_choice(where: str, said: object, choices: tuple[str, ...]) -> None:
+    if said not in choices:
+        cure = " or ".join(f'{where}="{one}"' for one in choices)
+        raise InvalidDeclaration(where, f"{said!r} is not known", cure=f"write {cure}")
 
 
 def _check_table(where: str, name: object) -> None:

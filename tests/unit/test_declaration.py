@@ -6,6 +6,7 @@ import hashlib
 import json
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -45,6 +46,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str, str]] = {
     "index is target": (lambda: migration(indexes=[index("NEW")]), "index[NEW].table", "new name"),
     "index twice": (lambda: migration(indexes=[index("Aaa"), index("aaa")]), "index[aaa].table", "new name"),
     "unknown capture": (lambda: migration(capture="snapshot"), "capture", "dual-write"),
+    "unknown mapping": (lambda: migration(mapping="open"), "mapping", 'write mapping="plain"'),
     "reverse not bool": (lambda: migration(reverse="no"), "reverse", "True or"),
     "no target": (lambda: migration(target="New"), "target", "Target(…)"),
     "no index": (lambda: migration(indexes=["Further"]), "indexes", "Index(…)"),
@@ -311,9 +313,22 @@ def test_the_canonical_form_and_its_digest_never_change() -> None:
     The JSON is written out here; if this test fails, the change breaks migrations that are under way.
     """
     expected = json.dumps(json.loads(FULL_JSON), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    assert FULL.canonical_json() == expected
-    assert FULL.digest() == hashlib.sha256(expected.encode("utf-8")).hexdigest()
-    assert FULL.digest() == FULL_DIGEST
+    plain = replace(FULL, mapping="plain")
+    assert plain.canonical_json() == expected
+    assert plain.digest() == hashlib.sha256(expected.encode("utf-8")).hexdigest()
+    assert plain.digest() == FULL_DIGEST
+
+
+def test_the_mapping_is_sealed_where_a_key_is_opaque_unless_it_is_said_to_be_plain() -> None:
+    assert (migration().mapping, migration(mapping="sealed").mapping) == ("plain", "sealed")
+    opaque = migration(target=target(row_key=keys.opaque("RowKey", domain="d", secret="s")), reverse=False)
+    assert (opaque.mapping, opaque.is_sealed) == ("sealed", True)
+    assert replace(opaque, mapping="plain").is_sealed is False
+    assert opaque.canonical() == replace(opaque, mapping="plain").canonical() | {"mapping": "sealed"}
+    assert "mapping" not in migration().canonical()
+    assert migration().digest() == migration(mapping="plain").digest() != migration(mapping="sealed").digest()
+    below = [index(row_key=keys.join("_", keys.opaque("RowKey", domain="d", secret="s"), keys.literal("x")))]
+    assert migration(indexes=below).is_sealed
 
 
 def test_equal_declarations_are_equal_and_pickle() -> None:

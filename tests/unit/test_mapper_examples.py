@@ -20,7 +20,7 @@ FOLDER = Path(__file__).parents[2] / "migrations"
 SECRET = b"a secret of the examples' test"
 
 DIGESTS = {
-    "0001_users_opaque_ids": "a838df6b7db23108036dfb8fbaa97ba7bb1e2d4de25de07a4cb7d070bf1f5eee",
+    "0001_users_opaque_ids": "dae2e9d1cb32e8f13f8a0efc00bd751c19aff3a84860126f3521478a0df8d300",
     "0002_posts_by_month": "5e5f1c12ae75338f674715097cb2f195c96168ede549fbdde5ae9fbefd5a0067",
     "0003_telemetry_by_device_day": "6f0bf210f167b837a87a566ff3ec206a31928a95363883ec7836950c352d4ab1",
 }
