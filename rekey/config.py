@@ -39,61 +39,11 @@ AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1
 _LOOPBACK = frozenset({"127.0.0.1", "::1"})
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 PASTED_CHARACTERS = 24
+_SECTIONS = (
+    *("tables", "restricted", "state", "migrations", "secrets", "sealing", "limits", "gates", "lookup"),
+    "evidence",
+)
 _SECRET_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
-
-DEFAULT_CONFIG = """\
-# Configuration of rekey. No secret belongs in this file. Relative paths are relative to it.
-
-# The account whose tables are migrated. With https the identity of whoever runs the command is used
-# (az login, managed identity, ...). `key_env` names an environment variable that holds a shared key instead.
-# This default is a local Azurite.
-[tables]
-endpoint = "http://127.0.0.1:10002/devstoreaccount1"
-# endpoint = "https://ACCOUNT.table.core.windows.net"
-# key_env = "TABLES_KEY"
-
-# The restricted account: old keys, intents, the state of migrations. In production another account, which
-# only the runner and the clients of the application may open, with shared keys switched off.
-[restricted]
-endpoint = "http://127.0.0.1:10002/devstoreaccount1"
-# endpoint = "https://RESTRICTED.table.core.windows.net"
-# key_env = "RESTRICTED_KEY"
-
-# Progress of the runner. Holds old keys: keep it readable by its owner only. Losing it loses no data.
-[state]
-path = ".rekey/state.sqlite"
-
-# The migration scripts.
-[migrations]
-path = "migrations"
-
-# One section for each secret that a script names: `keys.opaque(..., secret="users")`. One of env, file,
-# key_vault. At least 16 bytes: `openssl rand -hex 32` makes a good one.
-# [secrets.users]
-# env = "REKEY_SECRET_USERS"
-# file = "/run/secrets/users"
-# key_vault = "https://VAULT.vault.azure.net/secrets/users"
-
-[limits]
-concurrency = 16             # writes in flight
-scans = 8                    # parts of the source that are read at the same time
-window_rows = 8192           # rows read ahead of what is written
-window_bytes = "16MiB"       # and their bytes, whichever is reached first
-# entities_per_second = 5000 # read and written at most; 20000 on https when absent, else unlimited
-# partition_entities_per_second = 500 # the same of one partition; 2000 on https when absent
-
-[gates]
-verification_max_age = "24h" # cutover needs a full verification that is not older
-retention = "30d"            # retire deletes the source this long after complete, not earlier
-margin = "60s"               # for how long a request may be under way, see the README
-clients_timeout = "120s"     # capture "dual-write": a move waits this long for the application's clients
-freeze_timeout = "60s"       # capture "dual-write": a freeze that is not drained by then is given up
-
-# The key that signs evidence for auditors; one of key_file, key_vault. `rekey evidence keygen` makes a file.
-# [evidence]
-# key_file = "evidence.pem"
-# key_vault = "https://VAULT.vault.azure.net/keys/NAME"
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +84,27 @@ class EvidenceKey:
 
 
 @dataclass(frozen=True, slots=True)
+class Sealing:
+    """Where the wrapping key of sealed mappings is, and the one before it; None where none is configured."""
+
+    key: SecretSource | None = None
+    previous: SecretSource | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LookupLimits:
+    """How much may be looked up.
+
+    Attributes:
+        per_minute: look-ups in a minute, of all processes that share the state file.
+        bulk_keys: keys that one file may ask for.
+    """
+
+    per_minute: int = 20
+    bulk_keys: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """The whole configuration. All paths are absolute."""
 
@@ -146,6 +117,8 @@ class Config:
     limits: Limits = field(default_factory=Limits)
     gates: Gates = field(default_factory=Gates)
     evidence: EvidenceKey = field(default_factory=EvidenceKey)
+    sealing: Sealing = field(default_factory=Sealing)
+    lookup: LookupLimits = field(default_factory=LookupLimits)
 
     @property
     def rates(self) -> Limits:
@@ -161,6 +134,8 @@ class Config:
         ]
         if self.evidence.key_file is not None:
             found += secrets_source.warnings_for_file("the evidence key", self.evidence.key_file)
+        if self.sealing.key is not None and self.sealing.key.kind is SecretKind.FILE:
+            found += secrets_source.warnings_for_file("the wrapping key", Path(self.sealing.key.where))
         if self.restricted.is_https and self.restricted.is_same_as(self.tables):
             found.append(
                 "[restricted] is the same account as [tables]: whoever may read the migrated tables"
@@ -178,11 +153,12 @@ def load_config(path: Path) -> Config:
     """
     path = Path(path).absolute()
     document = Section(path, "", _read(path))
-    document.allow("tables", "restricted", "state", "migrations", "secrets", "limits", "gates", "evidence")
-    limits, gates = document.section("limits"), document.section("gates")
+    document.allow(*_SECTIONS)
+    limits, gates, lookup = (document.section(name) for name in ("limits", "gates", "lookup"))
+    lookup.allow("per_minute", "bulk_keys")
     limits.allow(*(one.name for one in fields(Limits)))
     gates.allow("verification_max_age", "retention", "margin", "clients_timeout", "freeze_timeout")
-    bounds, usual = Limits(), Gates()
+    bounds, usual, few = Limits(), Gates(), LookupLimits()
     return Config(
         path=path,
         tables=_account(document.section("tables", required=True)),
@@ -206,6 +182,11 @@ def load_config(path: Path) -> Config:
             freeze_timeout_s=gates.duration("freeze_timeout", usual.freeze_timeout_s),
         ),
         evidence=_evidence(document.section("evidence")),
+        sealing=_sealing(document),
+        lookup=LookupLimits(
+            lookup.count("per_minute") or few.per_minute,
+            lookup.count("bulk_keys") or few.bulk_keys,
+        ),
     )
 
 
@@ -361,7 +342,23 @@ def _secrets(section: Section) -> dict[str, SecretSource]:
 def _secret(secrets: Section, name: str) -> SecretSource:
     if not _SECRET_NAME.fullmatch(name):
         secrets.fail(name, "is not a name", "use letters, digits, `_` and `-`")
-    section = secrets.section(name)
+    return _where(secrets.section(name), vault_holds="secret")
+
+
+def _sealing(document: Section) -> Sealing:
+    section = document.section("sealing")
+    if not section.content:
+        return Sealing()
+    previous = section.section("previous")
+    section.content = {name: value for name, value in section.content.items() if name != "previous"}
+    return Sealing(
+        _where(section, vault_holds="key"),
+        _where(previous, vault_holds="key") if previous.content else None,
+    )
+
+
+def _where(section: Section, *, vault_holds: str) -> SecretSource:
+    """Read where a secret is, or a key that may also stay in Key Vault."""
     kinds: Iterable[SecretKind] = SecretKind
     section.allow(*kinds)
     given = [kind for kind in kinds if kind in section.content]
@@ -379,11 +376,11 @@ def _secret(secrets: Section, name: str) -> SecretSource:
         where = str(Path(os.path.normpath(section.path.parent / Path(where).expanduser())))
     if kind is SecretKind.KEY_VAULT:
         try:
-            secrets_source.split_key_vault_url(where)
+            secrets_source.split_key_vault_url(where, f"{vault_holds}s")
         except ValueError:
             section.fail(
                 "key_vault",
-                "is not the https URL of a Key Vault secret",
-                'write key_vault = "https://VAULT.vault.azure.net/secrets/NAME"',
+                f"is not the https URL of a Key Vault {vault_holds}",
+                f'write key_vault = "https://VAULT.vault.azure.net/{vault_holds}s/NAME"',
             )
     return SecretSource(kind, where)

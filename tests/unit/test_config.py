@@ -9,7 +9,6 @@ import pytest
 
 from rekey.config import (
     AZURITE_KEY,
-    DEFAULT_CONFIG,
     Account,
     Gates,
     Limits,
@@ -17,6 +16,7 @@ from rekey.config import (
     load_config,
     resolve_secret,
 )
+from rekey.default_config import DEFAULT_CONFIG
 from rekey.errors import ConfigurationError, ExitCode, SecretMissing
 from rekey.secrets_source import SecretKind, SecretSource
 
@@ -55,7 +55,10 @@ def test_the_template_is_a_configuration_and_states_the_defaults(file: Path) -> 
 
 def test_everything_in_the_templates_comments_is_accepted_too(file: Path) -> None:
     text = re.sub(
-        r"^# (endpoint|key_env|entities_per_second|file|\[secrets)", r"\1", DEFAULT_CONFIG, flags=re.M
+        r"^# (endpoint|key_env|entities_per_second|file|\[secrets|\[sealing)",
+        r"\1",
+        DEFAULT_CONFIG,
+        flags=re.M,
     )
     lines, endpoints = [], 0
     for line in text.splitlines():
@@ -66,6 +69,8 @@ def test_everything_in_the_templates_comments_is_accepted_too(file: Path) -> Non
     assert config.tables == Account("https://ACCOUNT.table.core.windows.net", "TABLES_KEY")
     assert config.secrets["users"] == SecretSource(SecretKind.FILE, "/run/secrets/users")
     assert config.limits.entities_per_second == 5000
+    assert config.sealing.key == SecretSource(SecretKind.FILE, str(file.parent / "sealing.key"))
+    assert config.sealing.previous == SecretSource(SecretKind.FILE, str(file.parent / "old.key"))
 
 
 def test_paths_are_relative_to_the_file_not_to_the_working_directory(
