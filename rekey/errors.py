@@ -150,6 +150,25 @@ class Collision(Findings):
         self.second_id = second_id
 
 
+class SealedUnreadable(Findings):
+    """A sealed row of the restricted store cannot be opened: altered, moved, or its data key is gone.
+
+    Attributes:
+        table: which table.
+        row: its row key, which tells nothing without the restricted store.
+    """
+
+    def __init__(self, table: str, row: str, why: str) -> None:
+        super().__init__(
+            f"the sealed row {row} of {table} cannot be opened: {why}",
+            kept="everything; the row was not taken for real, and nothing was written because of it",
+            hint="nobody but rekey may write to the restricted store: find out who did; the runbook on"
+            " the wrapping key says what can be had back",
+        )
+        self.table = table
+        self.row = row
+
+
 # --- refusals (3) ----------------------------------------------------------------------------------
 
 
@@ -188,7 +207,7 @@ class WritesRefused(Refused):
         code: stable, for programs: `frozen`, `new-view-closed`, `new-view-reads-only`, `old-view-over`,
             `index-table`, `table-in-use` (what the phase says); `digest-moved`, `secret-moved`, `lease-lost`,
             `control-gone`, `control-moved-back`, `other-run`, `closed` (what the client's lease says);
-            `forked` (what its thread says).
+            `wrapping-key-moved`; `forked` (what its thread says).
         retryable: whether the same operation, unchanged and in the same client, can succeed later.
     """
 

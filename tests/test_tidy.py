@@ -71,8 +71,11 @@ PURE = {
     "keys",
     "limits",
     "mapper",
+    "mapping.cursors",
     "mapping.ids",
     "mapping.rows",
+    "mapping.sealing",
+    "mapping.wrapping",
     "model",
     "needs",
     "phases",
@@ -123,7 +126,10 @@ IO_MODULES = {
     "yoyo",
 }
 
-AZURE_SPEAKERS = ("rekey/tables/", "rekey/secrets_source.py", "rekey/evidence/keyvault.py")
+AZURE_SPEAKERS = (
+    *("rekey/tables/", "rekey/secrets_source.py"),
+    *("rekey/evidence/keyvault.py", "rekey/mapping/vault.py"),
+)
 AZURE_WITNESSES = ("rekey/rehearse/",)
 """A rehearsal's application and witness use the SDK on purpose: the copying does not vouch for itself."""
 AZURE_CLIENTS = ("rekey/dualwrite/sdk/",)

@@ -1,0 +1,175 @@
+"""The data keys of one sealed migration: made, wrapped into the restricted store, and unwrapped once.
+
+Rules kept here:
+
+* One data key for each cohort: it is made by insert-if-absent, so whoever writes first in a month decides for
+  all. A process unwraps each key once.
+* The root key, of which safe ids and the seal of the state file are derived, is made before the control row.
+  A migration that has begun without its root key is broken, and nothing is made up in its place.
+* Waiting happens here and not in the codec: `fresh` before something is sealed, `learn` before something is
+  opened. Both return at once when there is nothing to do, which is nearly always.
+* A wrapping key that is far away is asked on another thread: its client blocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+
+from rekey.errors import Ambiguous, ConditionFailed, RowExists, SealedUnreadable, TableMissing
+from rekey.mapping.ids import SafeIds
+from rekey.mapping.sealing import (
+    DATA_KEY,
+    ROOT,
+    DataKey,
+    Sealer,
+    cohort_in,
+    cohort_of,
+    data_key_row,
+    ids_key,
+    key_partition,
+    new_data_key,
+    read_data_key,
+)
+from rekey.mapping.wrapping import Wrapped, WrappingKey
+from rekey.model import EntityKey, KeyRange, Row, etag_of, key_of
+from rekey.tables.base import Table
+
+
+def utc_now() -> datetime:
+    """Return this machine's clock: a cohort is a month, which no clock is wrong by."""
+    return datetime.now(UTC)
+
+
+class Keyring:
+    """The data keys of one migration. `begin` or `open` it before anything else."""
+
+    def __init__(
+        self, table: Table, script_id: str, wrapping: WrappingKey, *, now: Callable[[], datetime] = utc_now
+    ) -> None:
+        """Take the mapping table, the migration's id, and what wraps."""
+        self.table = table
+        self.script_id = script_id
+        self.sealer = Sealer()
+        self._wrapping = wrapping
+        self._now = now
+        self._root: DataKey | None = None
+        self._busy = asyncio.Lock()
+
+    async def begin(self) -> None:
+        """Make the root key if there is none, and open it. The mapping table must exist."""
+        self._root = await self._made(ROOT)
+
+    async def open(self) -> None:
+        """Open the root key of a migration that has begun.
+
+        Raises:
+            SealedUnreadable: there is none.
+            Moved: another wrapping key wrapped it.
+        """
+        if self._root is not None:
+            return
+        row = await self._row(ROOT)
+        if row is None:
+            raise SealedUnreadable(self.table.name, ROOT, "the root key of the migration is gone")
+        self._root = await self._unwrapped(row)
+
+    def safe_ids(self, id_key: bytes) -> SafeIds:
+        """Return the safe ids of the migration: whoever holds the restricted store alone cannot test guesses
+        of legacy keys against them.
+
+        Args:
+            id_key: the key in the control row.
+        """
+        return SafeIds(ids_key(self.root, id_key))
+
+    @property
+    def root(self) -> DataKey:
+        """The root key; `begin` or `open` comes first."""
+        if self._root is None:
+            raise RuntimeError("the keyring was not opened")
+        return self._root
+
+    async def fresh(self) -> None:
+        """Have the data key of the present cohort, to seal with."""
+        cohort = cohort_of(self._now())
+        if self.sealer.cohort == cohort:
+            return
+        async with self._busy:
+            if self.sealer.cohort != cohort:
+                self.sealer.use(await self._made(cohort))
+
+    async def learn(self, rows: Iterable[Row]) -> None:
+        """Have the data keys that rows are sealed with, to open them. One that is gone is told when a row is
+        opened."""
+        knows = self.sealer.knows
+        wanted = {name for row in rows if isinstance(name := row.get(DATA_KEY), str) and not knows(name)}
+        if not wanted:
+            return
+        async with self._busy:
+            for cohort in sorted({cohort_in(name) for name in wanted if not knows(name)}):
+                row = await self._row(cohort)
+                if row is not None:
+                    self.sealer.add(await self._unwrapped(row))
+
+    async def rewrap(self) -> int:
+        """Wrap the data keys anew that a previous wrapping key wrapped; return how many.
+
+        Raises:
+            Moved: a key is neither of the present wrapping key nor of the previous one.
+        """
+        renewed = 0
+        for row in await self._all():
+            if self._wrapping.wraps(row.get("WrappedBy", "")):
+                continue
+            key = await self._unwrapped(row)
+            wrapped = await self._wrapped(key)
+            try:
+                await self.table.replace(data_key_row(self.script_id, key, wrapped), etag=etag_of(row))
+            except ConditionFailed:
+                continue  # another process did the same
+            renewed += 1
+        return renewed
+
+    async def forget(self) -> None:
+        """Delete all data keys: nothing that they sealed can ever be opened again."""
+        for row in await self._all():
+            await self.table.delete(key_of(row), etag="*")
+
+    async def _all(self) -> list[Row]:
+        partition = key_partition(self.script_id)
+        bounds = KeyRange(EntityKey(partition, ""), EntityKey(partition, "\uffff"))
+        return [row async for page in self.table.scan(bounds) for row in page.rows]
+
+    async def _row(self, cohort: str) -> Row | None:
+        try:
+            return await self.table.get(EntityKey(key_partition(self.script_id), cohort))
+        except TableMissing:
+            return None
+
+    async def _made(self, cohort: str) -> DataKey:
+        """Return the data key of a cohort; made if nobody has."""
+        row = await self._row(cohort)
+        if row is None:
+            made = new_data_key(cohort)
+            wrapped = await self._wrapped(made)
+            try:
+                await self.table.insert(data_key_row(self.script_id, made, wrapped))
+            except (RowExists, Ambiguous):
+                row = await self._row(cohort)
+                if row is None:
+                    raise
+            else:
+                return made
+        return await self._unwrapped(row)
+
+    async def _wrapped(self, key: DataKey) -> Wrapped:
+        if self._wrapping.is_remote:
+            return await asyncio.to_thread(self._wrapping.wrap, key.key)
+        return self._wrapping.wrap(key.key)
+
+    async def _unwrapped(self, row: Row) -> DataKey:
+        if self._wrapping.is_remote:
+            return await asyncio.to_thread(read_data_key, self.script_id, row, self._wrapping)
+        return read_data_key(self.script_id, row, self._wrapping)

@@ -1,0 +1,257 @@
+"""Sealing: legacy keys in rows of the restricted store, encrypted and bound to where they stand. Pure.
+
+Rules kept here:
+
+* AES-256-GCM with a random nonce. What is authenticated with it names the purpose, the table, the row's own
+  key and the data key: content that was altered, or moved to another row, is found and never taken for real.
+* Each purpose, and each of the 32 partitions of a direction, has its own key, derived from the data key: so
+  2^32 random nonces are more than any cohort of rows needs, and no purpose opens what another one sealed.
+* Content is padded to size classes: lengths of e-mail addresses do not show.
+* A row that is not sealed is not accepted where sealed rows belong: otherwise whoever may write to the
+  restricted store could put his own in the place of ours.
+* Data keys are made by chance, belong to a cohort (the month in which rows were written), and stand in the
+  restricted store wrapped. Which one of how many a row needs stands beside its content.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import secrets
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from rekey import crockford, edm
+from rekey.errors import SealedUnreadable
+from rekey.mapping.wrapping import Wrapped, WrappingKey, not_unwrapped
+from rekey.model import PARTITION_KEY, ROW_KEY, TYPE_SUFFIX, EntityKey, Row
+
+KEY_BYTES = 32
+ROOT = "root"
+"""The row key of the key that ids and the state file's seal are derived from; data keys stand under their
+cohort."""
+DATA_KEY = "DataKey"
+SEALED = "Sealed"
+FORWARD, REVERSE, INTENT, CURSOR = "forward", "reverse", "intent", "cursor"
+"""Purposes: the two directions of the mapping, intents, and cursors in the state file."""
+
+_NONCE_BYTES = 12
+_LENGTH_BYTES = 4
+_SMALLEST, _LARGEST = 128, 65_536
+_PART_BYTES = 60_000
+"""Of sealed bytes in one property, which holds at most 65,535."""
+_ID_BYTES = 5
+_CHECK_BYTES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class DataKey:
+    """A data key, unwrapped.
+
+    Attributes:
+        name: `COHORT-ID`, e.g. `2024-05-3m9k2v7c`; unique.
+        cohort: the month whose rows it seals, or `root`.
+        key: 32 bytes.
+    """
+
+    name: str
+    cohort: str
+    key: bytes = field(repr=False)
+
+
+def cohort_of(moment: datetime) -> str:
+    """Return the cohort of what is written at a moment: its month, `2024-05`."""
+    return f"{moment.year:04}-{moment.month:02}"
+
+
+def cohort_in(name: str) -> str:
+    """Return the cohort that a data key's name begins with."""
+    return name.rpartition("-")[0]
+
+
+def new_data_key(cohort: str) -> DataKey:
+    """Return a data key made by chance."""
+    tail = crockford.encode(secrets.token_bytes(_ID_BYTES))
+    return DataKey(f"{cohort}-{tail}", cohort, secrets.token_bytes(KEY_BYTES))
+
+
+# --- data keys in the restricted store -------------------------------------------------------------------
+
+
+def key_partition(script_id: str) -> str:
+    """Return the partition of the mapping table that holds a migration's wrapped data keys."""
+    return f"{script_id}.k"
+
+
+def data_key_row(script_id: str, made: DataKey, wrapped: Wrapped) -> Row:
+    """Return the row of a data key as it stands in the mapping table."""
+    return {
+        PARTITION_KEY: key_partition(script_id),
+        ROW_KEY: made.cohort,
+        "Name": made.name,
+        "WrappedBy": wrapped.by,
+        **_binary("Wrapped", wrapped.data),
+        **_binary("Check", _check(script_id, made)),
+    }
+
+
+def read_data_key(script_id: str, row: Row, wrapping: WrappingKey) -> DataKey:
+    """Unwrap the data key of a row. May block: a wrapping key can be far away.
+
+    Raises:
+        Moved: another wrapping key wrapped it, or the row was altered or swapped.
+    """
+    try:
+        wrapped = Wrapped(str(row["WrappedBy"]), base64.b64decode(row["Wrapped"], validate=True))
+        check = base64.b64decode(row["Check"], validate=True)
+        name, cohort = str(row["Name"]), str(row[ROW_KEY])
+    except (KeyError, TypeError, binascii.Error):
+        raise not_unwrapped(str(row.get("WrappedBy", ""))) from None
+    found = DataKey(name, cohort, wrapping.unwrap(wrapped))
+    if not hmac.compare_digest(check, _check(script_id, found)):
+        raise not_unwrapped(wrapped.by)
+    return found
+
+
+def derived(root: DataKey, purpose: str, *, salt: bytes) -> bytes:
+    """Return a key of 32 bytes that is made of a root key for one purpose."""
+    return hmac.new(
+        root.key, b"rekey/derived/v1\0" + purpose.encode() + b"\0" + salt, hashlib.sha256
+    ).digest()
+
+
+def ids_key(root: DataKey, id_key: bytes) -> bytes:
+    """Return the key of the safe ids of a sealed migration: made of the root key and of the control row's, so
+    that whoever reads the restricted store without the wrapping key cannot test guesses against ids."""
+    return derived(root, "ids", salt=id_key)
+
+
+def cursors_key(root: DataKey, id_key: bytes) -> bytes:
+    """Return the key that cursors in the state file are sealed with."""
+    return derived(root, "cursors", salt=id_key)
+
+
+def _check(script_id: str, made: DataKey) -> bytes:
+    """What ties a key to its migration, cohort and name: key wrap itself has nothing to tie it to."""
+    message = "\0".join(("rekey/data-key/v1", script_id, made.cohort, made.name)).encode()
+    return hmac.new(made.key, message, hashlib.sha256).digest()[:_CHECK_BYTES]
+
+
+def _binary(name: str, data: bytes) -> Row:
+    return {name: binascii.b2a_base64(data, newline=False).decode("ascii"), name + TYPE_SUFFIX: edm.BINARY}
+
+
+# --- sealing ---------------------------------------------------------------------------------------------
+
+
+class Sealer:
+    """Seals and opens under the data keys that it has been given."""
+
+    def __init__(self) -> None:
+        """Begin without any key."""
+        self._keys: dict[str, DataKey] = {}
+        self._ciphers: dict[tuple[str, str, str], AESGCM] = {}
+        self._current = ""
+
+    def add(self, key: DataKey) -> None:
+        """Take a data key to open with."""
+        self._keys[key.name] = key
+
+    def use(self, key: DataKey) -> None:
+        """Seal with this data key from now on."""
+        self.add(key)
+        self._current = key.name
+
+    def knows(self, name: str) -> bool:
+        """Tell whether a data key of this name was given."""
+        return name in self._keys
+
+    @property
+    def cohort(self) -> str:
+        """The cohort that is being sealed, "" before there is one."""
+        return cohort_in(self._current)
+
+    def seal(self, purpose: str, table: str, key: EntityKey, plain: bytes, *, lane: str = "") -> Row:
+        """Return the properties of a row that hold some content sealed.
+
+        Args:
+            purpose: what it is.
+            table, key: where the row stands.
+            plain: the content.
+            lane: which of the purpose's keys; the reader must say the same.
+        """
+        name = self._current
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        cipher = self._ciphers.get((name, purpose, lane)) or self._cipher(name, purpose, lane)
+        sealed = nonce + cipher.encrypt(nonce, padded(plain), bound_to(purpose, table, key, name))
+        if len(sealed) <= _PART_BYTES:  # nearly always; sealing is on the way of every row that is copied
+            return {DATA_KEY: name, **_binary(f"{SEALED}0", sealed)}
+        row: Row = {DATA_KEY: name}
+        for number, start in enumerate(range(0, len(sealed), _PART_BYTES)):
+            row |= _binary(f"{SEALED}{number}", sealed[start : start + _PART_BYTES])
+        return row
+
+    def unseal(self, purpose: str, table: str, row: Row, *, lane: str = "") -> bytes:
+        """Return the content that a row holds sealed.
+
+        Raises:
+            SealedUnreadable: it is not sealed, was altered, swapped, or its data key is not here.
+        """
+        key = EntityKey(row[PARTITION_KEY], row[ROW_KEY])
+        name = row.get(DATA_KEY)
+        if not isinstance(name, str):
+            raise unreadable(table, key, "it is not sealed")
+        if name not in self._keys:
+            raise unreadable(table, key, "its data key is not in the restricted store")
+        parts: list[str] = []
+        while isinstance(part := row.get(f"{SEALED}{len(parts)}"), str):
+            parts.append(part)
+        try:
+            sealed = b"".join(base64.b64decode(part, validate=True) for part in parts)
+            nonce, rest = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
+            cipher = self._cipher(name, purpose, lane)
+            return unpadded(cipher.decrypt(nonce, rest, bound_to(purpose, table, key, name)))
+        except (InvalidTag, ValueError):
+            raise unreadable(table, key, "it was altered, or belongs to another row") from None
+
+    def _cipher(self, name: str, purpose: str, lane: str) -> AESGCM:
+        known = self._ciphers.get((name, purpose, lane))
+        if known is None:
+            message = "\0".join(("rekey/sealed/v1", purpose, lane)).encode()
+            key = hmac.new(self._keys[name].key, message, hashlib.sha256).digest()
+            known = self._ciphers[name, purpose, lane] = AESGCM(key)
+        return known
+
+
+def bound_to(purpose: str, table: str, key: EntityKey, name: str) -> bytes:
+    """Return what sealed content is bound to. No part can hold the separator: keys refuse it."""
+    bound = f"rekey/sealed/v1\0{purpose}\0{table}\0{key.partition}\0{key.row}\0{name}"
+    return bound.encode("utf-8", "surrogatepass")
+
+
+def padded(plain: bytes) -> bytes:
+    """Return content with its length before it and zeros behind it, up to its size class."""
+    return (len(plain).to_bytes(_LENGTH_BYTES) + plain).ljust(size_class(len(plain) + _LENGTH_BYTES), b"\0")
+
+
+def unpadded(data: bytes) -> bytes:
+    """Return the content of what `padded` made."""
+    return data[_LENGTH_BYTES : _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES])]
+
+
+def size_class(size: int) -> int:
+    """Return the size that content of some bytes is padded to: a power of two from 128 to 64 KiB, then whole
+    multiples of 64 KiB."""
+    if size > _LARGEST:
+        return -(-size // _LARGEST) * _LARGEST
+    return max(_SMALLEST, 1 << (size - 1).bit_length())
+
+
+def unreadable(table: str, key: EntityKey, why: str) -> SealedUnreadable:
+    """Return the error for a sealed row. Row keys of sealed tables hold no legacy key."""
+    return SealedUnreadable(table, key.row, why)

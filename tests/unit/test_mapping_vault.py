@@ -1,0 +1,188 @@
+"""Data keys are wrapped by a key in Key Vault. Key Vault is a small fake of its wire calls in this process.
+
+It challenges, gives the public key, and unwraps as the service's REST reference describes (`keys/get-key`,
+`keys/unwrap-key`). It was not tried on the real service.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from azure.core.exceptions import ServiceRequestError
+from azure.core.pipeline.transport import HttpTransport
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import padding, rsa
+
+from rekey.config import load_config
+from rekey.errors import ConfigurationError, CredentialRefused, EndpointDown, Moved, Unavailable
+from rekey.mapping.keyring import Keyring
+from rekey.mapping.opening import open_wrapping
+from rekey.mapping.rows import MAPPING_TABLE
+from rekey.mapping.vault import KeyVaultWrappingKey
+from rekey.mapping.wrapping import Wrapped
+from rekey.tables.memory import MemoryTableService
+from tests.unit.test_evidence_keyvault import SAID, Answer, Credential, unpadded
+
+URL = "https://acme.vault.azure.net/keys/mapping"
+FIRST, SECOND = "1" * 32, "2" * 32
+OAEP = padding.OAEP(padding.MGF1(hashes.SHA256()), hashes.SHA256(), None)
+DATA_KEY = bytes(range(32))
+
+
+class Vault(HttpTransport[Any, Any]):
+    """Holds the versions of one RSA key; the last one is current."""
+
+    def __init__(self, status: int = 200, kty: str = "RSA") -> None:
+        self.status = status
+        self.kty = kty
+        self.versions = {FIRST: rsa.generate_private_key(65537, 2048)}
+        self.asked: list[str] = []
+
+    def open(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def __enter__(self) -> Vault:
+        return self
+
+    def rotate(self) -> None:
+        self.versions[SECOND] = rsa.generate_private_key(65537, 2048)
+
+    def send(self, request: Any, **_: Any) -> Any:
+        path = urlsplit(request.url).path.rstrip("/")
+        headers = {"Content-Type": "application/json"}
+        if self.status == 0:
+            raise ServiceRequestError("name not known")
+        if "Authorization" not in request.headers:
+            authority = "https://login.microsoftonline.com/00000000-0000-0000-0000-000000000000"
+            headers["WWW-Authenticate"] = (
+                f'Bearer authorization="{authority}", resource="https://vault.azure.net"'
+            )
+            return Answer(request, 401, {}, headers)
+        self.asked.append(f"{request.method} {path}")
+        if self.status != 200:
+            return Answer(request, self.status, {"error": {"code": "X", "message": SAID}}, headers)
+        _, _, name, *rest = path.split("/")
+        assert name == "mapping"
+        version = rest[0] if rest else list(self.versions)[-1]
+        if rest[1:] == ["unwrapkey"]:
+            content = request.content if hasattr(request, "content") else request.body
+            return self._unwrapped(request, version, json.loads(content), headers)
+        return Answer(request, 200, self._key(version), headers)
+
+    def _key(self, version: str) -> dict[str, Any]:
+        numbers = self.versions[version].public_key().public_numbers()
+        key = {"kid": f"{URL}/{version}", "kty": self.kty, "key_ops": ["wrapKey", "unwrapKey"]}
+        if self.kty == "RSA":
+            key |= {"n": unpadded(numbers.n.to_bytes(256)), "e": unpadded(numbers.e.to_bytes(3))}
+        return {"key": key, "attributes": {"enabled": True}}
+
+    def _unwrapped(self, request: Any, version: str, asked: dict[str, str], headers: dict[str, str]) -> Any:
+        assert asked["alg"] == "RSA-OAEP-256"
+        try:
+            key = self.versions[version].decrypt(base64.urlsafe_b64decode(asked["value"] + "=="), OAEP)
+        except ValueError:
+            return Answer(request, 400, {"error": {"code": "BadParameter", "message": SAID}}, headers)
+        return Answer(request, 200, {"kid": f"{URL}/{version}", "value": unpadded(key)}, headers)
+
+
+def wrapping(vault: Vault, url: str = URL) -> KeyVaultWrappingKey:
+    return KeyVaultWrappingKey(url, credential=Credential(), transport=vault, retry_total=0)
+
+
+def test_what_it_wraps_it_unwraps_and_says_by_which_version() -> None:
+    vault = Vault()
+    key = wrapping(vault)
+    wrapped = key.wrap(DATA_KEY)
+    assert wrapped.by == f"{URL}/{FIRST}"
+    assert DATA_KEY not in wrapped.data
+    assert key.unwrap(wrapped) == DATA_KEY
+    assert vault.asked[-1] == f"POST /keys/mapping/{FIRST}/unwrapkey"
+    assert key.name == URL
+    assert key.is_remote
+
+
+def test_after_a_rotation_old_data_keys_are_unwrapped_by_the_version_that_wrapped_them() -> None:
+    vault = Vault()
+    old = wrapping(vault).wrap(DATA_KEY)
+    vault.rotate()
+    key = wrapping(vault)
+    assert key.wrap(DATA_KEY).by == f"{URL}/{SECOND}"
+    assert key.wraps(old.by)
+    assert key.unwrap(old) == DATA_KEY
+
+
+def test_only_the_configured_key_is_asked_whatever_a_row_says() -> None:
+    vault = Vault()
+    for by in ("https://evil.example/keys/mapping/1", f"{URL}2/{FIRST}", "local:3m9k"):
+        with pytest.raises(Moved, match=r"\[sealing\] names"):
+            wrapping(vault).unwrap(Wrapped(by, b"x"))
+    assert vault.asked == []
+
+
+def test_what_it_did_not_wrap_is_refused() -> None:
+    vault = Vault()
+    with pytest.raises(Moved, match="does not unwrap") as caught:
+        wrapping(vault).unwrap(Wrapped(f"{URL}/{FIRST}", bytes(256)))
+    assert SAID not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [(404, ConfigurationError), (403, CredentialRefused), (503, Unavailable), (0, EndpointDown)],
+)
+def test_what_key_vault_refuses_becomes_an_error_with_what_to_do(status: int, error: type[Exception]) -> None:
+    for work in (
+        lambda: wrapping(Vault(status)).wrap(DATA_KEY),
+        lambda: wrapping(Vault(status)).unwrap(Wrapped(f"{URL}/{FIRST}", b"x")),
+    ):
+        with pytest.raises(error) as caught:
+            work()
+        assert caught.value.hint  # type: ignore[attr-defined]
+        assert SAID not in str(caught.value)
+
+
+def test_a_key_of_another_kind_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="not an RSA key"):
+        wrapping(Vault(kty="oct")).wrap(DATA_KEY)
+
+
+async def test_a_keyring_asks_key_vault_once_for_each_data_key(memory: MemoryTableService) -> None:
+    await memory.create_table(MAPPING_TABLE)
+    table, vault = memory.table(MAPPING_TABLE), Vault()
+    before = Keyring(table, "0001", wrapping(vault))
+    await before.begin()
+    await before.fresh()
+    vault.asked.clear()
+    after = Keyring(table, "0001", wrapping(vault))
+    await after.open()
+    for _ in range(3):
+        await after.fresh()
+    assert after.root == before.root
+    assert sum(path.endswith("/unwrapkey") for path in vault.asked) == 2
+
+
+def test_the_configuration_names_a_key_and_not_a_secret(tmp_path: Path) -> None:
+    config = tmp_path / "rekey.toml"
+    account = '[{0}]\nendpoint = "https://a.table.core.windows.net"\n'
+    both = account.format("tables") + account.format("restricted")
+    config.write_text(f'{both}[sealing]\nkey_vault = "{URL}"\n', "utf-8")
+    assert open_wrapping(load_config(config)).name == URL
+    config.write_text(f'{both}[sealing]\nkey_vault = "https://a.vault.azure.net/secrets/x"\n', "utf-8")
+    with pytest.raises(ConfigurationError, match="not the https URL of a Key Vault key"):
+        load_config(config)
+
+
+def test_without_the_extra_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "azure.keyvault.keys", None)
+    with pytest.raises(ConfigurationError, match="not installed") as caught:
+        KeyVaultWrappingKey(URL, credential=Credential())
+    assert "rekey-tables[keyvault]" in caught.value.hint
