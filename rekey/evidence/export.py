@@ -27,7 +27,7 @@ from typing import Any
 
 from rekey.config import Config, account_key, resolve_secret
 from rekey.declaration import Declared
-from rekey.errors import ConfigurationError, Findings, Moved, Refused, RekeyError
+from rekey.errors import ConfigurationError, Findings, Moved, Refused, RekeyError, SecretMissing
 from rekey.evidence import bag, contents, timestamp
 from rekey.evidence.bag import Draft, require_free
 from rekey.evidence.checkpoints import problems_of, signed_over
@@ -35,6 +35,7 @@ from rekey.evidence.keys import Signer
 from rekey.evidence.report import render
 from rekey.evidence.verify import Verdict
 from rekey.phases import ORDER, ledger_id
+from rekey.secrets_source import SecretKind, read_secret
 from rekey.state.audit import EVIDENCE_EXPORTED, EVIDENCE_VERIFIED, AuditEvent
 from rekey.state.backend import sqlite_version
 from rekey.state.models import PLAN_FACT
@@ -210,7 +211,7 @@ def _source(
             state.migration(script_id),
             [str(phase) for phase in ORDER if ledger_id(script_id, phase) in ids],
             state.phase_runs(script_id),
-            [one for purpose in PURPOSES for one in state.segments(script_id, purpose)],
+            [one for purpose in PURPOSES for one in state.segments(script_id, purpose, keys=False)],
             facts,
         ),
         versions=versions(state.schema_version),
@@ -289,6 +290,10 @@ def _refuse_secrets(config: Config, files: Mapping[str, bytes]) -> None:
 def _secrets(config: Config) -> list[bytes]:
     """Return the secrets and keys that can be had here; one that cannot is not needed to export."""
     found = []
+    wrapping = config.sealing.key
+    if wrapping is not None and wrapping.kind is not SecretKind.KEY_VAULT:
+        with suppress(SecretMissing):
+            found.append(read_secret("sealing", wrapping))
     for name in config.secrets:
         try:
             found.append(resolve_secret(config, name))

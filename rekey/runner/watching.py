@@ -75,7 +75,7 @@ async def look_at(
         control=control,
         lease=lease,
         runs=tuple(state.phase_runs(script_id)),
-        segments=tuple(state.segments(script_id, PURPOSE)),
+        segments=tuple(state.segments(script_id, PURPOSE, keys=False)),
         facts=state.facts(script_id),
         verification=state.latest_verification(script_id, mode="full"),
         gates=config.gates,
@@ -92,8 +92,8 @@ async def _intents(restricted: TableService, script_id: str) -> Intents:
     """Return how many intents there are, and how old the oldest is. No key of theirs is kept."""
     made: list[int] = []
     try:
-        async for page in Journal(restricted.table(JOURNAL_TABLE), script_id).scan():
-            made += [intent.at for intent in page]
+        async for times in Journal(restricted.table(JOURNAL_TABLE), script_id).times():
+            made += times
     except TableMissing:
         return Intents(0, None)
     return Intents(len(made), min(made, default=None))

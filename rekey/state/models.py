@@ -11,7 +11,6 @@ Rules kept here:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -257,16 +256,3 @@ class StoredCheckpoint:
     at: str
     note: str
     remark: str
-
-
-def key_to_text(key: EntityKey | None) -> str | None:
-    """Return a key as it is stored: a JSON array in ASCII."""
-    return None if key is None else json.dumps([key.partition, key.row], separators=(",", ":"))
-
-
-def key_from_text(text: str | None) -> EntityKey | None:
-    """Return the key that `key_to_text` stored."""
-    if text is None:
-        return None
-    partition, row = json.loads(text)
-    return EntityKey(partition, row)

@@ -14,13 +14,13 @@ from typing import Any
 from sqlalchemy import Row
 
 from rekey.state.audit import AuditEvent, canonical_json
+from rekey.state.keytexts import KeyTexts
 from rekey.state.models import (
     MigrationRecord,
     PhaseRun,
     Segment,
     StoredCheckpoint,
     Verification,
-    key_from_text,
 )
 
 
@@ -37,15 +37,15 @@ def migration(row: Row[Any]) -> MigrationRecord:
     )
 
 
-def segment(row: Row[Any]) -> Segment:
-    """Read a row of `segment`."""
+def segment(row: Row[Any], keys: KeyTexts) -> Segment:
+    """Read a row of `segment`, whose keys stand there as `keys` says."""
     return Segment(
         id=row.id,
         script_id=row.script_id,
         purpose=row.purpose,
-        after=key_from_text(row.after_key),
-        upto=key_from_text(row.upto_key),
-        cursor=key_from_text(row.cursor_key),
+        after=keys.from_text("after", row.after_key),
+        upto=keys.from_text("upto", row.upto_key),
+        cursor=keys.from_text("cursor", row.cursor_key),
         rows=row.row_count,
         bytes=row.byte_count,
         done=bool(row.done),

@@ -17,7 +17,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
@@ -28,9 +28,10 @@ from sqlalchemy.dialects.sqlite import insert as upsert
 from rekey.errors import StateUnusable
 from rekey.model import EntityKey, KeyRange
 from rekey.runner.filelock import FileLock
-from rekey.state import audit, backend, files, rows
+from rekey.state import audit, backend, events, files, rows
 from rekey.state import segments as in_file
 from rekey.state.audit import AuditEvent, canonical_json, utc_text
+from rekey.state.keytexts import PLAIN, KeyTexts, NoKeys
 from rekey.state.models import (
     AUDIT_CHECKPOINT,
     AUDIT_EVENT,
@@ -58,6 +59,7 @@ class State:
         self.read_only = read_only
         self._clock = clock
         self._guard = threading.RLock()
+        self._keys: dict[str, KeyTexts] = {}
         self._engine = create_engine(
             "sqlite://", creator=lambda: raw, poolclass=NullPool, hide_parameters=True
         )
@@ -184,16 +186,31 @@ class State:
 
     # --- segments and checkpoints -----------------------------------------------------------------------
 
-    def segments(self, script_id: str, purpose: str) -> list[Segment]:
-        """Return the segments of one purpose in the order in which they were added."""
+    def use_keys(self, script_id: str, keys: KeyTexts) -> None:
+        """Say how keys of a migration stand in the file, from now on: as they are, if nobody says."""
+        self._keys[script_id] = keys
+
+    def segments(self, script_id: str, purpose: str, *, keys: bool = True) -> list[Segment]:
+        """Return the segments of one purpose in the order in which they were added.
+
+        Args:
+            script_id: the migration.
+            purpose: what they are for.
+            keys: False for counts alone: the keys are None, sealed or not.
+
+        Raises:
+            StateUnusable: the keys are sealed, and nobody said with what.
+        """
         with self._reading() as connection:
-            return in_file.listed(connection, script_id, purpose)
+            texts = self._keys.get(script_id, PLAIN) if keys else NoKeys()
+            return in_file.listed(connection, script_id, purpose, texts)
 
     def add_segments(self, script_id: str, purpose: str, ranges: Iterable[KeyRange]) -> list[Segment]:
         """Add one segment for each range and return all segments of that purpose."""
         with self._writing() as connection:
-            in_file.add(connection, script_id, purpose, ranges)
-            return in_file.listed(connection, script_id, purpose)
+            keys = self._keys.get(script_id, PLAIN)
+            in_file.add(connection, script_id, purpose, ranges, keys)
+            return in_file.listed(connection, script_id, purpose, keys)
 
     def checkpoint(self, segments: Sequence[Segment], *, facts: Mapping[str, str] | None = None) -> None:
         """Save cursors, counts and done of segments of one migration, and facts of it, in one transaction.
@@ -204,9 +221,10 @@ class State:
         scripts = {segment.script_id for segment in segments}
         if len(scripts) != 1:
             raise ValueError("a checkpoint is of the segments of one migration")
+        script_id = scripts.pop()
         with self._writing() as connection:
-            in_file.save(connection, segments)
-            _set_facts(connection, scripts.pop(), facts or {})
+            in_file.save(connection, segments, self._keys.get(script_id, PLAIN))
+            _set_facts(connection, script_id, facts or {})
 
     def split_segment(self, segment: Segment, middle: EntityKey) -> Segment:
         """End a segment at a key and add a new one for what lies behind it, in one transaction.
@@ -219,7 +237,7 @@ class State:
             MachineFailed: disk full or failing; nothing was split.
         """
         with self._writing() as connection:
-            return in_file.split(connection, segment, middle)
+            return in_file.split(connection, segment, middle, self._keys.get(segment.script_id, PLAIN))
 
     def clear_segments(self, script_id: str, purpose: str) -> None:
         """Remove the segments of one purpose."""
@@ -302,20 +320,17 @@ class State:
     def audit(self, event: str, script_id: str | None, details: Mapping[str, Any]) -> AuditEvent:
         """Add an event to the chain. Details are JSON-able, without keys and secrets."""
         with self._writing() as connection:
-            newest = select(AUDIT_EVENT).order_by(AUDIT_EVENT.c.seq.desc()).limit(1)
-            last = connection.execute(newest).one_or_none()
-            added = audit.chained(
-                None if last is None else rows.audit_event(last),
-                at=self._now(),
-                actor=audit.current_actor(),
-                event=event,
-                script_id=script_id,
-                details=details,
-                host=audit.current_host(),
-                command=audit.COMMAND.get(),
-            )
-            connection.execute(insert(AUDIT_EVENT).values(rows.of_audit_event(added)))
-            return added
+            return events.add(connection, self._now(), event, script_id, details)
+
+    def audit_within(
+        self, event: str, script_id: str | None, details: Mapping[str, Any], *, most: int, seconds: float
+    ) -> AuditEvent | None:
+        """Add an event to the chain unless `most` of its name were added in the last seconds; None then."""
+        with self._writing() as connection:
+            since = utc_text(self._clock() - timedelta(seconds=seconds))
+            if events.count(connection, event, since) >= most:
+                return None
+            return events.add(connection, self._now(), event, script_id, details)
 
     def audit_events(self, script_id: str | None = None) -> list[AuditEvent]:
         """Return the events in order; all, or those of one migration."""
