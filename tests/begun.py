@@ -9,11 +9,14 @@ from rekey import Migration
 from rekey.declaration import Declared, required_secrets
 from rekey.dualwrite.control import ControlRow, ControlStore
 from rekey.mapping.ids import new_key
+from rekey.mapping.keyring import Keyring
 from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE
+from rekey.mapping.wrapping import LocalWrappingKey
 from rekey.phases import ControlPhase
 from rekey.secrets_source import fingerprint
 from rekey.tables.base import TableService
 
+WRAPPING_KEY = b"9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 SECRETS = {"users": b"0123456789abcdef0123456789abcdef"}
 
 
@@ -53,6 +56,9 @@ class Begun:
     async def begin(self, run_id: str = "1" * 32) -> None:
         """Make the control row of a run, in `source`."""
         migration = self.declared.migration
+        if migration.is_sealed:
+            table = self.restricted.table(MAPPING_TABLE)
+            await Keyring(table, self.declared.script_id, LocalWrappingKey(WRAPPING_KEY)).begin()
         await self.store.create(
             ControlRow(
                 script_id=self.declared.script_id,

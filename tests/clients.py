@@ -19,6 +19,7 @@ from rekey.aio import DualWriteTableClient as AsyncDualWriteTableClient
 from rekey.declaration import Declared
 from rekey.dualwrite.reading import LeaseSettings
 from rekey.rehearse.azurite import Azurite, AzuriteAccount
+from tests.begun import WRAPPING_KEY
 
 QUICK = LeaseSettings(poll_s=0.05, lease_s=15.0, longest_operation_s=30.0, freeze_wait_s=0.3)
 LISTING = frozenset({"list_entities", "query_entities"})
@@ -145,6 +146,7 @@ def ours(
         "credential": credential(azurite.tables),
         "restricted_endpoint": azurite.restricted.endpoint,
         "restricted_credential": credential(azurite.restricted),
+        "wrapping_key": WRAPPING_KEY,
         "settings": QUICK,
         "shadow_reads": 0.0,
     }

@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 from rekey.concurrency import cancel
 from rekey.dualwrite.control import ControlRow, ControlStore
 from rekey.dualwrite.counters import Counters
-from rekey.dualwrite.journal import Journal
 from rekey.dualwrite.lease import ClientLease
 from rekey.dualwrite.propagate import Propagator
 from rekey.dualwrite.reading import ClientFacts, LeaseSettings
@@ -26,9 +25,7 @@ from rekey.dualwrite.rules import View
 from rekey.dualwrite.writer import Writer
 from rekey.errors import RowRefused, ServiceError, WritesRefused
 from rekey.mapper import Mapper
-from rekey.mapping.ids import SafeIds
-from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE, MappingRows
-from rekey.mapping.store import MappingStore
+from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import EntityKey, Row
 from rekey.phases import ControlPhase, Phase
 from rekey.runner import moves
@@ -280,7 +277,7 @@ class Client:
     async def _write(self, operations: Sequence[Operation]) -> list[str | None]:
         control = self.lease.control
         if self.writer is None and control is not None:
-            self.writer = self._writer(control)
+            self.writer = await self._writer()
         if self.writer is not None:
             return await self.writer.write(operations)
         async with self.lease.operation(writes=True):
@@ -288,22 +285,20 @@ class Client:
             table = self.company.project.tables.table(self.company.mapper.migration.source)
             return await table.transact([operation])
 
-    def _writer(self, control: ControlRow) -> Writer:
+    async def _writer(self) -> Writer:
         project, mapper = self.company.project, self.company.mapper
-        rows = MappingRows(
-            self.company.script_id, mapper.migration.source, mapper.tables, SafeIds(control.id_key)
-        )
+        mapping = await project.mapping(self.company.script_id)
         propagator = Propagator(
             project.tables.table(mapper.migration.source),
             [project.tables.table(name) for name in mapper.tables],
             mapper,
-            MappingStore(project.restricted.table(MAPPING_TABLE), rows),
+            mapping,
         )
         return Writer(
             self.view,
             self.lease.client_id,
             propagator=propagator,
-            journal=Journal(project.restricted.table(JOURNAL_TABLE), self.company.script_id),
+            journal=await project.journal(self.company.script_id),
             permits=self.lease,
             counters=self.counters,
             sleep=project.clock.sleep,

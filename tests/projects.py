@@ -10,6 +10,11 @@ from pathlib import Path
 
 from rekey.config import Config, load_config
 from rekey.declaration import Declared
+from rekey.dualwrite.control import ControlStore
+from rekey.dualwrite.journal import Journal
+from rekey.mapping.opening import wrapping_for
+from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE
+from rekey.mapping.store import MappingStore, open_mapping
 from rekey.model import Row
 from rekey.runner.run import Options, StopFlag
 from rekey.runner.session import Session
@@ -28,11 +33,15 @@ endpoint = "http://127.0.0.1:10002/devstoreaccount1"
 path = "state.sqlite"
 [secrets.users]
 file = "users.secret"
+[sealing]
+file = "sealing.key"
 [limits]
 window_rows = 50
 [gates]
 retention = "0s"
 """
+
+WRAPPING_KEY = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 
 USERS_SCRIPT = named(USERS, "Users", "UsersV2")
 POSTS_SCRIPT = named(POSTS, "Posts", "PostsV2", "PostsByTag")
@@ -53,6 +62,8 @@ class Project:
         (self.folder / "migrations").mkdir(parents=True, exist_ok=True)
         (self.folder / "rekey.toml").write_text(CONFIG, "utf-8")
         (self.folder / "users.secret").write_text("0123456789abcdef0123456789abcdef\n", "utf-8")
+        (self.folder / "sealing.key").write_text(f"{WRAPPING_KEY}\n", "utf-8")
+        (self.folder / "sealing.key").chmod(0o600)
 
     def script(self, text: str, name: str = "0001_users.py") -> str:
         """Write a script; return its id."""
@@ -99,6 +110,20 @@ class Project:
         )
         with opened as session:
             yield session
+
+    async def mapping(self, script_id: str) -> MappingStore:
+        """Return the mapping of a migration that has begun, as the runner opens it."""
+        control = await ControlStore(self.restricted, script_id).read()
+        assert control is not None
+        migration = self.scripts[script_id].migration
+        wrapping = wrapping_for(self.config, migration)
+        table = self.restricted.table(MAPPING_TABLE)
+        return await open_mapping(table, script_id, migration, control.id_key, wrapping)
+
+    async def journal(self, script_id: str) -> Journal:
+        """Return the journal of a migration that has begun, as a client opens it."""
+        keyring = (await self.mapping(script_id)).keyring
+        return Journal(self.restricted.table(JOURNAL_TABLE), script_id, keyring)
 
     def rows(self, table: str) -> Sequence[Row]:
         """Return what a table holds."""

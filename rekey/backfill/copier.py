@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rekey.backfill.gather import Held, Write
@@ -23,7 +23,7 @@ from rekey.concurrency import cancel, for_each
 from rekey.dualwrite.propagate import Propagator
 from rekey.dualwrite.replicas import same_content
 from rekey.errors import RowRefused
-from rekey.mapping.rows import MappingRows, TargetKey, read_source, read_targets
+from rekey.mapping.rows import MappingRows, TargetKey
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row, key_of
 from rekey.tables.base import Table, Verb
 from rekey.tables.bulk import insert_absent, read_keys
@@ -220,6 +220,7 @@ class Gathering:
     async def copy(self, source_rows: Sequence[Row]) -> Copied:
         """Copy rows as they were scanned; returns when all of it is durable. Raises as `Copier.copy`."""
         copier = self._copier
+        await copier.propagator.mapping.fresh()
         window = copier.map_window(source_rows)
         self._newest += 1
         window.number = self._newest
@@ -290,20 +291,32 @@ class Gathering:
             async with self._slots:
                 batch[0].window.copied.requests += 1
                 present = await insert_absent(held.table, batch)
+            await self._judge(held, batch, present)
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - whatever it was: those who wait must hear of it
             self._fail(error)
             return
-        is_right = _says_the_same if held is self._mapping else _holds_the_same
+        for window, count in Counter([write.window for write in batch]).items():
+            window.wrote(count)
+
+    async def _judge(self, held: Held, batch: list[Write], present: Mapping[EntityKey, Row] | None) -> None:
+        """Note which rows were inserted, and which met another row in their place."""
+        mapping = held is self._mapping
+        if present and mapping:
+            await self._copier.propagator.mapping.learn(present.values())
+        is_right = self._says_the_same if mapping else _holds_the_same
         for write in batch:
             found = present.get(write.key) if present else None
             if found is None:
-                write.window.copied.inserted += held is not self._mapping
+                write.window.copied.inserted += not mapping
             elif not is_right(found, write):
                 write.window.unsettled.add(write.source)
-        for window, count in Counter([write.window for write in batch]).items():
-            window.wrote(count)
+
+    def _says_the_same(self, found: Row, write: Write) -> bool:
+        """Tell whether a mapping row that was there already says what was to be written."""
+        rows = self._copier.rows
+        return rows.read_listing(found) == rows.read_listing(write.row)
 
     def _fail(self, error: BaseException) -> None:
         """End all windows: none of those that are under way will become whole."""
@@ -312,11 +325,6 @@ class Gathering:
             for window in self._windows:
                 if window.durable is not None and not window.durable.done():
                     window.durable.set_exception(error)
-
-
-def _says_the_same(found: Row, write: Write) -> bool:
-    """Tell whether a mapping row that was there already says what was to be written."""
-    return read_source(found) == write.source and read_targets(found) == read_targets(write.row)
 
 
 def _holds_the_same(found: Row, write: Write) -> bool:

@@ -19,7 +19,6 @@ from pathlib import Path
 from types import TracebackType
 
 from rekey.mapping.ids import SafeIds
-from rekey.mapping.rows import read_source
 from rekey.mapping.store import MappingStore
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, key_of
 from rekey.tables.base import Table
@@ -114,6 +113,6 @@ async def gone(
                     prefix = digest[:_PREFIX]
                     present = parts.read(prefix)
                 if digest not in present:
-                    missing.append(read_source(row))
+                    missing.append(mapping.rows.read_source(row))
             if missing:
                 yield missing

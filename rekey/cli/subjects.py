@@ -32,9 +32,10 @@ async def subject_of(config: Config, declared: Declared, accounts: Accounts, sta
     from rekey.dualwrite.control import ControlStore
     from rekey.mapper import Mapper
     from rekey.mapping.ids import SafeIds, new_key
+    from rekey.mapping.opening import wrapping_for
     from rekey.planner.plan import Subject
     from rekey.planner.problems import Started
-    from rekey.runner.session import fingerprints_of, mapping_store
+    from rekey.runner.session import fingerprints_of, mapping_of
 
     found: dict[str, bytes] = {}
     missing: list[str] = []
@@ -50,14 +51,21 @@ async def subject_of(config: Config, declared: Declared, accounts: Accounts, sta
         started = Started(str(control.phase), control.digest, control.fingerprints)
     elif record is not None:
         started = Started("source", record.digest, record.secret_fingerprints)
-    id_key = control.id_key if control is not None else new_key()
+    store, no_wrapping = None, ""
+    try:
+        wrapping = wrapping_for(config, declared.migration)
+        if control is not None:
+            store = await mapping_of(accounts, declared, control.id_key, wrapping)
+    except SecretMissing as error:
+        no_wrapping = error.what
     return Subject(
         declared=declared,
         mapper=None if missing else Mapper(declared.migration, found),
-        ids=SafeIds(id_key),
-        ids_hold=control is not None,
+        ids=SafeIds(new_key()) if store is None else store.rows.ids,
+        ids_hold=store is not None,
         secret_fingerprints=fingerprints_of(found),
         missing_secrets=tuple(missing),
+        no_wrapping_key=no_wrapping,
         started=started,
-        owns_row=mapping_store(accounts, declared, id_key).owns if control is not None else None,
+        owns_row=None if store is None else store.owns,
     )

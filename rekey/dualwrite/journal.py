@@ -9,12 +9,15 @@ Rules kept here:
 * The age of an intent is told by the service's Timestamp, never by this machine's clock. Whoever works on a
   key again `touch`es its intent first: so work that is under way never hangs on an intent older than the
   longest operation, and a sweeper that takes only older ones meets no work under way.
+* With a keyring the key in an intent is sealed, bound to the intent's own key: `times` needs no key to open
+  it, everything that settles does.
 * Removing is idempotent. A sweeper removes on the condition of the ETag it read: an intent touched meanwhile
   stays.
 """
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +26,9 @@ from itertools import count
 from rekey.dualwrite.rules import SOURCE, TARGET, Side
 from rekey.edm import INT64
 from rekey.errors import ConditionFailed, RowMissing
+from rekey.mapping.keyring import Keyring
+from rekey.mapping.rows import JOURNAL_TABLE
+from rekey.mapping.sealing import INTENT
 from rekey.model import (
     PARTITION_KEY,
     ROW_KEY,
@@ -34,7 +40,7 @@ from rekey.model import (
     etag_of,
     key_of,
 )
-from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, Table, Verb
+from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, Page, Table, Verb
 from rekey.tables.clock import SystemClock, ticks_of
 
 _LAST = "\uffff"
@@ -76,6 +82,7 @@ class Journal:
         self,
         table: Table,
         script_id: str,
+        keyring: Keyring | None = None,
         *,
         now: Callable[[], int] = _system.ticks,
         token: Callable[[], str] = new_token,
@@ -85,12 +92,14 @@ class Journal:
         Args:
             table: `rekeyjournal` of the restricted account.
             script_id: the migration.
+            keyring: what seals the keys in intents; None for a migration whose mapping is not sealed.
             now: this machine's time in ticks: it orders the row keys of one client and tells nothing else.
             token: makes the word that tells this journal's row keys from those of another one of the same
                 client.
         """
         self.table = table
         self.script_id = script_id
+        self._keyring = keyring
         self._now = now
         self._token = token()
         self._numbers = count(1)
@@ -110,6 +119,7 @@ class Journal:
             side: which table the keys are keys of.
             keys: 1 to 100 keys; more than one are written in one transaction.
         """
+        await self._fresh()
         rows = [self._row(client_id, epoch, side, key) for key in keys]
         if len(rows) == 1:
             await self.table.insert(rows[0])
@@ -119,7 +129,8 @@ class Journal:
 
     async def touch(self, intent_id: EntityKey, epoch: int, side: Side, key: EntityKey) -> None:
         """Make an intent young again before its key is worked on again; written anew if it is gone."""
-        row = _intent_row(intent_id, _client_of(self.script_id, intent_id), epoch, side, key)
+        await self._fresh()
+        row = self._intent_row(intent_id, _client_of(self.script_id, intent_id), epoch, side, key)
         await self.table.upsert(row)
 
     async def end(self, ids: Sequence[EntityKey]) -> None:
@@ -138,27 +149,77 @@ class Journal:
         return True
 
     async def scan(self, client_id: str | None = None) -> AsyncIterator[list[Intent]]:
-        """Iterate over the intents of the migration (or of one client), oldest first within a client."""
+        """Iterate over the intents of the migration (or of one client), oldest first within a client.
+
+        Raises:
+            SealedUnreadable: an intent was altered, or its data key is gone.
+        """
+        async for page in self._pages(client_id):
+            if self._keyring is not None:
+                await self._keyring.learn(page.rows)
+            yield [self._read(row) for row in page.rows]
+
+    async def times(self) -> AsyncIterator[list[int]]:
+        """Iterate over when the intents were made or last touched, in ticks; no key is opened."""
+        async for page in self._pages(None):
+            yield [ticks_of(row[TIMESTAMP]) for row in page.rows]
+
+    async def _pages(self, client_id: str | None) -> AsyncIterator[Page]:
         bounds = intents_of(self.script_id)
         if client_id is not None:
             partition = _partition(self.script_id, client_id)
             bounds = KeyRange(EntityKey(partition, ""), EntityKey(partition, _LAST))
         async for page in self.table.scan(bounds):
-            yield [_read(row) for row in page.rows]
+            yield page
 
     async def clear(self) -> None:
         """Remove all intents of the migration, settled or not: when the targets are dropped."""
-        async for intents in self.scan():
+        async for page in self._pages(None):
             by_client: dict[str, list[EntityKey]] = {}
-            for intent in intents:
-                by_client.setdefault(intent.id.partition, []).append(intent.id)
+            for row in page.rows:
+                by_client.setdefault(row[PARTITION_KEY], []).append(key_of(row))
             for ids in by_client.values():
                 await self.end(ids)
 
     def _row(self, client_id: str, epoch: int, side: Side, key: EntityKey) -> Row:
         row_key = f"{self._now():020d}-{next(self._numbers):08d}-{self._token}"
         intent_id = EntityKey(_partition(self.script_id, client_id), row_key)
-        return _intent_row(intent_id, client_id, epoch, side, key)
+        return self._intent_row(intent_id, client_id, epoch, side, key)
+
+    async def _fresh(self) -> None:
+        if self._keyring is not None:
+            await self._keyring.fresh()
+
+    def _intent_row(
+        self, intent_id: EntityKey, client_id: str, epoch: int, side: Side, key: EntityKey
+    ) -> Row:
+        row: Row = {
+            PARTITION_KEY: intent_id.partition,
+            ROW_KEY: intent_id.row,
+            "Client": client_id,
+            "Epoch": str(epoch),
+            "Epoch" + TYPE_SUFFIX: INT64,
+            "Side": side,
+        }
+        if self._keyring is not None:
+            plain = json.dumps([side, *key]).encode("ascii")
+            return row | self._keyring.sealer.seal(INTENT, JOURNAL_TABLE, intent_id, plain)
+        return row | {"KeyPartition": key.partition, "KeyRow": key.row}
+
+    def _read(self, row: Row) -> Intent:
+        if self._keyring is not None:
+            side, *key = json.loads(self._keyring.sealer.unseal(INTENT, JOURNAL_TABLE, row))
+        else:
+            side, key = row["Side"], [row["KeyPartition"], row["KeyRow"]]
+        return Intent(
+            id=key_of(row),
+            side=TARGET if side == TARGET else SOURCE,
+            key=EntityKey(*key),
+            client_id=row["Client"],
+            epoch=int(row["Epoch"]),
+            at=ticks_of(row[TIMESTAMP]),
+            etag=etag_of(row),
+        )
 
     async def _remove(self, ids: Sequence[EntityKey]) -> None:
         if len(ids) > 1:
@@ -178,19 +239,6 @@ class Journal:
                 continue
 
 
-def _intent_row(intent_id: EntityKey, client_id: str, epoch: int, side: Side, key: EntityKey) -> Row:
-    return {
-        PARTITION_KEY: intent_id.partition,
-        ROW_KEY: intent_id.row,
-        "Client": client_id,
-        "Epoch": str(epoch),
-        "Epoch" + TYPE_SUFFIX: INT64,
-        "Side": side,
-        "KeyPartition": key.partition,
-        "KeyRow": key.row,
-    }
-
-
 def intents_of(script_id: str) -> KeyRange:
     """Return where in the journal table the intents of a migration stand."""
     prefix = _partition(script_id, "")
@@ -203,15 +251,3 @@ def _partition(script_id: str, client_id: str) -> str:
 
 def _client_of(script_id: str, intent_id: EntityKey) -> str:
     return intent_id.partition.removeprefix(_partition(script_id, ""))
-
-
-def _read(row: Row) -> Intent:
-    return Intent(
-        id=key_of(row),
-        side=TARGET if row["Side"] == TARGET else SOURCE,
-        key=EntityKey(row["KeyPartition"], row["KeyRow"]),
-        client_id=row["Client"],
-        epoch=int(row["Epoch"]),
-        at=ticks_of(row[TIMESTAMP]),
-        etag=etag_of(row),
-    )

@@ -173,7 +173,7 @@ class AuthoritySide(ABC):
         """Refuse a row that fans out to more keys than the mapping can list. Raises RowRefused."""
         wanted = self.listed(work)
         if not wanted <= work.known:
-            self.mapping.rows.forward_row(old_key(work), work.known | wanted)
+            self.mapping.rows.require_fits(old_key(work), work.known | wanted)
 
     def listed(self, work: Work) -> set[TargetKey]:
         """Return the target keys that the forward row must list for this write."""

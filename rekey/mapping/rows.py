@@ -9,14 +9,15 @@ Rules kept here:
 * A forward row can hold a reservation: the main key under which writers are making a row of this source key.
 * Row keys are keyed digests (`SafeIds`), so any old key fits, whatever its length or characters, and rows
   spread evenly over 32 partitions a direction. The digest's first character is the partition.
-* The content (which holds legacy keys) exists only in the restricted store.
+* The content (which holds legacy keys) exists only in the restricted store. With `mapping="sealed"` it is
+  sealed (`rekey.mapping.sealing`), and a row that is not sealed is not read.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -24,6 +25,7 @@ from rekey.crockford import ALPHABET
 from rekey.declaration import MAIN_PARTITION_KEY, MAIN_ROW_KEY
 from rekey.errors import RowRefused
 from rekey.mapping.ids import SafeIds
+from rekey.mapping.sealing import FORWARD, REVERSE, Sealer
 from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, EntityKey, Row
 
 CONTROL_TABLE = "rekeycontrol"
@@ -87,12 +89,21 @@ class Owner(NamedTuple):
 class MappingRows:
     """Builds and reads the mapping rows of one migration."""
 
-    def __init__(self, script_id: str, source: str, tables: Sequence[str], ids: SafeIds) -> None:
-        """Take the migration's id, its source's name and its target tables' names (main first)."""
+    def __init__(
+        self,
+        script_id: str,
+        source: str,
+        tables: Sequence[str],
+        ids: SafeIds,
+        sealer: Sealer | None = None,
+    ) -> None:
+        """Take the migration's id, its source's name, its target tables' names (main first), and what seals
+        its rows; None for rows in the clear."""
         self.script_id = script_id
         self.source = source
         self.tables = tuple(tables)
         self.ids = ids
+        self.sealer = sealer
 
     def forward_key(self, source_key: EntityKey) -> EntityKey:
         """Return where the forward row of a source key lives."""
@@ -104,13 +115,14 @@ class MappingRows:
         digest = self.ids.long(self.tables[0], target_key)
         return EntityKey(f"{self.script_id}.r.{digest[0]}", digest)
 
-    def forward_row(
-        self, source_key: EntityKey, targets: Iterable[TargetKey], reserved: Reservation | None = None
-    ) -> Row:
-        """Return the forward row. Raises RowRefused when one row fans out to more keys than fit."""
+    def require_fits(self, source_key: EntityKey, targets: Iterable[TargetKey]) -> str:
+        """Return target keys as a forward row lists them.
+
+        Raises:
+            RowRefused: one row fans out to more keys than fit.
+        """
         text = _listed(targets)
-        chunks = [text[start : start + _CHUNK] for start in range(0, len(text), _CHUNK)]
-        if len(chunks) > _MAX_CHUNKS:
+        if len(text) > _CHUNK * _MAX_CHUNKS:
             raise RowRefused(
                 "row-too-large",
                 "indexes",
@@ -118,14 +130,22 @@ class MappingRows:
                 cure="split the fan-out: index fewer values of this row",
                 row_id=self.ids.short(self.source, source_key),
             )
-        partition, row = self.forward_key(source_key)
-        content: Row = {
-            PARTITION_KEY: partition,
-            ROW_KEY: row,
-            "OldPartitionKey": source_key.partition,
-            "OldRowKey": source_key.row,
-        }
-        content.update((f"Targets{number}", chunk) for number, chunk in enumerate(chunks))
+        return text
+
+    def forward_row(
+        self, source_key: EntityKey, targets: Iterable[TargetKey], reserved: Reservation | None = None
+    ) -> Row:
+        """Return the forward row. Raises RowRefused when one row fans out to more keys than fit."""
+        text = self.require_fits(source_key, targets)
+        key = self.forward_key(source_key)
+        content: Row = {PARTITION_KEY: key.partition, ROW_KEY: key.row}
+        if self.sealer is not None:
+            held = "" if reserved is None else f",{_reserving(reserved)}"
+            plain = f"[{_text(source_key)},{text}{held}]".encode("ascii")
+            return content | self.sealer.seal(FORWARD, MAPPING_TABLE, key, plain, lane=key.row[0])
+        content["OldPartitionKey"], content["OldRowKey"] = source_key
+        chunks = range(0, len(text), _CHUNK)
+        content.update((f"Targets{number}", text[at : at + _CHUNK]) for number, at in enumerate(chunks))
         if reserved is not None:
             content["ReservedPartition"], content["ReservedRow"] = reserved.key
             content["ReservedBy"] = ",".join(sorted(reserved.writers))
@@ -134,19 +154,72 @@ class MappingRows:
 
     def reverse_row(self, source_key: EntityKey, target_key: EntityKey) -> Row:
         """Return the reverse row of a main target key."""
-        partition, row = self.reverse_key(target_key)
-        return {
-            PARTITION_KEY: partition,
-            ROW_KEY: row,
-            "OldPartitionKey": source_key.partition,
-            "OldRowKey": source_key.row,
-            "NewPartitionKey": target_key.partition,
-            "NewRowKey": target_key.row,
-        }
+        key = self.reverse_key(target_key)
+        content: Row = {PARTITION_KEY: key.partition, ROW_KEY: key.row}
+        if self.sealer is not None:
+            plain = f"[{_text(source_key)},{_text(target_key)}]".encode("ascii")
+            return content | self.sealer.seal(REVERSE, MAPPING_TABLE, key, plain, lane=key.row[0])
+        content["OldPartitionKey"], content["OldRowKey"] = source_key
+        content["NewPartitionKey"], content["NewRowKey"] = target_key
+        return content
 
     def partitions(self, direction: str) -> list[str]:
         """Return all partitions of a direction, `f` or `r`, in key order."""
         return [f"{self.script_id}.{direction}.{first}" for first in ALPHABET]
+
+    # --- reading; raises SealedUnreadable for a sealed row that cannot be opened --------------------------
+
+    def read_forward(self, row: Row) -> Forward:
+        """Read a forward row."""
+        if self.sealer is None:
+            return read_forward(row)
+        source, targets, *held = self._opened(self.sealer, row)
+        listed = frozenset(TargetKey(*item) for item in targets)
+        return Forward(source, listed, row[ETAG], _reserved(held[0]) if held else None)
+
+    def read_listing(self, row: Row) -> tuple[EntityKey, frozenset[TargetKey]]:
+        """Return the source key of a forward row and the target keys that it lists; none of a reverse row."""
+        if self.sealer is None:
+            return read_source(row), read_targets(row)
+        source, listed, *_ = self._opened(self.sealer, row)
+        targets = listed if self._is_forward(row) else []
+        return source, frozenset(TargetKey(*item) for item in targets)
+
+    def read_owner(self, row: Row) -> Owner:
+        """Read a reverse row."""
+        return Owner(self.read_source(row), row[ETAG])
+
+    def read_source(self, row: Row) -> EntityKey:
+        """Return the source key that a mapping row, of either direction, names."""
+        if self.sealer is None:
+            return read_source(row)
+        source: EntityKey = self._opened(self.sealer, row)[0]
+        return source
+
+    def _opened(self, sealer: Sealer, row: Row) -> list[Any]:
+        purpose = FORWARD if self._is_forward(row) else REVERSE
+        source, *rest = json.loads(sealer.unseal(purpose, MAPPING_TABLE, row, lane=row[ROW_KEY][:1]))
+        return [EntityKey(*source), *rest]
+
+    def _is_forward(self, row: Row) -> bool:
+        return str(row[PARTITION_KEY]).startswith(f"{self.script_id}.f.")
+
+
+def _reserving(reserved: Reservation) -> str:
+    """Return a reservation as JSON in ASCII."""
+    return json.dumps([list(reserved.key), sorted(reserved.writers), reserved.seconds])
+
+
+def _reserved(held: list[Any]) -> Reservation:
+    key, writers, seconds = held
+    return Reservation(EntityKey(*key), frozenset(writers), float(seconds))
+
+
+def _text(key: EntityKey) -> str:
+    """Return a key as JSON in ASCII."""
+    if key.partition.isascii() and key.row.isascii():
+        return orjson.dumps([key.partition, key.row]).decode("ascii")
+    return json.dumps([key.partition, key.row], separators=(",", ":"))
 
 
 def _listed(targets: Iterable[TargetKey]) -> str:
@@ -159,7 +232,7 @@ def _listed(targets: Iterable[TargetKey]) -> str:
 
 
 def read_targets(row: Row) -> frozenset[TargetKey]:
-    """Return the target keys that a forward row lists; none of a reverse row."""
+    """Return the target keys that a forward row in the clear lists; none of a reverse row."""
     chunks: list[str] = []
     while (chunk := row.get(f"Targets{len(chunks)}")) is not None:
         chunks.append(chunk)
@@ -167,7 +240,7 @@ def read_targets(row: Row) -> frozenset[TargetKey]:
 
 
 def read_forward(row: Row) -> Forward:
-    """Read a forward row."""
+    """Read a forward row in the clear."""
     return Forward(read_source(row), read_targets(row), row[ETAG], _read_reservation(row))
 
 
@@ -179,12 +252,12 @@ def _read_reservation(row: Row) -> Reservation | None:
 
 
 def read_owner(row: Row) -> Owner:
-    """Read a reverse row."""
+    """Read a reverse row in the clear."""
     return Owner(read_source(row), row[ETAG])
 
 
 def read_source(row: Row) -> EntityKey:
-    """Return the source key that a mapping row, of either direction, names."""
+    """Return the source key that a mapping row in the clear, of either direction, names."""
     return EntityKey(row["OldPartitionKey"], row["OldRowKey"])
 
 

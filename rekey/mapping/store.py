@@ -7,12 +7,15 @@ Rules kept here:
 * A target key has one owner. A second claimant is a collision, unless the owner's source row is gone or maps
   elsewhere by now (an old row deleted, a new one written under a key that maps alike): then the claim passes
   over, conditionally on the reverse row that was read.
+* With a keyring, rows are sealed: the present data key is there before a row is made, and the data keys of
+  rows that were read are there before they are opened.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
+from rekey.declaration import Migration
 from rekey.errors import (
     Ambiguous,
     Collision,
@@ -22,16 +25,10 @@ from rekey.errors import (
     TableMissing,
     Unavailable,
 )
-from rekey.mapping.rows import (
-    Forward,
-    MappingRows,
-    Owner,
-    Reservation,
-    TargetKey,
-    pointer_of,
-    read_forward,
-    read_owner,
-)
+from rekey.mapping.ids import SafeIds
+from rekey.mapping.keyring import Keyring
+from rekey.mapping.rows import Forward, MappingRows, Owner, Reservation, TargetKey, pointer_of
+from rekey.mapping.wrapping import WrappingKey
 from rekey.model import EntityKey, KeyRange, Row, key_of
 from rekey.tables.base import Page, Table
 
@@ -44,20 +41,37 @@ StillOwns = Callable[[EntityKey, TargetKey], Awaitable[bool]]
 class MappingStore:
     """Reads and extends the mapping rows of one migration."""
 
-    def __init__(self, table: Table, rows: MappingRows) -> None:
-        """Take the restricted mapping table and the builder of its rows."""
+    def __init__(self, table: Table, rows: MappingRows, keyring: Keyring | None = None) -> None:
+        """Take the restricted mapping table, the builder of its rows, and the keyring of sealed ones."""
         self.table = table
         self.rows = rows
+        self.keyring = keyring
+
+    async def fresh(self) -> None:
+        """Have what rows are sealed with that are about to be made."""
+        if self.keyring is not None:
+            await self.keyring.fresh()
+
+    async def learn(self, rows: Iterable[Row]) -> None:
+        """Have what rows are opened with that were read."""
+        if self.keyring is not None:
+            await self.keyring.learn(rows)
 
     async def forward(self, source_key: EntityKey) -> Forward | None:
         """Return the forward row of a source key, None when it was never copied."""
         row = await self.table.get(self.rows.forward_key(source_key))
-        return None if row is None else read_forward(row)
+        if row is None:
+            return None
+        await self.learn((row,))
+        return self.rows.read_forward(row)
 
     async def owner(self, target_key: EntityKey) -> Owner | None:
         """Return the owner of a main target key, None when nobody claimed it."""
         row = await self.table.get(self.rows.reverse_key(target_key))
-        return None if row is None else read_owner(row)
+        if row is None:
+            return None
+        await self.learn((row,))
+        return self.rows.read_owner(row)
 
     async def owns(self, table: int, row: Row) -> bool:
         """Tell whether this migration wrote a row of its target table with that number (0: main)."""
@@ -125,6 +139,7 @@ class MappingStore:
             RowRefused: more target keys than one forward row can list.
         """
         listed = frozenset(targets) | (forward.targets if forward else frozenset())
+        await self.fresh()
         row = self.rows.forward_row(source_key, listed, reserved)
         try:
             if forward is None:
@@ -137,6 +152,7 @@ class MappingStore:
 
     async def claim_absent(self, source_key: EntityKey, target_key: EntityKey) -> bool:
         """Claim a main target key if nobody has; False when somebody has, or nobody can tell."""
+        await self.fresh()
         try:
             await self.table.insert(self.rows.reverse_row(source_key, target_key))
         except (RowExists, Ambiguous):
@@ -145,6 +161,7 @@ class MappingStore:
 
     async def claim_main(self, source_key: EntityKey, target: TargetKey, still_owns: StillOwns) -> None:
         """Make a source key the owner of a main target key. Raises Collision."""
+        await self.fresh()
         row = self.rows.reverse_row(source_key, target.key)
         for _ in range(_MAX_ROUNDS):
             owner = await self.owner(target.key)
@@ -173,6 +190,7 @@ class MappingStore:
         for partition in self.rows.partitions(direction):
             bounds = KeyRange(EntityKey(partition, ""), EntityKey(partition, "\uffff"))
             async for page in self.table.scan(bounds):
+                await self.learn(page.rows)
                 yield page
 
     async def lookup(self, direction: str, prefix: str) -> list[Row]:
@@ -185,3 +203,29 @@ class MappingStore:
         async for page in self.table.scan(bounds):
             found.extend(row for row in page.rows if row["RowKey"].startswith(prefix))
         return found
+
+
+async def open_mapping(
+    table: Table, script_id: str, migration: Migration, id_key: bytes, wrapping: WrappingKey | None
+) -> MappingStore:
+    """Return the mapping store of a migration that has begun.
+
+    Args:
+        table: the restricted mapping table.
+        script_id: the migration.
+        migration: its declaration.
+        id_key: of its control row.
+        wrapping: what its data keys are wrapped with; None only for a mapping in the clear.
+
+    Raises:
+        Moved, SealedUnreadable: the data keys cannot be opened.
+    """
+    keyring, ids = None, SafeIds(id_key)
+    if wrapping is not None:
+        keyring = Keyring(table, script_id, wrapping)
+        await keyring.open()
+        ids = keyring.safe_ids(id_key)
+    sealer = None if keyring is None else keyring.sealer
+    return MappingStore(
+        table, MappingRows(script_id, migration.source, migration.tables, ids, sealer), keyring
+    )

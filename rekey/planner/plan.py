@@ -31,6 +31,7 @@ from rekey.planner.problems import (
     declaration_problems,
     ordered,
     row_problems,
+    sealing_problems,
     table_problems,
 )
 from rekey.planner.result import (
@@ -62,6 +63,8 @@ class Subject:
         ids_hold: whether `ids` are the migration's own.
         secret_fingerprints: of the secrets that were found, by name.
         missing_secrets: names of those that were not.
+        no_wrapping_key: why the wrapping key of a sealed mapping cannot be used; "" when it can, or none is
+            needed.
         started: what is known of it when it was begun before.
         owns_row: asked about the first row of a target that holds rows; None: every such row is foreign,
             unless the migration was begun before.
@@ -73,6 +76,7 @@ class Subject:
     ids_hold: bool = False
     secret_fingerprints: Mapping[str, str] = field(default_factory=dict)
     missing_secrets: tuple[str, ...] = ()
+    no_wrapping_key: str = ""
     started: Started | None = None
     owns_row: OwnsRow | None = None
 
@@ -145,6 +149,7 @@ async def _plan_one(
     problems = declaration_problems(
         declared, subject.started, subject.missing_secrets, subject.secret_fingerprints
     )
+    problems += sealing_problems(subject.no_wrapping_key)
     label = f"{declared.script_id}: read {declared.migration.source}"
     with CollisionSearch(options.spill) as search, progress.task(label) as advance:
         gatherer = _gatherer(subject, options)

@@ -70,6 +70,24 @@ def declaration_problems(
     return problems
 
 
+def sealing_problems(no_wrapping_key: str) -> list[Problem]:
+    """Return what the wrapping key of a sealed mapping says.
+
+    Args:
+        no_wrapping_key: why it cannot be used, "" when it can.
+    """
+    if not no_wrapping_key:
+        return []
+    return [
+        _error(
+            "wrapping-key-missing",
+            no_wrapping_key,
+            "put the key where [sealing] in rekey.toml says (`openssl rand -hex 32` makes one), or say"
+            ' mapping="plain" in the script before it begins',
+        )
+    ]
+
+
 def table_problems(
     declared: Declared, source_exists: bool, made_by: str | None, targets: Sequence[TableState]
 ) -> list[Problem]:

@@ -27,6 +27,7 @@ from rekey.errors import (
 )
 from rekey.mapper import Mapper
 from rekey.mapping.ids import SafeIds, new_key
+from rekey.mapping.opening import wrapping_for
 from rekey.phases import GATED, LEAVES, ORDER, ControlPhase, Phase, following
 from rekey.planner.plan import PlanOptions, Subject, make_plan
 from rekey.planner.result import MigrationPlan, Plan
@@ -42,7 +43,7 @@ from rekey.runner.phases import PHASES
 from rekey.runner.phases.backfill import swept_rows
 from rekey.runner.record import keep_plan, pass_gate
 from rekey.runner.run import Run
-from rekey.runner.session import Session, fingerprints_of, mapping_store, secrets_of
+from rekey.runner.session import Session, fingerprints_of, mapping_of, secrets_of
 from rekey.runner.verification import context, verify_full
 
 
@@ -145,16 +146,18 @@ def check_before_first_write(session: Session, script_id: str, *, check_rows: bo
     an error."""
     declared = session.scripts[script_id]
     found = secrets_of(session.config, declared.migration)
+    wrapping = wrapping_for(session.config, declared.migration)
     control = session.do(ControlStore(session.accounts.restricted, script_id).read())
-    id_key = control.id_key if control is not None else new_key()
-    store = mapping_store(session.accounts, declared, id_key)
+    store = None
+    if control is not None:
+        store = session.do(mapping_of(session.accounts, declared, control.id_key, wrapping))
     subject = Subject(
         declared=declared,
         mapper=Mapper(declared.migration, found),
-        ids=SafeIds(id_key),
-        ids_hold=control is not None,
+        ids=SafeIds(new_key()) if store is None else store.rows.ids,
+        ids_hold=store is not None,
         secret_fingerprints=fingerprints_of(found),
-        owns_row=store.owns if control is not None else None,
+        owns_row=None if store is None else store.owns,
     )
     options = PlanOptions(
         exact=check_rows,
@@ -169,7 +172,9 @@ def check_before_first_write(session: Session, script_id: str, *, check_rows: bo
     return plan
 
 
-_USAGE_PROBLEMS = frozenset({"source-missing", "secret-missing", "indexes-cannot-follow"})
+_USAGE_PROBLEMS = frozenset(
+    {"source-missing", "secret-missing", "wrapping-key-missing", "indexes-cannot-follow"}
+)
 _REFUSED_PROBLEMS = frozenset({"target-holds-rows", "declaration-moved", "secret-moved"})
 
 
@@ -318,6 +323,8 @@ def rollback(session: Session, script_id: str, *, to: ControlPhase | None, drop:
         control = session.do(run.control.read())
         if control is not None:
             session.do(run.control.delete(control))
+        if run.mapping.keyring is not None:
+            session.do(run.mapping.keyring.forget())
         session.state.forget(script_id)
     session.state.audit("rolled-back", script_id, {"to": goal, "phases": [str(phase) for phase in undone]})
     return undone

@@ -119,7 +119,7 @@ class Run:
     @property
     def journal(self) -> Journal:
         """The application's intents."""
-        return Journal(self.restricted.table(JOURNAL_TABLE), self.script_id)
+        return Journal(self.restricted.table(JOURNAL_TABLE), self.script_id, self.mapping.keyring)
 
     @property
     def sweeper(self) -> Sweeper:

@@ -28,9 +28,14 @@ from rekey.errors import StateUnusable
 from rekey.evidence.keys import Signer
 from rekey.evidence.signing import open_signer
 from rekey.mapper import Mapper
-from rekey.mapping.ids import SafeIds, new_key
-from rekey.mapping.rows import MAPPING_TABLE, MappingRows
-from rekey.mapping.store import MappingStore
+from rekey.mapping.cursors import SealedKeys
+from rekey.mapping.ids import new_key
+from rekey.mapping.keyring import Keyring
+from rekey.mapping.opening import wrapping_for
+from rekey.mapping.rows import MAPPING_TABLE
+from rekey.mapping.sealing import cursors_key
+from rekey.mapping.store import MappingStore, open_mapping
+from rekey.mapping.wrapping import WrappingKey
 from rekey.phases import ControlPhase, Phase
 from rekey.progress import Progress, Silent
 from rekey.runner.align import aligned
@@ -73,11 +78,12 @@ def fingerprints_of(found: Mapping[str, bytes]) -> dict[str, str]:
     return {name: fingerprint(secret) for name, secret in found.items()}
 
 
-def mapping_store(accounts: Accounts, declared: Declared, id_key: bytes) -> MappingStore:
-    """Return the mapping store of a migration."""
-    migration = declared.migration
-    rows = MappingRows(declared.script_id, migration.source, migration.tables, SafeIds(id_key))
-    return MappingStore(accounts.restricted.table(MAPPING_TABLE), rows)
+async def mapping_of(
+    accounts: Accounts, declared: Declared, id_key: bytes, wrapping: WrappingKey | None
+) -> MappingStore:
+    """Return the mapping store of a migration that has begun; see `open_mapping`."""
+    table = accounts.restricted.table(MAPPING_TABLE)
+    return await open_mapping(table, declared.script_id, declared.migration, id_key, wrapping)
 
 
 def _first_row(declared: Declared, fingerprints: Mapping[str, str]) -> ControlRow:
@@ -201,10 +207,13 @@ class Session:
         found = secrets_of(self.config, declared.migration)
         mapper = Mapper(declared.migration, found)
         fingerprints = fingerprints_of(found)
+        wrapping = wrapping_for(self.config, declared.migration)
         control = ControlStore(self.accounts.restricted, declared.script_id)
         self.guard(declared, await control.read(), fingerprints)
         lease = RunnerLease(self.accounts.restricted, declared.script_id, self.lock)
         await self.leases.enter_async_context(lease)
+        if wrapping is not None and await control.read() is None:
+            await self._make_root_key(declared.script_id, wrapping)
         row = await control.create(_first_row(declared, fingerprints))
         self.guard(declared, row, fingerprints)
         self.state.register(
@@ -215,7 +224,8 @@ class Session:
             fingerprints,
             self.endpoint_id,
         )
-        mapping = mapping_store(self.accounts, declared, row.id_key)
+        mapping = await mapping_of(self.accounts, declared, row.id_key, wrapping)
+        await self._use_keys(declared.script_id, mapping.keyring, row)
         tables = self.accounts.tables
         propagator = Propagator(
             tables.table(declared.migration.source),
@@ -239,6 +249,21 @@ class Session:
             clock=self.clock,
             still_alone=lease.check,
         )
+
+    async def _make_root_key(self, script_id: str, wrapping: WrappingKey) -> None:
+        """Make what ids and seals are derived of, before anything says that the migration has begun."""
+        await self.accounts.restricted.create_table(MAPPING_TABLE)
+        await Keyring(self.accounts.restricted.table(MAPPING_TABLE), script_id, wrapping).begin()
+
+    async def _use_keys(self, script_id: str, keyring: Keyring | None, row: ControlRow) -> None:
+        """Seal the checkpoints of a sealed migration, and follow a change of the wrapping key."""
+        if keyring is None:
+            return
+        self.state.use_keys(script_id, SealedKeys(script_id, cursors_key(keyring.root, row.id_key)))
+        renewed = await keyring.rewrap()
+        if renewed:
+            self.state.audit("data-keys-rewrapped", script_id, {"keys": renewed})
+            self.progress.note(f"{script_id}: {renewed} data keys are wrapped with the new wrapping key now")
 
     def _throttle(self) -> Throttle:
         """Return what keeps copying under the rates that are configured, or said while it runs."""

@@ -37,7 +37,7 @@ from rekey.phases import ControlPhase
 from rekey.rehearse.azurite import Azurite
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Operation, Verb
-from tests.begun import SECRETS, Begun, declared_as
+from tests.begun import SECRETS, WRAPPING_KEY, Begun, declared_as
 from tests.clients import QUICK, Driver, credential, ours
 
 pytestmark = [pytest.mark.azurite]
@@ -383,6 +383,7 @@ async def test_a_context_registers_at_once_and_a_client_made_in_any_way_is_the_s
         "restricted_endpoint": restricted.endpoint,
         "restricted_credential": credential(restricted),
         "secrets": SECRETS,
+        "wrapping_key": WRAPPING_KEY,
         "settings": QUICK,
     }
     connection = (
@@ -404,10 +405,11 @@ async def test_a_context_registers_at_once_and_a_client_made_in_any_way_is_the_s
     monkeypatch.setenv("TABLES", account.key)
     monkeypatch.setenv("RESTRICTED", restricted.key)
     monkeypatch.setenv("USERS", SECRETS["users"].decode())
+    monkeypatch.setenv("WRAPPING", WRAPPING_KEY.decode())
     (tmp_path / "rekey.toml").write_text(
         f'[tables]\nendpoint = "{account.endpoint}"\nkey_env = "TABLES"\n'
         f'[restricted]\nendpoint = "{restricted.endpoint}"\nkey_env = "RESTRICTED"\n'
-        '[secrets.users]\nenv = "USERS"\n'
+        '[secrets.users]\nenv = "USERS"\n[sealing]\nenv = "WRAPPING"\n'
     )
     script = tmp_path / "migrations" / f"{setting.begun.declared.script_id}.py"
     script.parent.mkdir()

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from rekey.dualwrite.control import ControlStore
-from rekey.dualwrite.journal import Journal
 from rekey.dualwrite.rules import View
 from rekey.errors import ConfigurationError, Findings, GateClosed, Refused
 from rekey.mapping.rows import JOURNAL_TABLE
@@ -68,7 +67,7 @@ def half_write(ours: Company, client_id: str, key: EntityKey, name: str) -> None
     """Do what a client does that dies between the authority and the replicas."""
 
     async def work() -> None:
-        journal = Journal(ours.project.restricted.table(JOURNAL_TABLE), ours.script_id)
+        journal = await ours.project.journal(ours.script_id)
         await journal.begin(client_id, 2, "source", [key])
         await ours.project.tables.table("Users").merge(
             {"PartitionKey": key.partition, "RowKey": key.row, "Nm": name}
@@ -162,7 +161,7 @@ def test_a_freeze_that_cannot_be_drained_is_given_up_with_nothing_lost(users: Co
     users.apply()
 
     async def collide(_call: Call) -> None:
-        journal = Journal(users.project.restricted.table(JOURNAL_TABLE), users.script_id)
+        journal = await users.project.journal(users.script_id)
         await journal.begin("0dead", 2, "source", [EntityKey("p0", "nobody")])
         users.project.restricted.gate = again
 
@@ -195,7 +194,7 @@ def test_an_intent_that_cannot_be_settled_closes_the_gate_before_anything_is_fro
     ours = company(tmp_path, POSTS_SCRIPT, [post("one"), post("two")])
     ours.client()
     ours.apply()
-    journal = Journal(ours.project.restricted.table(JOURNAL_TABLE), ours.script_id)
+    journal = ours.do(ours.project.journal(ours.script_id))
     key = EntityKey("blog", "two")
     ours.do(journal.begin("0dead", 2, "source", [key]))
     ours.do(ours.project.tables.table("Posts").merge({**place(key), "Month": "a/b"}))
@@ -368,7 +367,7 @@ def test_after_cutover_what_a_dead_client_left_goes_back_to_the_source(users: Co
     target = users.project.rows("UsersV2")[0]
 
     async def work() -> None:
-        journal = Journal(users.project.restricted.table(JOURNAL_TABLE), users.script_id)
+        journal = await users.project.journal(users.script_id)
         await journal.begin("0dead", 4, "target", [key_of(target)])
         table = users.project.tables.table("UsersV2")
         await table.replace({**content_of(target), "Name": "new"}, etag=etag_of(target))
@@ -460,7 +459,7 @@ def test_without_the_moment_of_quiet_retire_allows_what_a_client_may_have_taken(
 
 def test_what_the_journal_still_announces_keeps_the_source(users: Company) -> None:
     users.apply(Phase.COMPLETE, STOPPED)
-    journal = Journal(users.project.restricted.table(JOURNAL_TABLE), users.script_id)
+    journal = users.do(users.project.journal(users.script_id))
     users.do(journal.begin("0dead", 4, "source", [FIRST]))
     with pytest.raises(GateClosed, match="the journal holds intents"):
         users.retire()
@@ -504,7 +503,7 @@ def test_index_tables_that_nobody_could_follow_are_refused_before_anything_is_wr
 def test_back_to_source_forgets_the_journal_with_the_tables_and_clients_go_on(users: Company) -> None:
     client = users.client()
     users.apply()
-    journal = Journal(users.project.restricted.table(JOURNAL_TABLE), users.script_id)
+    journal = users.do(users.project.journal(users.script_id))
     users.do(journal.begin("0dead", 2, "source", [FIRST]))
     users.rollback(ControlPhase.SOURCE, drop=True)
     assert users.control is None

@@ -353,7 +353,9 @@ def test_a_stop_request_checkpoints_and_the_next_run_goes_on(project: Project) -
     with project.session(stop=stop) as session, pytest.raises(Interrupted):
         moves.apply(session, SCRIPT)
     with project.session() as session:
-        assert 0 < sum(segment.rows for segment in session.state.segments(SCRIPT, "backfill")) < 230
+        assert (
+            0 < sum(segment.rows for segment in session.state.segments(SCRIPT, "backfill", keys=False)) < 230
+        )
         assert session.ledger.applied(SCRIPT) == [Phase.PREPARE, Phase.DUAL_WRITE]
     apply(project)
     assert actual(project) == expected(project)

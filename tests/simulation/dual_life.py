@@ -34,12 +34,10 @@ from rekey.dualwrite.sdk import connect, core
 from rekey.dualwrite.sdk.core import ClientCore
 from rekey.errors import GateClosed, Interrupted, Locked, Refused, RekeyError, ServiceError
 from rekey.mapper import Mapper
-from rekey.mapping.ids import SafeIds
 from rekey.mapping.rows import (
     CONTROL_TABLE,
     JOURNAL_TABLE,
     MAPPING_TABLE,
-    MappingRows,
 )
 from rekey.model import EntityKey, Row
 from rekey.phases import ControlPhase, Phase
@@ -60,7 +58,7 @@ from tests.simulation.dual_people import (
     Users,
     plan_for,
 )
-from tests.simulation.judging import Found, draw_limits, wrong_mapping, wrong_targets
+from tests.simulation.judging import Found, draw_limits, rows_of, wrong_mapping, wrong_targets
 from tests.simulation.storm import Driver, Process, Storm, StormClock, StormLoop, StormService
 from tests.worlds import SECRET, Killed, contents
 
@@ -394,8 +392,8 @@ class Life:
         self._judge_told(when)
 
     def _judge_mapping(self, when: str, control: ControlRow) -> None:
-        rows = MappingRows(SCRIPT, self.source, self.mapper.tables, SafeIds(control.id_key))
         mapping = self._rows(MAPPING_TABLE, self.project.restricted)
+        rows = rows_of(control, self.declared.migration, mapping)
         for wrong in wrong_mapping(self.mapper, rows, mapping, self._rows(self.source)):
             raise Found(f"{self}: {when} {wrong}")
 

@@ -34,8 +34,10 @@ from rekey.errors import (
     WritesRefused,
 )
 from rekey.mapper import Mapper
+from rekey.mapping.wrapping import LocalWrappingKey
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row, etag_of, key_of
 from rekey.tables.base import Table
+from tests.projects import WRAPPING_KEY
 from tests.simulation.linearizable import (
     CONDITION,
     DONE,
@@ -378,6 +380,7 @@ def plan_for(declared: Any, mapper: Mapper, facts: Any, settings: Any, share: fl
         settings=settings,
         tables=None,  # type: ignore[arg-type]
         restricted=None,  # type: ignore[arg-type]
+        wrapping=LocalWrappingKey(WRAPPING_KEY.encode()) if migration.is_sealed else None,
         shadow_reads=share,
         shadow_seed=1,
     )

@@ -9,9 +9,15 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
+from rekey.declaration import Migration
+from rekey.dualwrite.control import ControlRow
 from rekey.mapper import Mapper
-from rekey.mapping.rows import MappingRows, TargetKey, read_forward, read_source
+from rekey.mapping.ids import SafeIds
+from rekey.mapping.rows import MappingRows, TargetKey
+from rekey.mapping.sealing import ROOT, Sealer, ids_key, key_partition, read_data_key
+from rekey.mapping.wrapping import LocalWrappingKey
 from rekey.model import EntityKey, Row, key_of
+from tests.projects import WRAPPING_KEY
 from tests.worlds import mapped
 
 
@@ -42,6 +48,19 @@ def wrong_targets(
             yield f"{name} has other content in {altered}"
 
 
+def rows_of(control: ControlRow, migration: Migration, mapping: Iterable[Row]) -> MappingRows:
+    """Return what reads the mapping rows of a migration, sealed or in the clear."""
+    script_id, id_key, sealer = control.script_id, control.id_key, None
+    if migration.is_sealed:
+        wrapping, sealer = LocalWrappingKey(WRAPPING_KEY.encode()), Sealer()
+        stand = [row for row in mapping if row["PartitionKey"] == key_partition(script_id)]
+        keys = [read_data_key(script_id, row, wrapping) for row in stand]
+        for key in keys:
+            sealer.add(key)
+        id_key = ids_key(next(key for key in keys if key.cohort == ROOT), id_key)
+    return MappingRows(script_id, migration.source, migration.tables, SafeIds(id_key), sealer)
+
+
 def wrong_mapping(
     mapper: Mapper, rows: MappingRows, mapping: Iterable[Row], source: Iterable[Row]
 ) -> Iterator[str]:
@@ -51,9 +70,9 @@ def wrong_mapping(
         key = key_of(source_row)
         listed = there.get(rows.forward_key(key))
         targets = {TargetKey(number, *key_of(row)) for number, row in mapper.map(source_row)}
-        if listed is None or not targets <= read_forward(listed).targets:
+        if listed is None or not targets <= rows.read_forward(listed).targets:
             yield f"the mapping does not list all targets of {key}"
         for target in targets:
             owner = there.get(rows.reverse_key(target.key)) if target.table == 0 else None
-            if target.table == 0 and (owner is None or read_source(owner) != key):
+            if target.table == 0 and (owner is None or rows.read_source(owner) != key):
                 yield f"{target} is not owned by {key}"

@@ -24,8 +24,7 @@ from unittest import mock
 from rekey.dualwrite.control import ControlStore
 from rekey.errors import Collision, Findings, Interrupted, Locked, RekeyError, ServiceError
 from rekey.mapper import Mapper
-from rekey.mapping.ids import SafeIds
-from rekey.mapping.rows import MAPPING_TABLE, MappingRows
+from rekey.mapping.rows import MAPPING_TABLE
 from rekey.model import EntityKey, Row
 from rekey.phases import ControlPhase, Phase
 from rekey.runner import lease, moves, session
@@ -35,7 +34,7 @@ from rekey.runner.session import Session
 from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
 from tests.simulation.adversary import LONGEST_REQUEST_S, Adversary
 from tests.simulation.applications import Application, Names, Posts, Users
-from tests.simulation.judging import Found, draw_limits, wrong_mapping, wrong_targets
+from tests.simulation.judging import Found, draw_limits, rows_of, wrong_mapping, wrong_targets
 from tests.worlds import SECRET, Killed, contents
 
 SCRIPT = "0001_subject"
@@ -235,9 +234,8 @@ class Life:
         for wrong in wrong_targets(self.mapper, self._rows(self.source.name), self._contents):
             raise Found(f"{self}: {when} {wrong}")
         control = self.adversary.quietly(lambda: ControlStore(self.project.restricted, SCRIPT).read())
-        ids = SafeIds(control.id_key)  # type: ignore[attr-defined]
-        rows = MappingRows(SCRIPT, self.source.name, self.mapper.tables, ids)
         mapping = self.project.restricted.dump(MAPPING_TABLE)
+        rows = rows_of(control, self.mapper.migration, mapping)  # type: ignore[arg-type]
         for wrong in wrong_mapping(self.mapper, rows, mapping, self._rows(self.source.name)):
             raise Found(f"{self}: {when} {wrong}")
 

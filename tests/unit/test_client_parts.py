@@ -50,7 +50,7 @@ from rekey.errors import (
 )
 from rekey.model import EntityKey
 from rekey.tables.base import Verb
-from tests.begun import SECRETS, declared_as
+from tests.begun import SECRETS, WRAPPING_KEY, declared_as
 from tests.worlds import POSTS, USERS
 
 BASE = "https://account.table.core.windows.net"
@@ -252,6 +252,7 @@ def plan(**more: Any) -> Plan:
         "secrets": SECRETS,
         "tables": account,
         "restricted": account,
+        "wrapping_key": WRAPPING_KEY,
     }
     return make_plan(**{**usual, **more})
 
@@ -260,12 +261,18 @@ def test_a_plan_shows_no_secret_and_no_credential() -> None:
     made = plan()
     shown = repr(made)
     assert made.facts.fingerprints.keys() == {"users"}
-    assert not any(secret in shown for secret in (SECRETS["users"].decode(), "a2V5", "redential("))
+    assert not any(
+        secret in shown for secret in (SECRETS["users"].decode(), "a2V5", "redential(", WRAPPING_KEY.decode())
+    )
 
 
 def test_what_cannot_work_is_refused_when_the_client_is_made() -> None:
     with pytest.raises(SecretMissing, match="users"):
         plan(secrets={})
+    with pytest.raises(SecretMissing, match="no wrapping key"):
+        plan(wrapping_key=None)
+    with pytest.raises(SecretMissing, match="at least 32"):
+        plan(wrapping_key=b"short")
     with pytest.raises(ConfigurationError, match="shadow_reads"):
         plan(shadow_reads=1.5)
     with pytest.raises(ConfigurationError, match="view"):

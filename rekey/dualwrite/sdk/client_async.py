@@ -34,6 +34,7 @@ from rekey.dualwrite.sdk.plan import (
 )
 from rekey.dualwrite.sdk.policy import AsyncPolicy
 from rekey.dualwrite.sdk.refusals import raising_refusals
+from rekey.mapping.wrapping import WrappingKey
 
 
 @raising_refusals
@@ -57,6 +58,7 @@ class DualWriteTableClient(TableClient):
         restricted_endpoint: str,
         restricted_credential: AnyCredential,
         secrets: Mapping[str, bytes],
+        wrapping_key: bytes | WrappingKey | None = None,
         credential: AsyncCredential | None = None,
         view: View | str | None = None,
         name: str = DEFAULT_NAME,
@@ -72,6 +74,8 @@ class DualWriteTableClient(TableClient):
             migration: the migration script's path, or the script as loaded.
             restricted_endpoint, restricted_credential: the account of mapping, journal and control row.
             secrets: the secrets that the declaration names.
+            wrapping_key: what `[sealing]` of the runner names, if the mapping is sealed: a secret's bytes, or
+                a `rekey.mapping.vault.KeyVaultWrappingKey`.
             view: `old` or `new`; by default the table's.
             name: what the client is called in `rekey status`.
             shadow_reads: share of reads that are also done on the other side and compared, 0 to 1.
@@ -88,6 +92,7 @@ class DualWriteTableClient(TableClient):
             secrets=secrets,
             tables=Endpoint(*account_of(endpoint, credential, "tables")),
             restricted=Endpoint(*account_of(restricted_endpoint, restricted_credential, "restricted")),
+            wrapping_key=wrapping_key,
             name=name,
             settings=settings,
             shadow_reads=shadow_reads,

@@ -33,15 +33,15 @@ from rekey.dualwrite.sdk.connect import operation_seconds
 from rekey.dualwrite.sdk.plan import Plan
 from rekey.dualwrite.shadow import Shadow
 from rekey.dualwrite.writer import Writer
-from rekey.errors import WritesRefused
-from rekey.mapping.ids import SafeIds
-from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE, MappingRows
-from rekey.mapping.store import MappingStore
+from rekey.errors import Moved, WritesRefused
+from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE
+from rekey.mapping.store import open_mapping
 from rekey.phases import ControlPhase
 from rekey.tables.base import Accounts, Operation
 from rekey.tables.wire import decode_row, decode_rows
 
 TABLE_IN_USE = "table-in-use"
+WRAPPING_KEY_MOVED = "wrapping-key-moved"
 _REPLICAS_AT_ONCE = 8
 """Rows of one key that are read or written at the same time."""
 
@@ -99,6 +99,7 @@ class ClientCore:
         self.counters = Counters()
         self._connect = connect
         self._opening = asyncio.Lock()
+        self._making = asyncio.Lock()
         self._accounts: Accounts | None = None
         self._lease: ClientLease | None = None
         self._working: _Working | None = None
@@ -250,33 +251,45 @@ class ClientCore:
             left=self._left,
         )
         await lease.start()
-        if lease.control is not None:
-            await self._worker(lease, lease.control)
+        try:
+            if lease.control is not None:
+                await self._worker(lease, lease.control)
+        except BaseException:
+            await lease.close()  # nobody would hear it beat
+            await self._accounts.close()
+            raise
         return lease
 
     async def _worker(self, lease: ClientLease, control: ControlRow) -> _Working:
         """Return what works for the run of a control row; made anew for another run."""
-        before = self._working
-        if before is not None and before.run_id == control.run_id:
-            return before
-        self._working = working = self._made(lease, control)
-        if before is not None:
-            await before.shadow.close()
-            await before.writer.close()
-        return working
+        if self._working is not None and self._working.run_id == control.run_id:
+            return self._working
+        async with self._making:
+            before = self._working
+            if before is not None and before.run_id == control.run_id:
+                return before
+            self._working = working = await self._made(lease, control)
+            if before is not None:
+                await before.shadow.close()
+                await before.writer.close()
+            return working
 
-    def _made(self, lease: ClientLease, control: ControlRow) -> _Working:
+    async def _made(self, lease: ClientLease, control: ControlRow) -> _Working:
         accounts, plan = self._tables(), self.plan
         migration, script_id = plan.declared.migration, plan.declared.script_id
-        rows = MappingRows(script_id, migration.source, migration.tables, SafeIds(control.id_key))
+        restricted = accounts.restricted.table(MAPPING_TABLE)
+        try:
+            mapping = await open_mapping(restricted, script_id, migration, control.id_key, plan.wrapping)
+        except Moved as error:
+            raise WritesRefused(WRAPPING_KEY_MOVED, error.what, hint=error.hint) from None
         propagator = Propagator(
             accounts.tables.table(migration.source),
             [accounts.tables.table(name) for name in migration.tables],
             plan.mapper,
-            MappingStore(accounts.restricted.table(MAPPING_TABLE), rows),
+            mapping,
             width=_REPLICAS_AT_ONCE,
         )
-        journal = Journal(accounts.restricted.table(JOURNAL_TABLE), script_id)
+        journal = Journal(accounts.restricted.table(JOURNAL_TABLE), script_id, mapping.keyring)
         permits = _PermitsOfRun(lease, control.run_id)
         writer = Writer(
             plan.view,

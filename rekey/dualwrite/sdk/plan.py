@@ -21,8 +21,10 @@ from rekey.config import account_key, load_config, resolve_secret
 from rekey.declaration import Declared, Migration, required_secrets
 from rekey.dualwrite.reading import ClientFacts, LeaseSettings
 from rekey.dualwrite.rules import View
-from rekey.errors import ConfigurationError
+from rekey.errors import ConfigurationError, SecretMissing
 from rekey.mapper import Mapper
+from rekey.mapping.opening import wrapping_for
+from rekey.mapping.wrapping import LocalWrappingKey, WrappingKey
 from rekey.scripts import load_script
 from rekey.secrets_source import fingerprint
 from rekey.tables.credentials import Credential
@@ -52,6 +54,7 @@ class Plan:
         facts: what the lease compares with the control row.
         settings: the lease's times.
         tables, restricted: the two accounts.
+        wrapping: what a sealed mapping's data keys are wrapped with; None for a mapping in the clear.
         shadow_reads: share of reads that are also done on the replica, 0 to 1.
         shadow_seed: of the draw which reads these are; None for a different one each time.
     """
@@ -65,6 +68,7 @@ class Plan:
     settings: LeaseSettings
     tables: Endpoint
     restricted: Endpoint
+    wrapping: WrappingKey | None = field(default=None, repr=False)
     shadow_reads: float = DEFAULT_SHADOW_READS
     shadow_seed: int | None = None
 
@@ -106,6 +110,7 @@ def make_plan(
     secrets: Mapping[str, bytes],
     tables: Endpoint,
     restricted: Endpoint,
+    wrapping_key: bytes | WrappingKey | None = None,
     name: str = DEFAULT_NAME,
     settings: LeaseSettings | None = None,
     shadow_reads: float = DEFAULT_SHADOW_READS,
@@ -115,7 +120,8 @@ def make_plan(
 
     Raises:
         ConfigurationError: the table, the view or the share of shadow reads cannot be.
-        SecretMissing: a secret that the declaration names is absent or too short.
+        SecretMissing: a secret that the declaration names, or the wrapping key of a sealed mapping, is absent
+            or too short.
     """
     if not 0 <= shadow_reads <= 1:
         raise ConfigurationError(
@@ -143,9 +149,22 @@ def make_plan(
         settings=settings or LeaseSettings(),
         tables=tables,
         restricted=restricted,
+        wrapping=_wrapping(migration, wrapping_key),
         shadow_reads=shadow_reads,
         shadow_seed=shadow_seed,
     )
+
+
+def _wrapping(migration: Migration, given: bytes | WrappingKey | None) -> WrappingKey | None:
+    if not migration.is_sealed:
+        return None
+    if given is None:
+        raise SecretMissing(
+            "the mapping is sealed, and the client was given no wrapping key",
+            hint="give wrapping_key=, what [sealing] in the runner's rekey.toml names; `from_config` reads it"
+            " from there",
+        )
+    return LocalWrappingKey(given) if isinstance(given, bytes) else given
 
 
 def configured(
@@ -190,6 +209,7 @@ def configured(
         "restricted_endpoint": config.restricted.endpoint,
         "restricted_credential": made[config.restricted],
         "secrets": {name: resolve_secret(config, name) for name in required_secrets(migration)},
+        "wrapping_key": wrapping_for(config, migration),
         "view": view,
     }
     return arguments, [made[account] for account, key in keys.items() if key is None]
