@@ -113,11 +113,11 @@ def _check_names(project: Project, main: list[dict[str, Any]], index: list[dict[
     assert _looked_up(project, missing["source_row"]) == ("blog", "index missing")
     [extra] = [one for one in main if one["kind"] == "extra"]
     assert "source_row" not in extra
-    project.run("lookup", "--id", extra["row"]).ended(1, "knows no such row")
+    project.run("lookup", "--id", extra["row"], "--reason", "t").ended(1, "knows no such row")
 
 
 def _looked_up(project: Project, safe_id: str) -> Key:
-    [row] = project.run("lookup", "--id", safe_id, "--json").ended(0).document["rows"]
+    [row] = project.run("lookup", "--id", safe_id, "--reason", "t", "--json").ended(0).document["rows"]
     return row["old"]["partition_key"], row["old"]["row_key"]
 
 
@@ -179,7 +179,7 @@ def test_a_collision_that_arises_while_copying_stops_it_and_overwrites_nothing(l
 
 def _looked_up_old(project: Project, row: Row) -> str:
     """Return the safe id of a source row, as `lookup` says it (also of one that it does not know)."""
-    ran = project.run("lookup", "--old", row["PartitionKey"], row["RowKey"], "--json")
+    ran = project.run("lookup", "--old", row["PartitionKey"], row["RowKey"], "--reason", "t", "--json")
     if ran.code == 0:
         return str(ran.document["rows"][0]["row_id"])
     return str(ran.document["what"].rpartition("(")[2].rstrip(")"))

@@ -301,7 +301,9 @@ def test_status_shows_a_freeze_that_a_killed_run_left_and_apply_leaves_it(
 def test_lookup_answers_both_ways_and_by_safe_id_and_is_recorded(rekey: Commands, project: Project) -> None:
     rekey("apply")
     old = project.rows("Users")[3]
-    [found] = rekey("lookup", "--old", old["PartitionKey"], old["RowKey"], "--json").json["rows"]
+    [found] = rekey("lookup", "--old", old["PartitionKey"], old["RowKey"], "--reason", "t", "--json").json[
+        "rows"
+    ]
     new = found["new"][0]
     assert new["table"] == "UsersV2"
     row = asyncio.run(project.tables.table("UsersV2").get(EntityKey(new["partition_key"], new["row_key"])))
@@ -309,15 +311,19 @@ def test_lookup_answers_both_ways_and_by_safe_id_and_is_recorded(rekey: Commands
     assert row["ContactEmail"] == old["RowKey"]
     back = rekey("lookup", "--new", new["partition_key"], new["row_key"], "--reason", "ticket 4711").out
     assert old["RowKey"] in back
-    assert rekey("lookup", "--id", found["row_id"], "--json").json["rows"] == [found]
-    assert "no such row" in rekey("lookup", "--old", "p0", "nobody@example.com", code=1).err
+    assert rekey("lookup", "--id", found["row_id"], "--reason", "t", "--json").json["rows"] == [found]
+    nobody = ("--old", "p0", "nobody@example.com")
+    assert "no such row" in rekey("lookup", *nobody, "--reason", "t", code=1).err
     with State.open(project.config.state, read_only=True) as state:
         events = [event.details for event in state.audit_events(SCRIPT) if event.event == "lookup"]
         assert state.check_chain() is None
     assert [event["by"] for event in events] == ["old", "new", "id", "old"]
     assert events[1]["reason"] == "ticket 4711"
     assert [event["found"] for event in events] == [True, True, True, False]
-    assert all(event["rows"] == [found["row_id"]] for event in events[:3])
+    assert all(events[number]["rows"] == [found["row_id"]] for number in (0, 2))
+    assert events[1]["rows"] != [found["row_id"]], (
+        "what was asked for, by its own safe id: nothing was opened yet"
+    )
     assert "@example.com" not in str(events)
 
 
@@ -328,8 +334,11 @@ def test_lookup_refuses_a_reason_that_holds_the_key_and_a_question_that_is_none(
     old = project.rows("Users")[3]
     key = ("--old", old["PartitionKey"], old["RowKey"])
     rekey("lookup", *key, "--reason", f"asked for {old['RowKey'].upper()}", code=2)
-    rekey("lookup", code=2)
-    rekey("lookup", *key, "--id", "abc", code=2)
+    rekey("lookup", "--reason", "ticket 4711", code=2)
+    rekey("lookup", *key, "--id", "abc", "--reason", "ticket 4711", code=2)
+    assert "--reason" in rekey("lookup", *key, code=2).err
+    rekey("lookup", *key, "--reason", "  ", code=2)
+    rekey("lookup", "--id", "3m9k2v7c0q1x", "--reason", "for a@b.example", code=2)
     with State.open(project.config.state, read_only=True) as state:
         assert not [event for event in state.audit_events(SCRIPT) if event.event == "lookup"]
 
@@ -343,9 +352,9 @@ def test_lookup_finds_the_owner_of_an_index_row(
     project.script(POSTS_SCRIPT, "0001_posts.py")
     asyncio.run(project.fill("Posts", [post("first", tags="red,blue"), post("second", tags="red")]))
     rekey = Commands(project, capsys, monkeypatch)
-    assert "has not begun" in rekey("lookup", "--new", "red", "first", code=3).err
+    assert "has not begun" in rekey("lookup", "--new", "red", "first", "--reason", "t", code=3).err
     rekey("apply")
-    [found] = rekey("lookup", "--new", "blue", "first", "--json").json["rows"]
+    [found] = rekey("lookup", "--new", "blue", "first", "--reason", "t", "--json").json["rows"]
     assert found["old"] == {"partition_key": "blog", "row_key": "first"}
     assert [one["table"] for one in found["new"]] == ["PostsV2", "PostsByTag", "PostsByTag"]
 

@@ -194,7 +194,7 @@ def test_a_second_runner_exits_3_while_status_and_plan_go_on(rekey: Commands, pr
             assert_clear(said)
         rekey("status")
         rekey("plan")
-        rekey("lookup", "--old", "eu", "user1@example.com")
+        rekey("lookup", "--old", "eu", "user1@example.com", "--reason", "ticket 4711")
 
 
 @pytest.mark.parametrize("content", [b"", b"no database at all"])

@@ -67,7 +67,9 @@ def live(project: Project, rekey: Callable[..., None]) -> None:
     old = ("--old", first["PartitionKey"], first["RowKey"])
     rekey("apply", "0001")
     rekey("lookup", "0001", *old, "--reason", "ticket 4711")
-    rekey("lookup", "0001", "--old", first["PartitionKey"], "nobody" + first["RowKey"], code=1)
+    rekey(
+        "lookup", "0001", "--old", first["PartitionKey"], "nobody" + first["RowKey"], "--reason", "t", code=1
+    )
     target = project.rows("UsersV2")[5]
     table = project.tables.table("UsersV2")
     asyncio.run(table.replace({**content_of(target), "Name": CANARIES.texts["value"] * 2}, etag="*"))

@@ -1,0 +1,143 @@
+"""Looking keys up: which mapping rows a question means, and what they say.
+
+Rules kept here:
+
+* Two steps. `meet` finds the mapping rows that a question means and opens none of them; `tell` opens them.
+  What has to be on record before a legacy key is seen is recorded between the two.
+* An id is looked for in full, as people see it: the beginning of one would open many rows at once.
+* A row is named by its safe id on the way: one is computed of the key that was asked for, or read off the
+  mapping row. A text that was given as an id is never repeated: it may be a key, given by mistake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rekey.declaration import MAIN_PARTITION_KEY
+from rekey.errors import TableMissing
+from rekey.mapping.ids import SHORT_CHARACTERS
+from rekey.mapping.rows import pointer_of
+from rekey.mapping.store import MappingStore
+from rekey.model import ROW_KEY, EntityKey, Row
+from rekey.tables.base import TableService
+
+UNKNOWN_ID = "the id that was given"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What was asked: exactly one of the three."""
+
+    old: EntityKey | None = field(default=None, repr=False)
+    new: EntityKey | None = field(default=None, repr=False)
+    safe_id: str | None = field(default=None, repr=False)
+
+    @property
+    def by(self) -> str:
+        """`old`, `new` or `id`."""
+        return "old" if self.old is not None else "new" if self.new is not None else "id"
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """The mapping rows that a question means, unopened.
+
+    Attributes:
+        query: the question.
+        row_ids: safe ids of what was asked for.
+        digests: the same in full, which the digest of a batch is made of.
+        rows: forward or reverse rows.
+    """
+
+    query: Query
+    row_ids: tuple[str, ...]
+    digests: tuple[str, ...]
+    rows: tuple[Row, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One source row and all keys it ever had in the targets."""
+
+    row_id: str
+    old: EntityKey = field(repr=False)
+    new: tuple[tuple[str, EntityKey], ...] = field(repr=False)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON-able data, with its keys."""
+        return {
+            "row_id": self.row_id,
+            "old": {"partition_key": self.old.partition, "row_key": self.old.row},
+            "new": [
+                {"table": table, "partition_key": key.partition, "row_key": key.row}
+                for table, key in self.new
+            ],
+        }
+
+
+class Lookup:
+    """Answers questions about the keys of one migration."""
+
+    def __init__(self, store: MappingStore, tables: TableService) -> None:
+        """Take the mapping, and the application's tables: an index row leads to its main row."""
+        self._store = store
+        self._tables = tables
+
+    async def meet(self, query: Query) -> Met:
+        """Return the mapping rows that a question means; opens none."""
+        rows = self._store.rows
+        if query.safe_id is not None:
+            return await self._meet_id(query, query.safe_id.strip().lower())
+        if query.old is not None:
+            return self._met(query, rows.forward_key(query.old), await self._at(rows.forward_key(query.old)))
+        key = query.new or EntityKey("", "")
+        at = rows.reverse_key(key)
+        row = await self._at(at) or await self._by_index(key)
+        return self._met(query, at if row is None else EntityKey("", row[ROW_KEY]), row)
+
+    async def tell(self, met: Met) -> list[Found]:
+        """Open what a question means. Raises SealedUnreadable when a row cannot be opened."""
+        await self._store.learn(met.rows)
+        sources = dict.fromkeys(self._store.rows.read_source(row) for row in met.rows)
+        return [found for key in sources if (found := await self._found(key)) is not None]
+
+    async def _meet_id(self, query: Query, wanted: str) -> Met:
+        if len(wanted) < SHORT_CHARACTERS:
+            return Met(query, (UNKNOWN_ID,), ("",), ())
+        found = [row for direction in ("f", "r") for row in await self._store.lookup(direction, wanted)]
+        digests = tuple(dict.fromkeys(str(row[ROW_KEY]) for row in found))
+        return Met(query, _short(digests) or (UNKNOWN_ID,), digests or ("",), tuple(found))
+
+    async def _by_index(self, key: EntityKey) -> Row | None:
+        """Return the reverse row of an index row's main row."""
+        for name in self._store.rows.tables[1:]:
+            try:
+                row = await self._tables.table(name).get(key)
+            except TableMissing:
+                continue
+            if row is not None and MAIN_PARTITION_KEY in row:
+                found = await self._at(self._store.rows.reverse_key(pointer_of(row)))
+                if found is not None:
+                    return found
+        return None
+
+    async def _at(self, key: EntityKey) -> Row | None:
+        return await self._store.table.get(key)
+
+    async def _found(self, source_key: EntityKey) -> Found | None:
+        forward = await self._store.forward(source_key)
+        if forward is None:
+            return None
+        rows = self._store.rows
+        new = tuple((rows.tables[target.table], target.key) for target in sorted(forward.targets))
+        return Found(rows.ids.short(rows.source, source_key), source_key, new)
+
+    @staticmethod
+    def _met(query: Query, at: EntityKey, row: Row | None) -> Met:
+        return Met(query, _short((at.row,)), (at.row,), () if row is None else (row,))
+
+
+def _short(digests: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(digest[:SHORT_CHARACTERS] for digest in digests))
