@@ -2,11 +2,14 @@
 
 Rules kept here:
 
-* Nothing that is there is overwritten; `.gitignore` gets one more line when it lacks it.
+* Nothing that is there is overwritten; `.gitignore` gets the lines that it lacks.
+* The wrapping key is made with the configuration that names it, for its owner only, and never repeated.
 """
 
 from __future__ import annotations
 
+import os
+import secrets
 from pathlib import Path
 
 import click
@@ -14,7 +17,9 @@ import click
 from rekey.cli.shell import Shell, command
 from rekey.errors import ConfigurationError, ExitCode
 
-IGNORED = ".rekey/"
+IGNORED = (".rekey/", "sealing.key")
+WRAPPING_KEY = "sealing.key"
+_KEY_BYTES = 32
 
 
 @command("init", example="rekey init\nrekey init ./key-changes")
@@ -22,18 +27,21 @@ IGNORED = ".rekey/"
 def init(shell: Shell, folder: Path) -> ExitCode:
     """Begin a project in FOLDER (this one by default).
 
-    Writes the configuration with its defaults explained, a folder for migration scripts, and an entry in
-    .gitignore for rekey's state. Overwrites nothing.
+    Writes the configuration with its defaults explained, a folder for migration scripts, the key that seals
+    old keys, and entries in .gitignore for that key and rekey's state. Overwrites nothing.
     """
-    from rekey.config import DEFAULT_CONFIG
+    from rekey.default_config import DEFAULT_CONFIG
 
     config = folder / shell.config_path
     migrations = config.parent / "migrations"
+    key = config.parent / WRAPPING_KEY
     ignore = config.parent / ".gitignore"
     try:
         migrations.mkdir(parents=True, exist_ok=True)
+        fresh = _write_new(config, DEFAULT_CONFIG)
         made = {
-            str(config): _write_new(config, DEFAULT_CONFIG),
+            str(config): fresh,
+            **({str(key): _write_key(key)} if fresh else {}),
             str(migrations / ".gitkeep"): not any(migrations.iterdir())
             and _write_new(migrations / ".gitkeep", ""),
             str(ignore): _ignore(ignore),
@@ -45,13 +53,13 @@ def init(shell: Shell, folder: Path) -> ExitCode:
             hint="name a folder that this user can write to: `rekey init FOLDER`",
         ) from None
     new = f"{shell.command('new NAME')} --source TABLE --target TABLE"
-    lines = [f"{'wrote' if fresh else 'kept '}  {path}" for path, fresh in made.items()]
+    lines = [f"{'wrote' if is_new else 'kept '}  {path}" for path, is_new in made.items()]
     lines += [
         "",
         f"Next: name your accounts in {config} (it says how), then write a first migration script:",
         f"  {new}",
     ]
-    written = [path for path, fresh in made.items() if fresh]
+    written = [path for path, is_new in made.items() if is_new]
     shell.emit(
         {
             "exit_code": int(ExitCode.DONE),
@@ -75,12 +83,25 @@ def _write_new(path: Path, text: str) -> bool:
     return True
 
 
+def _write_key(path: Path) -> bool:
+    """Make the wrapping key, for its owner only; False when there is one already."""
+    try:
+        made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return False
+    with os.fdopen(made, "w", encoding="ascii") as file:
+        file.write(f"{secrets.token_hex(_KEY_BYTES)}\n")
+    return True
+
+
 def _ignore(path: Path) -> bool:
-    """Add our entry to .gitignore; False when it has it already."""
+    """Add our entries to .gitignore; False when it has them already."""
     before = path.read_text(encoding="utf-8") if path.exists() else ""
-    if IGNORED in (line.strip() for line in before.splitlines()):
+    there = {line.strip() for line in before.splitlines()}
+    missing = [entry for entry in IGNORED if entry not in there]
+    if not missing:
         return False
     gap = "" if not before or before.endswith("\n") else "\n"
     with path.open("a", encoding="utf-8") as file:
-        file.write(f"{gap}{IGNORED}\n")
+        file.write(gap + "".join(f"{entry}\n" for entry in missing))
     return True

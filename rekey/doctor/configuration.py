@@ -20,6 +20,7 @@ GOOD_BYTES = 32
 FEW_DISTINCT = 8
 """32 hexadecimal digits drawn by chance have about 14 different ones, and practically never fewer than 8."""
 _MAKE_SECRET = "openssl rand -hex 32"  # noqa: S105 - a command
+_WHY_WRAPPING = "whoever has this key and reads the restricted store finds every old key"
 _WHY_SECRET = "whoever has the secret can compute the id of every old key that he can guess"  # noqa: S105
 
 
@@ -35,6 +36,7 @@ def check(observed: Observed) -> Examined:
             for secret in seen.secrets
             for one in _secret(secret, named=secret.name in observed.migrations.named_secrets)
         ),
+        *_wrapping(seen.wrapping),
         *_evidence(seen),
     ]
     return Examined("configuration", tuple(findings), (Fact("file", seen.file.path),))
@@ -150,6 +152,23 @@ def _secret(secret: SecretSeen, *, named: bool) -> Iterator[Finding]:
             why=_WHY_SECRET,
             codes=(Code.FILE_OPEN, Code.FILE_FOREIGN),
         )
+
+
+def _wrapping(key: SecretSeen | None) -> Iterator[Finding]:
+    if key is None:
+        return
+    if key.trouble is None and key.distinct < FEW_DISTINCT:
+        yield Finding(
+            Code.SECRET_GUESSABLE,
+            Severity.WARNING,
+            "[sealing]",
+            f"it has {key.distinct} different bytes: a pattern, not chance",
+            _WHY_WRAPPING + "; a pattern is tried first",
+            "make one by chance, name this one under [sealing.previous], and run `rekey apply`",
+            _MAKE_SECRET,
+        )
+    if key.file is not None:
+        yield from doors(key.file, "[sealing]", why=_WHY_WRAPPING, codes=(Code.FILE_OPEN, Code.FILE_FOREIGN))
 
 
 def _evidence(seen: ConfigurationSeen) -> Iterator[Finding]:

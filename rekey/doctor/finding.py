@@ -81,6 +81,7 @@ class Code(StrEnum):
     NO_SCRIPTS = "no-scripts"
     SCRIPTS_WRITABLE = "scripts-writable"
     SECRET_UNRESOLVED = "secret-unresolved"  # noqa: S105 - a code
+    WRAPPING_KEY_MISSING = "wrapping-key-missing"
     # restricted store
     STORE_INCOMPLETE = "store-incomplete"
     CONTROL_UNREADABLE = "control-unreadable"

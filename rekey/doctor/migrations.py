@@ -18,7 +18,7 @@ from rekey.planner.result import Severity
 def check(observed: Observed) -> Examined:
     """Judge the migration scripts."""
     seen = observed.migrations
-    findings = [*_loading(seen), *_writers(seen), *_secrets(seen)]
+    findings = [*_loading(seen), *_writers(seen), *_secrets(seen), *_sealing(seen)]
     loaded = [one.script_id for one in seen.scripts]
     facts = (Fact("scripts", listed(loaded)),) if loaded else ()
     return Examined("migrations", tuple(findings), facts)
@@ -76,4 +76,17 @@ def _secrets(seen: MigrationsSeen) -> Iterator[Finding]:
                 trouble.what,
                 f"the script makes keys with `{name}`; without it nothing can be planned or copied",
                 trouble.cure,
+            )
+
+
+def _sealing(seen: MigrationsSeen) -> Iterator[Finding]:
+    for script in seen.scripts:
+        if script.unsealed is not None:
+            yield Finding(
+                Code.WRAPPING_KEY_MISSING,
+                Severity.ERROR,
+                script.script_id,
+                script.unsealed.what,
+                "the script's mapping is sealed; without the wrapping key nothing can be copied or looked up",
+                script.unsealed.cure,
             )

@@ -34,9 +34,10 @@ from rekey.doctor.observed import (
 )
 from rekey.errors import RekeyError
 from rekey.evidence.signing import open_signer
+from rekey.mapping.opening import open_wrapping
 from rekey.runner.lease import process_exists
 from rekey.scripts import load_scripts
-from rekey.secrets_source import SecretKind
+from rekey.secrets_source import SecretKind, read_secret
 from rekey.state.backend import SCHEMA_FOLDER, schema_version, sqlite_version
 from rekey.state.store import State
 
@@ -65,6 +66,7 @@ def see_configuration(config: Config) -> ConfigurationSeen:
         same_account=config.tables.is_same_as(config.restricted),
         same_key=_same_key(config),
         secrets=tuple(_secret(config, name) for name in sorted(config.secrets)),
+        wrapping=_wrapping(config),
         evidence_file=None if config.evidence.key_file is None else see_file(config.evidence.key_file),
         evidence_configured=configured,
         evidence_trouble=trouble,
@@ -77,6 +79,27 @@ def _same_key(config: Config) -> bool:
     except RekeyError:
         return False
     return keys[0] is not None and keys[0] == keys[1]
+
+
+def _wrapping(config: Config) -> SecretSeen | None:
+    source = config.sealing.key
+    if source is None or source.kind is SecretKind.KEY_VAULT:
+        return None
+    file = see_file(Path(source.where)) if source.kind is SecretKind.FILE else None
+    try:
+        secret = read_secret("sealing", source)
+    except RekeyError as error:
+        return SecretSeen("sealing", file, trouble=trouble_of(error))
+    return SecretSeen("sealing", file, length=len(secret), distinct=len(set(secret)))
+
+
+def _unsealed(config: Config) -> Trouble | None:
+    """Return why sealed mappings cannot be opened, None when nothing is known against it."""
+    try:
+        open_wrapping(config)
+    except RekeyError as error:
+        return trouble_of(error)
+    return None
 
 
 def _secret(config: Config, name: str) -> SecretSeen:
@@ -271,6 +294,7 @@ def see_migrations(config: Config, configured: Sequence[SecretSeen]) -> Migratio
                 one.script_id,
                 one.migration.source,
                 unresolved=_unresolved(config, troubles, named[one.script_id]),
+                unsealed=_unsealed(config) if one.migration.is_sealed else None,
             )
             for one in declared
         ),

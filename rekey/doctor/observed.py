@@ -75,6 +75,7 @@ class ConfigurationSeen:
         same_account: both sections name one account.
         same_key: both accounts have one shared key.
         secrets: by order of name.
+        wrapping: the wrapping key of sealed mappings, None when none is configured, or it stays in Key Vault.
         evidence_file: the key file that signs evidence, None when there is none.
         evidence_configured: a key is configured, in a file or in Key Vault.
         evidence_trouble: why it cannot be used.
@@ -84,6 +85,7 @@ class ConfigurationSeen:
     same_account: bool = False
     same_key: bool = False
     secrets: tuple[SecretSeen, ...] = ()
+    wrapping: SecretSeen | None = None
     evidence_file: FileSeen | None = None
     evidence_configured: bool = True
     evidence_trouble: Trouble | None = None
@@ -232,12 +234,14 @@ class ScriptSeen:
         source: the table it migrates.
         reading: what came of reading that, None when not tried.
         unresolved: secrets it names that cannot be had, with the trouble of each.
+        unsealed: why the wrapping key that it needs cannot be used, None when it can or none is needed.
     """
 
     script_id: str
     source: str
     reading: Reading | None = None
     unresolved: Mapping[str, Trouble] = field(default_factory=dict)
+    unsealed: Trouble | None = None
 
 
 @dataclass(frozen=True, slots=True)

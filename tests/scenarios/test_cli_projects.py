@@ -11,6 +11,7 @@ from rekey import keys
 from rekey.cli.main import run
 from rekey.config import load_config
 from rekey.scripts import load_script, load_scripts
+from rekey.secrets_source import SecretKind, SecretSource, read_secret
 
 
 @pytest.fixture
@@ -28,7 +29,10 @@ def test_init_makes_a_project_whose_configuration_loads(
     config = load_config(folder / "rekey.toml")
     assert config.migrations == folder / "migrations"
     assert config.migrations.is_dir()
-    assert (folder / ".gitignore").read_text("utf-8") == ".rekey/\n"
+    assert (folder / ".gitignore").read_text("utf-8") == ".rekey/\nsealing.key\n"
+    assert (folder / "sealing.key").stat().st_mode & 0o777 == 0o600
+    assert config.sealing.key == SecretSource(SecretKind.FILE, str(folder / "sealing.key"))
+    assert len(read_secret("sealing", config.sealing.key)) == 64
 
 
 def test_init_overwrites_nothing(folder: Path) -> None:
@@ -39,7 +43,8 @@ def test_init_overwrites_nothing(folder: Path) -> None:
     assert run(["init"]) == 0
     assert run(["init"]) == 0
     assert (folder / "rekey.toml").read_text("utf-8") == "mine"
-    assert (folder / ".gitignore").read_text("utf-8") == "*.pyc\n.rekey/\n"
+    assert (folder / ".gitignore").read_text("utf-8") == "*.pyc\n.rekey/\nsealing.key\n"
+    assert not (folder / "sealing.key").exists(), "the configuration names none"
     assert [path.name for path in (folder / "migrations").iterdir()] == ["0001_mine.py"]
 
 

@@ -15,7 +15,6 @@ from rekey.cli.shell import Surroundings
 from rekey.config import Account
 from rekey.doctor.observe_accounts import see_account
 from rekey.doctor.observe_machine import see_state
-from rekey.dualwrite.journal import Journal
 from rekey.dualwrite.registry import ClientRow, Registry
 from rekey.errors import CredentialRefused
 from rekey.model import EntityKey
@@ -180,7 +179,7 @@ def test_migrations_in_the_store_are_told_in_numbers(rekey: Commands, project: P
 
     async def write() -> None:
         await Registry(project.restricted, "0001_users").beat(client)
-        journal = Journal(project.restricted.table("rekeyjournal"), "0001_users")
+        journal = await project.journal("0001_users")
         keys = [EntityKey("eu", f"user{number}@example.com") for number in range(3)]
         await journal.begin("a1", 2, "source", keys)
 

@@ -191,6 +191,7 @@ CASES: dict[Code, Case] = {
     ),
     Code.SCRIPTS_WRITABLE: Case(WARNING, changed("migrations", folder=file("migrations", 0o777))),
     Code.SECRET_UNRESOLVED: Case(ERROR, scripts(unresolved={"users": NO})),
+    Code.WRAPPING_KEY_MISSING: Case(ERROR, scripts(unsealed=NO)),
     # restricted store
     Code.STORE_INCOMPLETE: Case(
         ERROR,
