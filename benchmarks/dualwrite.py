@@ -38,6 +38,8 @@ endpoint = "http://127.0.0.1:{port}/restricted"
 key_env = "BENCH_RESTRICTED_KEY"
 [secrets.users]
 env = "BENCH_SECRET"
+[sealing]
+env = "BENCH_WRAPPING_KEY"
 """
 _KEY_DERIVED = project.SCRIPT.replace('capture="delta"', 'capture="dual-write"')
 _CONTENT_DERIVED = '''\

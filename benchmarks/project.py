@@ -55,6 +55,8 @@ endpoint = "{restricted}"
 key_env = "BENCH_RESTRICTED_KEY"
 [secrets.users]
 env = "BENCH_SECRET"
+[sealing]
+env = "BENCH_WRAPPING_KEY"
 [gates]
 margin = "1s"
 """
@@ -88,6 +90,7 @@ def make(folder: Path, azurite: Azurite) -> dict[str, str]:
         "BENCH_TABLES_KEY": azurite.tables.key,
         "BENCH_RESTRICTED_KEY": azurite.restricted.key,
         "BENCH_SECRET": SECRET,
+        "BENCH_WRAPPING_KEY": SECRET * 2,
         "PYTHONPATH": python_path(),
     }
 

@@ -34,6 +34,7 @@ from rekey.dualwrite.propagate import Propagator
 from rekey.mapper import Mapper
 from rekey.mapping.ids import SafeIds
 from rekey.mapping.rows import MAPPING_TABLE, MappingRows
+from rekey.mapping.sealing import Sealer, new_data_key
 from rekey.mapping.store import MappingStore
 from rekey.model import EVERYTHING, EntityKey
 from rekey.reconcile.context import ReconcileContext
@@ -54,7 +55,9 @@ class TargetsOnly(Copier):
 
 
 def _migration(service: AzureTableService) -> Propagator:
-    mapping = MappingRows(SCRIPT_ID, USERS.source, USERS.tables, SafeIds(bytes(32)))
+    sealer = Sealer()
+    sealer.use(new_data_key("2024-05"))
+    mapping = MappingRows(SCRIPT_ID, USERS.source, USERS.tables, SafeIds(bytes(32)), sealer)
     return Propagator(
         service.table(USERS.source),
         [service.table(name) for name in USERS.tables],

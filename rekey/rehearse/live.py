@@ -19,7 +19,6 @@ from types import TracebackType
 from azure.core.credentials import AzureNamedKeyCredential
 from azure.data.tables import UpdateMode
 
-from rekey.declaration import Declared
 from rekey.dualwrite.sdk.client_sync import DualWriteTableClient
 from rekey.dualwrite.sdk.errors import DualWriteRefused
 from rekey.mapper import TargetRow
@@ -35,8 +34,8 @@ class Clients:
 
     def __init__(self, project: Project, azurite: Azurite) -> None:
         """Make them; each registers with its first call."""
-        self.old = _client(project.declared, project.secrets, azurite, "old")
-        self.new = _client(project.declared, project.secrets, azurite, "new")
+        self.old = _client(project, azurite, "old")
+        self.new = _client(project, azurite, "new")
 
     def close_old(self) -> None:
         """End the old version of the application."""
@@ -52,18 +51,17 @@ class Clients:
         self.new.close()
 
 
-def _client(
-    declared: Declared, secrets: dict[str, bytes], azurite: Azurite, view: str
-) -> DualWriteTableClient:
-    migration = declared.migration
+def _client(project: Project, azurite: Azurite, view: str) -> DualWriteTableClient:
+    migration = project.declared.migration
     return DualWriteTableClient(
         azurite.tables.endpoint,
         migration.source if view == "old" else migration.target.table,
         credential=_key(azurite.tables),
-        migration=declared,
+        migration=project.declared,
         restricted_endpoint=azurite.restricted.endpoint,
         restricted_credential=_key(azurite.restricted),
-        secrets=secrets,
+        secrets=project.secrets,
+        wrapping_key=project.wrapping_key,
         name=f"application-{view}",
         use_env_settings=False,
     )

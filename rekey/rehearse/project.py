@@ -27,12 +27,14 @@ from rekey.errors import ConfigurationError, MachineFailed
 from rekey.evidence.keyfiles import make_key
 from rekey.rehearse.azurite import Azurite
 from rekey.scripts import load_script, load_scripts
+from rekey.state.keytexts import KeyTexts
 from rekey.state.models import Segment
 from rekey.state.store import State
 
 RETENTION_SECONDS = 1
 """The shortest that a configuration can say."""
 EVIDENCE_KEY = "evidence.pem"
+_WRAPPING_KEY = "REHEARSAL_WRAPPING_KEY"
 _COMMAND_SECONDS = 3600
 _ON_LOOPBACK = "127.0.0.1"
 
@@ -108,6 +110,7 @@ class Project:
         names = sorted({name for one in self.scripts for name in required_secrets(one.migration)})
         self._variables = {name: f"REHEARSAL_SECRET_{number}" for number, name in enumerate(names, start=1)}
         self._environment = {variable: secrets.token_hex(32) for variable in self._variables.values()}
+        self._environment[_WRAPPING_KEY] = secrets.token_hex(32)
         self._started: list[Running] = []
 
     @property
@@ -131,6 +134,11 @@ class Project:
     def secrets(self) -> dict[str, bytes]:
         """The secrets that the scripts name, made for this rehearsal."""
         return {name: self._environment[where].encode("ascii") for name, where in self._variables.items()}
+
+    @property
+    def wrapping_key(self) -> bytes:
+        """The secret that sealed mappings are sealed with, made for this rehearsal."""
+        return self._environment[_WRAPPING_KEY].encode("ascii")
 
     @property
     def confidential(self) -> tuple[str, ...]:
@@ -162,12 +170,20 @@ class Project:
             if not running.ended:
                 running.kill()
 
-    def segments(self, purpose: str) -> list[Segment]:
-        """Return the checkpoints of the rehearsed migration as they are in the state file now."""
+    def segments(self, purpose: str, keys: KeyTexts | None = None) -> list[Segment]:
+        """Return the checkpoints of the rehearsed migration as they are in the state file now.
+
+        Args:
+            purpose: what they are for.
+            keys: how keys stand there; None for counts alone.
+        """
         if not self.state_path.exists():
             return []
+        script_id = self.declared.script_id
         with State.open(self.state_path, read_only=True) as state:
-            return state.segments(self.declared.script_id, purpose)
+            if keys is not None:
+                state.use_keys(script_id, keys)
+            return state.segments(script_id, purpose, keys=keys is not None)
 
     def _environ(self) -> Mapping[str, str]:
         # A proxy that the machine is told to use does not know this machine's own Azurite.
@@ -243,6 +259,9 @@ key_env = "REHEARSAL_TABLES_KEY"
 endpoint = "{azurite.restricted.endpoint}"
 key_env = "REHEARSAL_RESTRICTED_KEY"
 {sections}
+[sealing]
+env = "{_WRAPPING_KEY}"
+
 [limits]
 window_rows = {window_rows}
 entities_per_second = {entities_per_second}

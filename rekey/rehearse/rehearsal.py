@@ -23,6 +23,7 @@ from pathlib import Path
 from azure.core.exceptions import AzureError
 
 from rekey.mapper import Mapper
+from rekey.mapping.wrapping import LocalWrappingKey
 from rekey.rehearse.application import Application
 from rekey.rehearse.azurite import Azurite, AzuriteAccount
 from rekey.rehearse.live import Clients, LiveApplication
@@ -118,7 +119,9 @@ def _on_stage(
         entities_per_second=max(10, stock.count * (1 + len(mapper.tables)) // _COPY_SECONDS),
     )
     tables, restricted = open_service(azurite.tables), open_service(azurite.restricted)
-    witness = Witness(tables, restricted, project.declared.script_id, mapper)
+    sealed = project.declared.migration.is_sealed
+    wrapping = LocalWrappingKey(project.wrapping_key) if sealed else None
+    witness = Witness(tables, restricted, project.declared.script_id, mapper, wrapping)
     figures = {
         "writes": min(_WRITES_AT_MOST, max(10, stock.count // _WRITES_SHARE)),
         "kill_after": _kill_after(stock.count, seed),

@@ -133,7 +133,8 @@ class Life:
         )
         self._run("status", self._script_id)
         self._tell.why("What is done, and what comes next, is in the state file: `status` reads it.")
-        claimed = [segment.claimed for segment in segments if segment.claimed is not None]
+        stood = self._project.segments(BACKFILL, self._witness.cursor_keys())
+        claimed = [segment.claimed for segment in stood if segment.claimed is not None]
         if not claimed:
             raise self._wrong("a checkpoint counts rows and has no cursor", result)
         looked_at, missing = self._witness.missing_within(claimed)

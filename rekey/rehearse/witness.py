@@ -26,10 +26,14 @@ from azure.data.tables import TableClient, TableServiceClient
 
 from rekey.edm import canonical_content
 from rekey.mapper import Mapper
+from rekey.mapping.cursors import SealedKeys
 from rekey.mapping.ids import SafeIds
-from rekey.mapping.rows import CONTROL_TABLE
+from rekey.mapping.rows import CONTROL_TABLE, MAPPING_TABLE
+from rekey.mapping.sealing import ROOT, DataKey, cursors_key, ids_key, key_partition, read_data_key
+from rekey.mapping.wrapping import WrappingKey
 from rekey.model import EntityKey, KeyRange, Row, key_of
 from rekey.rehearse.azurite import AzuriteAccount
+from rekey.state.keytexts import PLAIN, KeyTexts
 
 NAMED = 5
 """How many wrong rows a finding names."""
@@ -73,9 +77,16 @@ class Witness:
     """Reads and compares the tables of one migration."""
 
     def __init__(
-        self, tables: TableServiceClient, restricted: TableServiceClient, script_id: str, mapper: Mapper
+        self,
+        tables: TableServiceClient,
+        restricted: TableServiceClient,
+        script_id: str,
+        mapper: Mapper,
+        wrapping: WrappingKey | None = None,
     ) -> None:
-        """Take the SDK's clients of both accounts, the migration's id, and its mapper."""
+        """Take the SDK's clients of both accounts, the migration's id, its mapper, and the wrapping key of a
+        sealed mapping."""
+        self._wrapping = wrapping
         self._tables = tables
         self._restricted = restricted
         self._script_id = script_id
@@ -120,15 +131,36 @@ class Witness:
         return any(item.name.lower() == table.lower() for item in self._tables.list_tables())
 
     def safe_ids(self) -> SafeIds:
-        """Return the migration's safe ids, by the key in its control row."""
+        """Return the migration's safe ids, by control row and, if sealed, root key."""
+        id_key = self._id_key()
+        root = self._root()
+        return SafeIds(id_key if root is None else ids_key(root, id_key))
+
+    def cursor_keys(self) -> KeyTexts:
+        """Return how keys stand in the state file."""
+        root = self._root()
+        return PLAIN if root is None else SealedKeys(self._script_id, cursors_key(root, self._id_key()))
+
+    def _id_key(self) -> bytes:
+        return base64.b64decode(
+            self._restricted_row(CONTROL_TABLE, self._script_id, _CONTROL_ROW_KEY)["IdKey"]
+        )
+
+    def _root(self) -> DataKey | None:
+        if self._wrapping is None:
+            return None
+        row = self._restricted_row(MAPPING_TABLE, key_partition(self._script_id), ROOT)
+        return read_data_key(self._script_id, row, self._wrapping)
+
+    def _restricted_row(self, table: str, partition: str, row: str) -> Row:
         seen: list[Row] = []
 
         def keep(response: Any) -> None:
             seen.append(json.loads(response.http_response.text()))
 
-        control = self._restricted.get_table_client(CONTROL_TABLE)
-        control.get_entity(self._script_id, _CONTROL_ROW_KEY, raw_response_hook=keep)
-        return SafeIds(base64.b64decode(seen[0]["IdKey"]))
+        client = self._restricted.get_table_client(table)
+        client.get_entity(partition, row, raw_response_hook=keep)
+        return seen[0]
 
     # --- comparing ---------------------------------------------------------------------------------------
 

@@ -34,6 +34,9 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from rekey.backfill.packing import pack
+from rekey.mapping.cursors import SealedKeys
+from rekey.mapping.sealing import FORWARD, REVERSE, ROOT, SEALED, DataKey, Sealer, cursors_key, read_data_key
+from rekey.mapping.wrapping import LocalWrappingKey
 from rekey.model import Row, content_of
 from rekey.rehearse.azurite import Azurite, AzuriteAccount
 from rekey.state.models import Segment
@@ -293,6 +296,7 @@ class Project:
             "ACCEPTANCE_TABLES_KEY": self.azurite.tables.key,
             "ACCEPTANCE_RESTRICTED_KEY": self.azurite.restricted.key,
             "ACCEPTANCE_SECRET": "0123456789abcdef0123456789abcdef",
+            "ACCEPTANCE_WRAPPING_KEY": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
         }
         self.configure()
 
@@ -326,6 +330,8 @@ key_env = "ACCEPTANCE_RESTRICTED_KEY"
 path = "{self.state}"
 [secrets.users]
 env = "ACCEPTANCE_SECRET"
+[sealing]
+env = "ACCEPTANCE_WRAPPING_KEY"
 [limits]
 window_rows = {window_rows}
 {rate}
@@ -377,8 +383,21 @@ margin = "1s"
 
     def segments(self, purpose: str = "backfill") -> list[Segment]:
         """Return the checkpoints as they are in the state file."""
+        keys = self.data_keys()
         with State.open(self.state, read_only=True) as state:
+            if ROOT in keys:
+                [control] = [
+                    row for row in self.restricted_rows("rekeycontrol") if row["RowKey"] == "control"
+                ]
+                key = cursors_key(keys[ROOT], base64.b64decode(control["IdKey"]))
+                state.use_keys(self.script_id, SealedKeys(self.script_id, key))
             return state.segments(self.script_id, purpose)
+
+    def data_keys(self) -> dict[str, DataKey]:
+        """Return the data keys of a sealed migration by cohort; none of one in the clear."""
+        wrapping = LocalWrappingKey(self.environment["ACCEPTANCE_WRAPPING_KEY"].encode())
+        rows = self.restricted.rows("rekeymap", (f"{self.script_id}.k", f"{self.script_id}.l"))
+        return {row["RowKey"]: read_data_key(self.script_id, row, wrapping) for row in rows}
 
     # --- what is there -----------------------------------------------------------------------------------
 
@@ -389,13 +408,23 @@ margin = "1s"
     def mapping(self) -> list[tuple[Any, ...]]:
         """Return what the mapping table says, sorted, without its row keys (they are keyed per migration)."""
         found: list[tuple[Any, ...]] = []
+        sealer = Sealer()
+        for key in self.data_keys().values():
+            sealer.add(key)
         for row in self.restricted_rows("rekeymap"):
-            old = (row["OldPartitionKey"], row["OldRowKey"])
-            if "NewRowKey" in row:
-                found.append(("reverse", old, (row["NewPartitionKey"], row["NewRowKey"])))
+            direction = row["PartitionKey"].removeprefix(self.script_id)[1]
+            if direction == "k":
+                continue
+            if SEALED not in "".join(row):
+                old, rest = [row["OldPartitionKey"], row["OldRowKey"]], json.loads(row.get("Targets0", "[]"))
+                rest = rest or [row["NewPartitionKey"], row["NewRowKey"]]
             else:
-                targets = json.loads(row["Targets0"])
-                found.append(("forward", old, tuple(tuple(target) for target in targets)))
+                purpose = FORWARD if direction == "f" else REVERSE
+                old, rest = json.loads(sealer.unseal(purpose, "rekeymap", row, lane=row["RowKey"][0]))
+            if direction == "r":
+                found.append(("reverse", tuple(old), tuple(rest)))
+            else:
+                found.append(("forward", tuple(old), tuple(tuple(target) for target in rest)))
         return sorted(found)
 
     def everything(self) -> dict[str, Any]:

@@ -30,6 +30,8 @@ key_env = "RESTRICTED_KEY"
 path = "state.sqlite"
 [secrets.users]
 env = "USERS_SECRET"
+[sealing]
+env = "WRAPPING_KEY"
 """
 
 
@@ -47,6 +49,7 @@ def folder(
     monkeypatch.setenv("TABLES_KEY", azurite.tables.key)
     monkeypatch.setenv("RESTRICTED_KEY", azurite.restricted.key)
     monkeypatch.setenv("USERS_SECRET", SECRET.decode("ascii"))
+    monkeypatch.setenv("WRAPPING_KEY", "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08")
 
     async def fill() -> None:
         async with open_account(azurite.tables) as service:

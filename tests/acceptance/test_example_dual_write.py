@@ -46,6 +46,9 @@ def folder(tmp_path: Path, azurite: Azurite, monkeypatch: pytest.MonkeyPatch) ->
         )
     (copied / "rekey.toml").write_text(text, "utf-8")
     monkeypatch.setenv("USERS_SECRET", "0123456789abcdef0123456789abcdef")
+    monkeypatch.setenv(
+        "USERS_WRAPPING_KEY", "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+    )
     return copied
 
 

@@ -26,7 +26,7 @@ import pytest
 
 from rekey.model import Row
 from rekey.rehearse.azurite import Azurite
-from tests.acceptance.support import Project
+from tests.acceptance.support import RESTRICTED, Project
 from tests.faultproxy import Fault, FaultProxy, error_answer
 
 pytestmark = pytest.mark.azurite
@@ -139,18 +139,23 @@ class Watched:
         }
 
     def check(self) -> None:
-        """Look through everything that was printed and every file that was left."""
+        """Look through everything that was printed, every file that was left (the state file, too), and every
+        row of the restricted account."""
         project = self.project
         for ran in project.ran:
             for stream, text in (("output", ran.out), ("error", ran.err)):
                 found = self.canaries.found_in(text.encode())
                 assert not found, f"`{' '.join(ran.words)}` wrote {found} to standard {stream}:\n{text}"
             assert "Traceback" not in ran.err + ran.out, ran
-        left_out = {project.state.with_name(project.state.name + end) for end in ("", "-wal", "-shm")}
         for path in sorted(project.folder.rglob("*")):
-            if path.is_file() and path not in left_out:
+            if path.is_file():
                 assert not self.canaries.found_in(path.read_bytes()), f"{path} was left with a canary in it"
         assert not list((project.folder / "tmp").iterdir()), "temporary files are left"
+        for table in set(RESTRICTED) & set(project.restricted.names()):
+            for row in project.restricted_rows(table):
+                sealed = [base64.b64decode(text) for name, text in row.items() if name.startswith("Sealed")]
+                for data in (str(row).encode(), *sealed):
+                    assert not self.canaries.found_in(data), f"a row of {table} holds a canary"
 
 
 @pytest.fixture

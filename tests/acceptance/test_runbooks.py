@@ -69,6 +69,10 @@ class Project:
         (migrations / f"{SCRIPT}.py").write_text(example, "utf-8")
         (self.folder / "users.secret").write_text("0123456789abcdef0123456789abcdef\n", "utf-8")
         (self.folder / "users.secret").chmod(0o600)
+        (self.folder / "sealing.key").write_text(
+            "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08" + "\n", "utf-8"
+        )
+        (self.folder / "sealing.key").chmod(0o600)
         self.configure()
         asyncio.run(self._fill())
 
@@ -77,7 +81,8 @@ class Project:
         endpoint = self.azurite.endpoint
         (self.folder / "rekey.toml").write_text(
             f'[tables]\nendpoint = "{endpoint}"\n[restricted]\nendpoint = "{endpoint}"\n'
-            f'[secrets.users]\nfile = "users.secret"\n[limits]\n{limits}\n[gates]\n{gates}\n',
+            f'[secrets.users]\nfile = "users.secret"\n[sealing]\nfile = "sealing.key"\n'
+            f"[limits]\n{limits}\n[gates]\n{gates}\n",
             "utf-8",
         )
 
@@ -113,7 +118,16 @@ class Project:
     def safe_id(self) -> str:
         """The safe id of a row that differs or, if none does, of any row that `lookup` knows."""
         source = asyncio.run(self.rows("Users"))[0]
-        words = ["lookup", "0001", "--old", source["PartitionKey"], source["RowKey"], "--json"]
+        words = [
+            "lookup",
+            "0001",
+            "--old",
+            source["PartitionKey"],
+            source["RowKey"],
+            "--reason",
+            "t",
+            "--json",
+        ]
         said = subprocess.run(
             [sys.executable, "-m", "rekey", *words],
             cwd=self.folder,
@@ -189,6 +203,7 @@ PRESUMED: dict[str, Callable[[Project], None]] = {
     "resume": Project.killed_while_copying,
     "retire": complete,
     "rollback": cut_over,
+    "wrapping-key": at_the_gate,
 }
 
 

@@ -5,6 +5,7 @@ more sign-in on the condition that nobody else changed the row meanwhile. Then i
 version addresses users by e-mail, the new one by the id that the migration gives them.
 
     export USERS_SECRET=...                  # the same in every terminal: openssl rand -hex 32
+    export USERS_WRAPPING_KEY=...            # another one, the same in every terminal, too
     python application.py old                # before the migration begins, and until `complete`
     rekey apply 0001                         # copies, while the old version goes on
     python application.py new                # beside it
