@@ -6,6 +6,7 @@ Rules kept here:
   `GROUP_RECORDS` records is split again by further bits of the hash.
 * Records hold keys. Files are made by `tempfile.TemporaryFile` in a private folder (mode 0700): where the
   system can, they never have a name, so not even SIGKILL leaves one behind. They are never logged.
+* What is on the disk is encrypted with a key that only this object has: what is left of a file tells nothing.
 * Records whose hashes are all equal cannot be split: they come in several groups, and whoever joins must
   stand that.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from binascii import a2b_base64, b2a_base64
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
@@ -21,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 import orjson
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from rekey.errors import MachineFailed
 
@@ -32,6 +35,7 @@ GROUP_RECORDS = 20_000
 _BITS = 5
 _FILES = 1 << _BITS
 _DEEPEST = 5
+_NONCE_BYTES = 12
 
 
 @contextmanager
@@ -64,6 +68,7 @@ class Spill:
         self._level = level
         self._files: dict[int, IO[bytes]] = {}
         self._counts: dict[int, int] = {}
+        self._cipher = AESGCM(AESGCM.generate_key(256))
         self.records = 0
 
     def put(self, record: Record) -> None:
@@ -73,7 +78,7 @@ class Spill:
             file = self._files.get(slot)
             if file is None:
                 file = self._files[slot] = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 closed by close
-            file.write(_encode(record))
+            file.write(self._sealed(record))
         except OSError as error:
             raise disk_failed(error) from None
         self._counts[slot] = self._counts.get(slot, 0) + 1
@@ -86,9 +91,9 @@ class Spill:
             try:
                 file.seek(0)  # also flushes what was written
                 if self._counts[slot] <= GROUP_RECORDS:
-                    yield [_decode(line) for line in file]
+                    yield [self._opened(line) for line in file]
                 elif self._level >= _DEEPEST:
-                    yield from _slices(file)
+                    yield from self._slices(file)
                 else:
                     yield from self._split(file)
             except OSError as error:
@@ -105,10 +110,29 @@ class Spill:
         deeper = Spill(self._folder, self._place, level=self._level + 1)
         try:
             for line in file:
-                deeper.put(_decode(line))
+                deeper.put(self._opened(line))
             yield from deeper.groups()
         finally:
             deeper.close()
+
+    def _slices(self, file: IO[bytes]) -> Iterator[list[Record]]:
+        group: list[Record] = []
+        for line in file:
+            group.append(self._opened(line))
+            if len(group) >= GROUP_RECORDS:
+                yield group
+                group = []
+        if group:
+            yield group
+
+    def _sealed(self, record: Record) -> bytes:
+        """Return a line. The key is of this object alone, so counting gives every record its own nonce."""
+        nonce = self.records.to_bytes(_NONCE_BYTES)
+        return b2a_base64(nonce + self._cipher.encrypt(nonce, _encode(record), None))
+
+    def _opened(self, line: bytes) -> Record:
+        data = a2b_base64(line)
+        return _decode(self._cipher.decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], None))
 
     def __enter__(self) -> Spill:
         return self
@@ -117,22 +141,11 @@ class Spill:
         self.close()
 
 
-def _slices(file: IO[bytes]) -> Iterator[list[Record]]:
-    group: list[Record] = []
-    for line in file:
-        group.append(_decode(line))
-        if len(group) >= GROUP_RECORDS:
-            yield group
-            group = []
-    if group:
-        yield group
-
-
 def _encode(record: Record) -> bytes:
     try:
-        return orjson.dumps(record) + b"\n"
+        return orjson.dumps(record)
     except TypeError:  # a lone surrogate, which only the standard library writes (escaped)
-        return json.dumps(record).encode("ascii") + b"\n"
+        return json.dumps(record).encode("ascii")
 
 
 def _decode(line: bytes) -> Record:

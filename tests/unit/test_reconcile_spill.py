@@ -1,5 +1,6 @@
 """Records on disk: everything comes back, in bounded groups, and nothing stays behind."""
 
+import base64
 import stat
 from collections import Counter
 from pathlib import Path
@@ -14,6 +15,18 @@ from rekey.reconcile.spill import Record, Spill, hash_of, private_folder
 
 def by_first(record: Record) -> int:
     return hash_of(str(record[0]))
+
+
+def test_what_is_on_the_disk_tells_nothing(tmp_path: Path) -> None:
+    with private_folder(tmp_path) as folder, Spill(folder, by_first) as spill:
+        for _ in range(2):
+            spill.put(["ann@mail.example", 1])
+        [file] = spill._files.values()
+        file.seek(0)
+        lines = file.readlines()
+        assert b"example" not in b"".join(base64.b64decode(line) for line in lines)
+        assert lines[0] != lines[1]
+        assert list(spill.groups()) == [[["ann@mail.example", 1]] * 2]
 
 
 def test_like_records_come_back_together(tmp_path: Path) -> None:
