@@ -13,8 +13,9 @@ import pytest
 from rekey import keys, props
 from rekey.advice.catalogue import CODES
 from rekey.cli.main import rekey
-from rekey.config import DEFAULT_CONFIG, EvidenceKey, load_config
+from rekey.config import EvidenceKey, load_config
 from rekey.declaration import CAPTURES
+from rekey.default_config import DEFAULT_CONFIG
 from rekey.errors import ExitCode
 from rekey.needs import LOADS
 from rekey.phases import ORDER, ControlPhase
