@@ -219,6 +219,15 @@ class Gathering:
 
     async def copy(self, source_rows: Sequence[Row]) -> Copied:
         """Copy rows as they were scanned; returns when all of it is durable. Raises as `Copier.copy`."""
+        try:
+            return await self._copy(source_rows)
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
+            self.drain()  # older windows hold rows back for those that would follow, and are waited for first
+            raise
+
+    async def _copy(self, source_rows: Sequence[Row]) -> Copied:
         copier = self._copier
         await copier.propagator.mapping.fresh()
         window = copier.map_window(source_rows)

@@ -38,7 +38,6 @@ _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(["tests.acceptance.dualwriting_client"])
 _SECONDS = 60.0
 _DRAIN_SECONDS = 12.0
-WRAPPING_KEY = b"9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 SECRETS = {"users": b"0123456789abcdef0123456789abcdef"}
 """As `Project` puts it into the environment of the commands."""
 
@@ -176,7 +175,6 @@ class Stage:
             source=self.project.source,
             target=self.project.target,
             secrets=SECRETS,
-            wrapping_key=WRAPPING_KEY,
             settings=self.settings,
             config=self.project.folder / "rekey.toml",
             environment=self.project.environment,

