@@ -229,10 +229,11 @@ class Gathering:
 
     async def _copy(self, source_rows: Sequence[Row]) -> Copied:
         copier = self._copier
+        self._newest += 1
+        number = self._newest  # in the order of reading, before anything is waited for: the oldest ends first
         await copier.propagator.mapping.fresh()
         window = copier.map_window(source_rows)
-        self._newest += 1
-        window.number = self._newest
+        window.number = number
         window.copied.rows = len(source_rows)
         del source_rows
         self._windows[window] = None
