@@ -154,7 +154,10 @@ class Project:
         """Return how many rows are checkpointed just now."""
         # Not by the program's own reader: cursors are sealed, and it opens them.
         path = self.folder / ".rekey/state.sqlite"
-        with suppress(sqlite3.OperationalError), closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as state:
+        with (
+            suppress(sqlite3.OperationalError),
+            closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as state,
+        ):
             found = state.execute("SELECT SUM(row_count) FROM segment WHERE purpose = 'backfill'").fetchone()
             return int(found[0] or 0)
         return 0
