@@ -29,13 +29,14 @@ from rekey.dualwrite.rules import TARGET
 from rekey.dualwrite.sides import ROW_TOO_BUSY, AuthoritySide, old_key
 from rekey.dualwrite.work import Work
 from rekey.errors import RowRefused, Unavailable
-from rekey.mapping.rows import Reservation, TargetKey
+from rekey.mapping.rows import Forward, Reservation, TargetKey
 from rekey.model import EntityKey, Row
 from rekey.tables.base import Verb
 
 _RELEASES = 3
 """How often a reservation is tried to be given up; what stays ends by time."""
 _SEEN = 10_000
+"""Keys of which a client remembers what it saw of their forward rows."""
 _OTHER_ROW = "delete the other row first, or write this one in its place"
 
 
@@ -49,6 +50,9 @@ class TargetSide(AuthoritySide):
         self._longest = longest_operation_s
         self._seen: dict[EntityKey, tuple[Reservation, float]] = {}
         """Reservations of others, and since when they are known, in seconds of the loop's clock."""
+        self._forwards: dict[EntityKey, Forward] = {}
+        """Forward rows of rows that this client deleted, as last seen: it may make them anew at once. Never
+        trusted: what is written on one holds only if it still stands."""
         self.reverse = reverse
         self.authority = reverse.main
 
@@ -173,6 +177,11 @@ class TargetSide(AuthoritySide):
         if work.given.verb not in CREATES:
             work.forward = await self.mapping.forward(source_key)
             return
+        known = self._forwards.pop(source_key, None)
+        if self.mapper.content_derived and known is not None and known.reserved is None:
+            await self._reserve_on(work, known, targets)
+            if work.forward is not None:
+                return
         reserved = self._reservation(work, None) if self.mapper.content_derived else None
         found, made = await side_by_side(
             [
@@ -184,8 +193,9 @@ class TargetSide(AuthoritySide):
 
     async def _check_not_taken(self, work: Work) -> None:
         """Refuse a new row whose old key has a row in the main target already."""
-        others = {one for one in work.known if one.table == 0 and one.key != work.authority_key}
-        rows = await self.forward.read(sorted(others))
+        rows = work.others
+        if rows is None:
+            rows = await self.forward.read(self._others(work, work.known))
         for target, row in rows.items():
             if row is not None and await self.forward.is_owner(old_key(work), target.key):
                 raise self._refused(
@@ -208,10 +218,37 @@ class TargetSide(AuthoritySide):
         for _ in range(_RELEASES):
             reserved = None if work.forward is None else work.forward.reserved
             if reserved is None or work.word not in reserved.writers:
-                return
+                break
             source_key, rest = old_key(work), reserved.without(work.word)
             after = await self.mapping.reserve(source_key, work.forward, (), rest)
             work.forward = after or await self.mapping.forward(source_key)
+        if work.given.verb is Verb.DELETE and work.forward is not None:
+            if len(self._forwards) >= _SEEN:
+                self._forwards.clear()
+            self._forwards[old_key(work)] = work.forward
+
+    async def _reserve_on(self, work: Work, known: Forward, targets: set[TargetKey]) -> None:
+        """Reserve on a forward row as it was last seen, and look for other rows beside that.
+
+        If it still stands, nobody has begun to make a row since: a row that is not found now will not come.
+        """
+
+        async def reserve() -> None:
+            work.forward = await self.mapping.reserve(
+                old_key(work), known, targets, self._reservation(work, None)
+            )
+
+        async def look() -> None:
+            work.others = await self.forward.read(self._others(work, known.targets))
+
+        await side_by_side([reserve(), look()])
+        if work.forward is None:
+            work.others = None
+
+    @staticmethod
+    def _others(work: Work, listed: Iterable[TargetKey]) -> list[TargetKey]:
+        """Return the other main target keys that the row of an old key may stand under."""
+        return sorted(one for one in listed if one.table == 0 and one.key != work.authority_key)
 
     async def _reserve(self, work: Work, target: TargetKey) -> None:
         """Reserve the key that a new row will stand under, on the condition of the forward row that was read

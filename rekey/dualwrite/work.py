@@ -9,7 +9,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -63,6 +63,7 @@ class Work:
         open: a request for it may still travel.
         intents: its intents, and what they are about.
         word: names this write where it reserves a key, over all its tries.
+        others: rows under other main keys of its old key, where they were read while the key was reserved.
         outdated: what the mapping says has changed since it was read: to be worked out anew.
     """
 
@@ -89,6 +90,7 @@ class Work:
     open: bool = False
     intents: list[IntentRef] = field(default_factory=list)
     word: str = ""
+    others: Mapping[TargetKey, Row | None] | None = None
     outdated: bool = False
 
     def begin_again(self) -> None:
@@ -96,7 +98,7 @@ class Work:
         self.sent, self.before, self.forward, self.expected = (), None, None, None
         self.early, self.late, self.previous, self.ours = {}, {}, {}, set()
         self.owner, self.authority_key, self.slow, self.look_again = None, None, False, False
-        self.outdated = False
+        self.outdated, self.others = False, None
 
     @property
     def known(self) -> frozenset[TargetKey]:
