@@ -468,6 +468,7 @@ class Life:
             for module in (session, moves):
                 stack.enter_context(mock.patch.object(module, "new_key", lambda: words.randbytes(32)))
             stack.enter_context(mock.patch("secrets.token_hex", lambda n=32: words.randbytes(n).hex()))
+            stack.enter_context(mock.patch("secrets.token_bytes", words.randbytes))
             stack.enter_context(mock.patch.object(core, "ClientLease", client_lease))
             stack.enter_context(mock.patch.object(core, "Journal", partial(Journal, now=clock.ticks)))
             stack.enter_context(

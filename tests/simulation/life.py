@@ -98,6 +98,9 @@ class Life:
     def live(self) -> None:
         """Live it whole. Raises Found."""
         with ExitStack() as stack:
+            # Sealing draws too, and where rows stand follows from it.
+            words = random.Random(f"{self.kind} {self.seed} words")
+            stack.enter_context(mock.patch("secrets.token_bytes", words.randbytes))
             stack.enter_context(mock.patch.object(session, "new_key", lambda: self.random.randbytes(32)))
             stack.enter_context(mock.patch.object(moves, "new_key", lambda: self.random.randbytes(32)))
             stack.enter_context(mock.patch.object(lease, "_PROCESS", ""))

@@ -74,9 +74,10 @@ def test_over_the_quick_seeds_everything_happens(tmp_path: Path) -> None:
     assert set(map(str, happened)) >= EVERY_KIND_OF_EVENT
 
 
-def test_a_seed_is_a_dual_life(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["keys from content", "keys from keys"], ids=["in the clear", "sealed"])
+def test_a_seed_is_a_dual_life(tmp_path: Path, kind: str) -> None:
     """The same seed gives the same requests in the same order: a failure can be lived again."""
-    one, other = (Life(tmp_path / name, "keys from content", 4) for name in ("one", "other"))
+    one, other = (Life(tmp_path / name, kind, 4) for name in ("one", "other"))
     one.live()
     other.live()
     assert one.storm.trace == other.storm.trace

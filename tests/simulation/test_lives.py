@@ -39,9 +39,10 @@ def test_over_the_quick_seeds_everything_happens(tmp_path: Path) -> None:
     assert expected <= set(happened)
 
 
-def test_a_seed_is_a_life(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["keys from content", "keys from keys"], ids=["in the clear", "sealed"])
+def test_a_seed_is_a_life(tmp_path: Path, kind: str) -> None:
     """The same seed gives the same calls in the same order: a failure can be lived again."""
-    one, other = (Life(tmp_path / name, "keys from content", 7) for name in ("one", "other"))
+    one, other = (Life(tmp_path / name, kind, 7) for name in ("one", "other"))
     one.live()
     other.live()
     assert one.adversary.trace == other.adversary.trace
