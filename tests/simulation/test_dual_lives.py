@@ -19,7 +19,7 @@ from rekey.dualwrite.sweeper import Settler
 from tests.simulation.dual_life import KINDS, Life
 from tests.simulation.judging import Found
 
-QUICK_SEEDS = (2, 4)
+QUICK_SEEDS = (4, 10)
 EVERY_KIND_OF_EVENT = {
     "client started",
     "client closed",
