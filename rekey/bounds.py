@@ -41,3 +41,4 @@ class Gates:
     margin_s: float = 60
     clients_timeout_s: float = 120
     freeze_timeout_s: float = 60
+    mapping_retention_s: float = 400 * 86400

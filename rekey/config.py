@@ -157,7 +157,14 @@ def load_config(path: Path) -> Config:
     limits, gates, lookup = (document.section(name) for name in ("limits", "gates", "lookup"))
     lookup.allow("per_minute", "bulk_keys")
     limits.allow(*(one.name for one in fields(Limits)))
-    gates.allow("verification_max_age", "retention", "margin", "clients_timeout", "freeze_timeout")
+    gates.allow(
+        "verification_max_age",
+        "retention",
+        "mapping_retention",
+        "margin",
+        "clients_timeout",
+        "freeze_timeout",
+    )
     bounds, usual, few = Limits(), Gates(), LookupLimits()
     return Config(
         path=path,
@@ -180,6 +187,7 @@ def load_config(path: Path) -> Config:
             margin_s=gates.duration("margin", usual.margin_s),
             clients_timeout_s=gates.duration("clients_timeout", usual.clients_timeout_s),
             freeze_timeout_s=gates.duration("freeze_timeout", usual.freeze_timeout_s),
+            mapping_retention_s=gates.duration("mapping_retention", usual.mapping_retention_s),
         ),
         evidence=_evidence(document.section("evidence")),
         sealing=_sealing(document),

@@ -169,6 +169,25 @@ class SealedUnreadable(Findings):
         self.row = row
 
 
+class Erased(Findings):
+    """What is asked for was erased on purpose: for one subject, or because its keeping time was over.
+
+    Attributes:
+        row: the safe id of a row, or what else it is.
+        on: the day, `2026-11-22`.
+    """
+
+    def __init__(self, row: str, on: str) -> None:
+        super().__init__(
+            f"{row} was erased on {on}",
+            kept="that it was erased, and when; nothing else of it",
+            hint="there is nothing to be had back; the audit log says on whose word it was done"
+            " (`rekey evidence export`)",
+        )
+        self.row = row
+        self.on = on
+
+
 # --- refusals (3) ----------------------------------------------------------------------------------
 
 

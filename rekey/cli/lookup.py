@@ -14,18 +14,16 @@ Rules kept here:
 from __future__ import annotations
 
 import asyncio
-import csv
 import hashlib
-import io
 import json
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from rekey.cli.asking import FILE, keys_in, naming, queries_of, refuse_telling, require_one, require_reason
 from rekey.cli.project import Project, open_project
 from rekey.cli.shell import Shell, command
 from rekey.errors import (
@@ -41,22 +39,15 @@ from rekey.phases import Phase
 
 if TYPE_CHECKING:
     from rekey.declaration import Declared
-    from rekey.mapping.lookup import Found, Met, Query
+    from rekey.mapping.lookup import Found, Gone, Met, Query
     from rekey.model import EntityKey
+    from rekey.runner.erasures import Erasures
     from rekey.tables.base import Accounts
 
 EVENT = "lookup"
-_TELLING = 6
-"""A part of a key that is at least so long must not stand in a reason."""
-_ADDRESS = re.compile(r"[^\s@]+@[^\s@]+")
 _MINUTE_S = 60.0
 _PRIVATE_MODE = 0o600
-_COLUMNS = {
-    ("old_partition_key", "old_row_key"): "old",
-    ("new_partition_key", "new_row_key"): "new",
-    ("id",): "safe_id",
-}
-_FILE = click.Path(dir_okay=False, path_type=Path)
+_NAMED = 20
 
 
 @command(
@@ -66,21 +57,8 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     '\nrekey lookup 0001 --bulk asked.csv --out answers.jsonl --reason "ticket 4712"',
 )
 @click.argument("script", required=False)
-@click.option("--old", nargs=2, metavar="PK RK", help="A key of the source.")
-@click.option("--new", nargs=2, metavar="PK RK", help="A key of a target.")
-@click.option(
-    "--id", "safe_id", metavar="SAFEID", help="A safe id of a row, as plans, reports and errors show it."
-)
-@click.option(
-    "--bulk",
-    type=_FILE,
-    metavar="FILE",
-    help="Many at once: CSV with the columns old_partition_key,old_row_key or new_partition_key,new_row_key"
-    " or id.",
-)
-@click.option(
-    "--out", type=_FILE, metavar="FILE", help="Write the answers there, for your eyes only (JSONL)."
-)
+@naming
+@click.option("--out", type=FILE, metavar="FILE", help="Write the answers there, for your eyes only (JSONL).")
 @click.option(
     "--reason", required=True, metavar="TEXT", help="Why; it is recorded. It must not hold the key."
 )
@@ -97,32 +75,24 @@ def lookup(
     """Show which old key became which new keys, and back.
 
     The answer holds keys. That you ask, and your reason, is recorded before anything is read; look-ups are
-    limited to so many a minute. Exit code 1 when there is no such row.
+    limited to so many a minute. Exit code 1 when there is no such row, or it was erased.
     """
-    from rekey.mapping.lookup import Query
-    from rekey.model import EntityKey
-
-    if sum(one is not None for one in (old, new, safe_id, bulk)) != 1:
-        raise click.UsageError("give one of --old PK RK, --new PK RK, --id SAFEID, --bulk FILE")
-    if not reason.strip():
-        raise click.UsageError("--reason is empty; say why, a ticket's number for example")
+    require_one(old, new, safe_id, bulk)
+    require_reason(reason)
     project = open_project(shell)
-    if bulk is not None:
-        queries = _read_bulk(bulk, project.config.lookup.bulk_keys)
-    else:
-        queries = [Query(EntityKey(*old) if old else None, EntityKey(*new) if new else None, safe_id)]
+    queries = queries_of(project.config, old, new, safe_id, bulk)
     declared = project.the_one(script, lambda applied: Phase.PREPARE in applied)
-    _refuse_telling(reason, [key for one in queries for key in (one.old, one.new) if key is not None])
+    refuse_telling(reason, keys_in(queries))
     answers = asyncio.run(_look(shell, project, declared, queries, reason, bulk is not None))
     return _answer(shell, declared, answers, out)
 
 
 async def _look(
     shell: Shell, project: Project, declared: Declared, queries: Sequence[Query], reason: str, bulk: bool
-) -> list[tuple[Met, list[Found]]]:
+) -> list[tuple[Met, list[Found | Gone]]]:
     """Return what the questions mean and what was found; recorded before a row is opened."""
     from rekey.dualwrite.control import ControlStore
-    from rekey.mapping.lookup import Lookup
+    from rekey.mapping.lookup import Found, Lookup
     from rekey.mapping.opening import wrapping_for
     from rekey.runner.session import mapping_of
 
@@ -140,8 +110,10 @@ async def _look(
         met = [await looking.meet(one) for one in queries]
         if not sealed and not bulk:
             found = await looking.tell(met[0])
-            _refuse_telling(reason, [key for one in found for key in (one.old, *(new for _, new in one.new))])
-        _record(shell, project, declared, _details(met, reason, bulk))
+            shown = [one for one in found if isinstance(one, Found)]
+            refuse_telling(reason, [key for one in shown for key in (one.old, *(new for _, new in one.new))])
+        said = _record(shell, project, declared, _details(met, reason, bulk))
+        looking.was_erased(said.rows, said.cohorts, said.whole)
         return [(one, await looking.tell(one)) for one in met]
     finally:
         await accounts.close()
@@ -158,70 +130,36 @@ def _details(met: Sequence[Met], reason: str, bulk: bool) -> dict[str, Any]:
     return {"by": "bulk", "count": len(met), "found": known, "digest": digest, "reason": reason}
 
 
-def _record(shell: Shell, project: Project, declared: Declared, details: dict[str, Any]) -> None:
-    """Add the look-up to the audit log.
+def _record(shell: Shell, project: Project, declared: Declared, details: dict[str, Any]) -> Erasures:
+    """Add the look-up to the audit log; return what that says was erased.
 
     Raises:
         Refused: there were too many in the last minute.
         StateUnusable, Locked, MachineFailed: it cannot be recorded, and the mapping is sealed.
     """
+    from rekey.runner.erasures import Erasures, erasures
     from rekey.state.store import State
 
     most = project.config.lookup.per_minute
     try:
         with State.open(project.config.state) as state:
             added = state.audit_within(EVENT, declared.script_id, details, most=most, seconds=_MINUTE_S)
+            said = erasures(state.audit_events(declared.script_id))
     except (StateUnusable, Locked, MachineFailed) as error:
         if declared.migration.is_sealed:
             raise
         shell.note(f"warning: this lookup is not recorded: {error.what}")
-        return
+        return Erasures()
     if added is None:
         raise Refused(
             f"there were {most} look-ups in the last minute already",
             kept="the mapping, unopened; this look-up is not recorded",
             hint="wait a minute; for many keys use --bulk FILE, or raise [lookup] per_minute",
         )
-
-
-def _refuse_telling(reason: str, keys: Sequence[EntityKey]) -> None:
-    parts = {part.lower() for key in keys for part in key if len(part) >= _TELLING}
-    if _ADDRESS.search(reason) or any(part in reason.lower() for part in parts):
-        raise click.UsageError("--reason holds a part of the key, and it is recorded; say why, not whose")
+    return said
 
 
 # --- files ------------------------------------------------------------------------------------------------
-
-
-def _read_bulk(path: Path, most: int) -> list[Query]:
-    """Read what a file asks for. Its content is never repeated in a message."""
-    from rekey.mapping.lookup import Query
-    from rekey.model import EntityKey
-
-    try:
-        rows = list(csv.reader(io.StringIO(path.read_text("utf-8-sig"), newline=""), strict=True))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigurationError(
-            f"the file {path} cannot be read ({type(error).__name__})",
-            hint="give CSV in UTF-8 with a line of column names",
-        ) from None
-    header = tuple(rows[0]) if rows else ()
-    asked = [row for row in rows[1:] if row]
-    if header not in _COLUMNS or any(len(row) != len(header) for row in asked):
-        wanted = "; ".join(",".join(columns) for columns in _COLUMNS)
-        raise ConfigurationError(
-            f"the file {path} has not the columns that are expected", hint=f"begin it with one of: {wanted}"
-        )
-    if not 0 < len(asked) <= most:
-        raise ConfigurationError(
-            f"the file {path} asks for {len(asked)} keys, and 1 to {most} may be asked for",
-            hint="split it, or raise [lookup] bulk_keys",
-        )
-    kind = _COLUMNS[header]
-    if kind == "safe_id":
-        return [Query(safe_id=row[0]) for row in asked]
-    keys = [EntityKey(*row) for row in asked]
-    return [Query(old=key) if kind == "old" else Query(new=key) for key in keys]
 
 
 def _write_out(path: Path, lines: Sequence[dict[str, Any]]) -> None:
@@ -242,29 +180,59 @@ def _write_out(path: Path, lines: Sequence[dict[str, Any]]) -> None:
 
 
 def _answer(
-    shell: Shell, declared: Declared, answers: Sequence[tuple[Met, list[Found]]], out: Path | None
+    shell: Shell, declared: Declared, answers: Sequence[tuple[Met, list[Found | Gone]]], out: Path | None
 ) -> ExitCode:
-    """Show what was found. Raises Findings when something was not."""
-    found = [one for _, some in answers for one in some]
+    """Show what was found. Raises Findings when something was not, or was erased."""
+    from rekey.mapping.lookup import Found, Gone
+
+    found = [one for _, some in answers for one in some if isinstance(one, Found)]
+    erased = [one for _, some in answers for one in some if isinstance(one, Gone)]
     unknown = [row_id for met, some in answers if not some for row_id in met.row_ids]
-    if found and out is not None:
-        _write_out(out, [one.as_json() for one in found])
+    if (found or erased) and out is not None:
+        _write_out(out, [one.as_json() for one in found] + [one.as_json() for one in erased])
     document: dict[str, Any] = {"script_id": declared.script_id, "unknown": len(unknown)}
     document |= {"out": str(out), "found": len(found)} if out else {"rows": [one.as_json() for one in found]}
+    document["erased"] = [one.as_json() for one in erased]
     text = "\n".join(line for one in found for line in _told(declared, one))
     shown = f"{len(found)} found, written to {out}" if out else text
-    if not unknown:
+    if not unknown and not erased:
         shell.emit({"exit_code": int(ExitCode.DONE), **document}, shown)
         return ExitCode.DONE
-    if found:
+    if len(erased) == 1 and not unknown and not found:
+        document["erased_on"] = erased[0].on
+    if found or erased:
         shell.so_far.update(document)
+    if found:
         shell.say(shown)
-    named = ", ".join(unknown[:20]) + (", …" if len(unknown) > 20 else "")
-    raise Findings(
-        f"{declared.script_id} knows no such row ({named})",
-        hint="check the key character by character; rows that were never copied, and ids of rows in index"
-        " tables, cannot be looked up",
-    )
+    raise _not_found(declared, unknown, erased)
+
+
+def _not_found(declared: Declared, unknown: Sequence[str], erased: Sequence[Gone]) -> Findings:
+    """Return the error for rows that nothing is known of, or nothing any more."""
+    returned = [one for one in erased if one.returned]
+    said = [f"row {one.row_id} was erased on {one.on}" for one in erased if not one.returned]
+    said += [f"row {one.row_id} was erased on {one.on}, and stands there again" for one in returned]
+    if unknown:
+        said.append(f"{declared.script_id} knows no such row ({_some(unknown)})")
+    kept = "that it was erased, and when; nothing else of it" if erased and not returned else ""
+    hint = "the audit log says on whose word: `rekey evidence export`"
+    if unknown:
+        hint = (
+            "check the key character by character; rows that were never copied, and ids of rows in index"
+            " tables, cannot be looked up"
+        )
+    if returned:
+        kept = "the rows as they stand there; they are not shown"
+        hint = (
+            "somebody put an old copy into the restricted store: find out who, and erase again"
+            f" (`rekey retire {declared.script_id}`; the runbook on erasing says how)"
+        )
+    return Findings(_some(said, "; "), kept=kept, hint=hint)
+
+
+def _some(names: Sequence[str], between: str = ", ") -> str:
+    """Return the first of many texts."""
+    return between.join(names[:_NAMED]) + (f"{between}…" if len(names) > _NAMED else "")
 
 
 def _told(declared: Declared, found: Found) -> list[str]:

@@ -101,12 +101,32 @@ def _told(shell: Shell, status: Status) -> list[str]:
     lines += _clients(status) + _journal(status) + _counted(status)
     if status.retention_ends_at is not None:
         lines += field("retention", f"ends {moment(status.retention_ends_at)}")
+    lines += _mapping(status)
     if facts.lease is not None:
         lease = facts.lease
         state = f"until {moment(lease.ends_at)} unless renewed" if lease.live else "gone; its lease is free"
         lines += field("runner", f"process {lease.pid} on {lease.host}, {state}")
     lines += field("safe" if status.safe else "ATTENTION", status.sentence)
     return [*lines, *next_lines(shell, status)]
+
+
+def _mapping(status: Status) -> list[str]:
+    """Return for how long the mapping is kept, and what of it is erased."""
+    from rekey.mapping.retention import WHOLE
+    from rekey.tables.clock import format_ticks
+
+    facts = status.facts
+    erased = [one for one in facts.cohorts if one.erased_on]
+    kept = sorted((one for one in facts.cohorts if not one.erased_on), key=lambda one: one.over_at)
+    if facts.due:
+        names = ", ".join(one.name for one in kept if one.is_due(facts.now) and one.name != WHOLE)
+        said = f"over: {names}" if names else "over"
+        return field("mapping", f"{said}; `rekey retire {facts.script_id} --expired` erases it")
+    if kept:
+        until = moment(format_ticks(kept[0].over_at))
+        name = "" if kept[0].name == WHOLE else f"; cohort {kept[0].name} is the first of {len(kept)}"
+        return field("mapping", f"kept until {until}{name}")
+    return field("mapping", f"erased; last on {max(one.erased_on for one in erased)}") if erased else []
 
 
 def _clients(status: Status) -> list[str]:

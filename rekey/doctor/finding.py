@@ -88,6 +88,8 @@ class Code(StrEnum):
     CLIENT_VERSION = "client-version"
     CLIENTS_SILENT = "clients-silent"
     INTENTS_WITHOUT_CLIENTS = "intents-without-clients"
+    MAPPING_OVER = "mapping-over"
+    DATA_KEY_RETURNED = "data-key-returned"
 
 
 @dataclass(frozen=True, slots=True)

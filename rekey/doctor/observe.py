@@ -50,7 +50,9 @@ async def observe(
         )
     store, writing = StoreSeen(), Writing()
     if can_be_used(restricted):
-        store = await _on(config, config.restricted, connect, lambda service: read_store(service, migrations))
+        store = await _on(
+            config, config.restricted, connect, lambda service: read_store(service, migrations, config.gates)
+        )
         if writes:
             writing = await _on(
                 config, config.restricted, connect, lambda service: try_writing(service, store)

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TypeAlias
 
+from rekey.bounds import Gates
 from rekey.config import AZURITE_ACCOUNT, Account, Config, account_key
 from rekey.doctor.accounts import is_failing, is_refused
 from rekey.doctor.observe_machine import trouble_of
@@ -25,6 +26,7 @@ from rekey.doctor.observed import (
     MigrationSeen,
     MigrationsSeen,
     Reading,
+    ScriptSeen,
     StoreSeen,
     Writing,
 )
@@ -35,6 +37,7 @@ from rekey.dualwrite.registry import Registry, Standing, standing
 from rekey.errors import ConfigurationError, CredentialRefused, RekeyError, ServiceError
 from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE
 from rekey.model import PARTITION_KEY, ROW_KEY, key_of
+from rekey.runner.kept import look
 from rekey.tables.base import TableService
 from rekey.tables.clock import ticks_of
 from rekey.tables.credentials import Credential, SharedKey, credential_for
@@ -111,22 +114,26 @@ async def read_sources(service: TableService, migrations: MigrationsSeen) -> Mig
     return replace(migrations, scripts=tuple(scripts))
 
 
-async def read_store(service: TableService, migrations: MigrationsSeen) -> StoreSeen:
+async def read_store(service: TableService, migrations: MigrationsSeen, gates: Gates) -> StoreSeen:
     """Look at the restricted store: its tables, and each migration in numbers."""
     tables = {name: await read_table(service, name) for name in STORE}
     if tables[CONTROL_TABLE] is not Reading.READ:
         return StoreSeen(tables)
-    found = [await _migration(service, script.script_id, tables) for script in migrations.scripts]
+    found = [await _migration(service, script, tables, gates) for script in migrations.scripts]
     return StoreSeen(tables, tuple(found))
 
 
-async def _migration(service: TableService, script_id: str, tables: dict[str, Reading]) -> MigrationSeen:
+async def _migration(
+    service: TableService, script: ScriptSeen, tables: dict[str, Reading], gates: Gates
+) -> MigrationSeen:
+    script_id = script.script_id
     seen = MigrationSeen(script_id)
     try:
         control = await ControlStore(service, script_id).read()
         clients = await Registry(service, script_id).list()
         now = ticks_of(await service.server_time())
         intents = await _intents(service, script_id) if tables[JOURNAL_TABLE] is Reading.READ else 0
+        kept = await look(service, script_id, control, sealed=script.sealed, gates=gates)
     except RekeyError as error:
         return replace(seen, trouble=trouble_of(error))
     if control is not None:
@@ -140,6 +147,8 @@ async def _migration(service: TableService, script_id: str, tables: dict[str, Re
         over=counts[Standing.OVER],
         versions=tuple(sorted({version for one, version in stands if one is not Standing.OVER})),
         intents=intents,
+        due=tuple(one.name for one in kept if one.is_due(now)),
+        returned=tuple(one.name for one in kept if not one.erased_on and one.name in script.shredded),
     )
 
 

@@ -35,6 +35,7 @@ from rekey.doctor.observed import (
 from rekey.errors import RekeyError
 from rekey.evidence.signing import open_signer
 from rekey.mapping.opening import open_wrapping
+from rekey.runner.erasures import erasures
 from rekey.runner.lease import process_exists
 from rekey.scripts import load_scripts
 from rekey.secrets_source import SecretKind, read_secret
@@ -285,6 +286,7 @@ def see_migrations(config: Config, configured: Sequence[SecretSeen]) -> Migratio
     except RekeyError as error:
         return MigrationsSeen(folder, files, trouble=trouble_of(error))
     troubles = {secret.name: secret.trouble for secret in configured}
+    shredded = _shredded(config, [one.script_id for one in declared])
     named = {one.script_id: required_secrets(one.migration) for one in declared}
     return MigrationsSeen(
         folder,
@@ -295,11 +297,22 @@ def see_migrations(config: Config, configured: Sequence[SecretSeen]) -> Migratio
                 one.migration.source,
                 unresolved=_unresolved(config, troubles, named[one.script_id]),
                 unsealed=_unsealed(config) if one.migration.is_sealed else None,
+                sealed=one.migration.is_sealed,
+                shredded=shredded.get(one.script_id, frozenset()),
             )
             for one in declared
         ),
         frozenset(name for names in named.values() for name in names),
     )
+
+
+def _shredded(config: Config, script_ids: Sequence[str]) -> dict[str, frozenset[str]]:
+    """Return the cohorts that the audit log says were shredded, by script; none where it cannot be read."""
+    try:
+        with State.open(config.state, read_only=True) as state:
+            return {one: frozenset(erasures(state.audit_events(one)).cohorts) for one in script_ids}
+    except RekeyError:
+        return {}  # what is wrong with the state file is found by those who look at it
 
 
 def _unresolved(

@@ -235,6 +235,8 @@ class ScriptSeen:
         reading: what came of reading that, None when not tried.
         unresolved: secrets it names that cannot be had, with the trouble of each.
         unsealed: why the wrapping key that it needs cannot be used, None when it can or none is needed.
+        sealed: whether its mapping is.
+        shredded: cohorts that the audit log says were shredded.
     """
 
     script_id: str
@@ -242,6 +244,8 @@ class ScriptSeen:
     reading: Reading | None = None
     unresolved: Mapping[str, Trouble] = field(default_factory=dict)
     unsealed: Trouble | None = None
+    sealed: bool = False
+    shredded: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +277,8 @@ class MigrationSeen:
         live, silent, over: its clients, by what their last beat says.
         versions: of rekey, of clients that are not over.
         intents: in the journal.
+        due: cohorts of its mapping that are kept longer than configured.
+        returned: cohorts that were shredded, as the audit log says, and whose data key stands there.
         trouble: why its rows cannot be read.
     """
 
@@ -284,6 +290,8 @@ class MigrationSeen:
     over: int = 0
     versions: tuple[str, ...] = ()
     intents: int = 0
+    due: tuple[str, ...] = ()
+    returned: tuple[str, ...] = ()
     trouble: Trouble | None = None
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from rekey.doctor.finding import Code, Examined, Fact, Finding, listed
 from rekey.doctor.observed import MigrationSeen, Observed, Reading, StoreSeen
+from rekey.mapping.retention import WHOLE
 from rekey.phases import ControlPhase
 from rekey.planner.result import Severity
 
@@ -98,4 +99,30 @@ def _migration(one: MigrationSeen, version: str) -> Iterator[Finding]:
             "writes were cut off before their replicas were brought up to date",
             "let the runner settle them",
             f"rekey apply {one.script_id}",
+        )
+    yield from _kept(one)
+
+
+def _kept(one: MigrationSeen) -> Iterator[Finding]:
+    """Judge how long the mapping is kept, and whether what was shredded stays so."""
+    if one.due:
+        months = "" if one.due == (WHOLE,) else f" of {listed(one.due)}"
+        yield Finding(
+            Code.MAPPING_OVER,
+            Severity.WARNING,
+            one.script_id,
+            f"the mapping{months} is kept longer than [gates] mapping_retention says",
+            "whoever may open it can still find out who became whom",
+            "erase what is over",
+            f"rekey retire {one.script_id} --expired --confirm {one.script_id}",
+        )
+    if one.returned:
+        yield Finding(
+            Code.DATA_KEY_RETURNED,
+            Severity.ERROR,
+            one.script_id,
+            f"the data key of {listed(one.returned)} was shredded, as the audit log says, and stands there",
+            "somebody put an old copy into the restricted store: what was erased can be opened again",
+            "find out who, and shred it again",
+            f"rekey retire {one.script_id} --cohort {one.returned[0]} --reason 'put back'",
         )

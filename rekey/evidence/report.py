@@ -19,6 +19,7 @@ from typing import Any
 
 from rekey.evidence import contents, note
 from rekey.evidence.plots import Pair, Span, duration, pairs, timeline
+from rekey.state.audit import ERASURE_BEGUN, ERASURE_ENDED
 
 _STYLE = """
 :root{color-scheme:light;--ink:#1b1f24;--soft:#57606a;--line:#d0d7de;--good:#1a6b35;--bad:#b3261e}
@@ -42,6 +43,11 @@ dt{color:var(--soft)}dd{margin:0}
 @media print{body{margin:0;max-width:none;padding:0;font-size:10pt}.scroll{overflow:visible}
 h2,h1{break-after:avoid}tr,svg,.verdict{break-inside:avoid}thead{display:table-header-group}}
 """
+_ERASED = (
+    *("forward_rows", "reverse_rows", "source_rows", "source_rows_gone"),
+    *("unreadable", "deleted_rows", "kept_rows"),
+)
+"""Counts of what an erasure deleted, as its event names them."""
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
@@ -69,6 +75,7 @@ def render(files: Mapping[str, bytes]) -> str:
         _phases(state),
         _comparisons(full, checks),
         _gates(json.loads(files[contents.GATES])),
+        _erasures([event for event in events if event["script_id"] == exported["script_id"]]),
         _events(events, exported["script_id"]),
         _files(files),
     ]
@@ -215,6 +222,45 @@ def _saw(saw: Mapping[str, Any]) -> str:
     if saw["table_name_typed"]:
         words.append("the table's name typed")
     return escape("; ".join(words))
+
+
+def _erasures(events: Iterable[Mapping[str, Any]]) -> str:
+    """Return what was erased of the mapping, and what was begun and never ended."""
+    begun = {event["seq"]: event for event in events if event["event"] == ERASURE_BEGUN}
+    ended = {event["details"]["begun"]: event for event in events if event["event"] == ERASURE_ENDED}
+    rows = [
+        [
+            escape(event["at"]),
+            escape(_meant(event["details"])),
+            escape(event["details"]["reason"]),
+            _mark(seq in ended, ended[seq]["at"] if seq in ended else "not ended"),
+            escape(_counts(ended[seq]["details"])) if seq in ended else "",
+        ]
+        for seq, event in begun.items()
+    ]
+    head = ("begun", "what", "why", "ended", "what was deleted")
+    said = "<p>Rows are named by safe id. Rows of target tables are the application's to delete.</p>"
+    return f"<h2>Erasures</h2>{said}{_table(head, rows)}{_of(contents.EVENTS)}" if rows else ""
+
+
+def _meant(details: Mapping[str, Any]) -> str:
+    if details["kind"] != "subjects":
+        return f"{details['kind']}: {', '.join(details['cohorts'])}"
+    named = [f"rows {', '.join(details['rows'])}"] if details["rows"] else []
+    for name, words in (("erased_before", "erased before"), ("unknown", "not known")):
+        named += [f"{words}: {', '.join(details[name])}"] if details[name] else []
+    return "; ".join(named)
+
+
+def _counts(details: Mapping[str, Any]) -> str:
+    counted = [
+        f"{name.replace('_', ' ')} {value:,}" for name, value in details.items() if name in _ERASED and value
+    ]
+    if details.get("changed"):
+        counted.append(f"not erased, because written since: {', '.join(details['changed'])}")
+    if details["kind"] == "cohorts":
+        counted.append(f"the data keys of {', '.join(details['cohorts'])}")
+    return ", ".join(counted)
 
 
 def _events(events: Sequence[Mapping[str, Any]], script_id: str) -> str:

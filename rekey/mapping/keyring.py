@@ -8,16 +8,27 @@ Rules kept here:
   A migration that has begun without its root key is broken, and nothing is made up in its place.
 * Waiting happens here and not in the codec: `fresh` before something is sealed, `learn` before something is
   opened. Both return at once when there is nothing to do, which is nearly always.
+* A data key that was shredded is not made again: nothing is sealed in its month any more, and what it sealed
+  is told to be erased. One that is said to be shredded and stands there again is not used.
 * A wrapping key that is far away is asked on another thread: its client blocks.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 
-from rekey.errors import Ambiguous, ConditionFailed, RowExists, SealedUnreadable, TableMissing
+from rekey.errors import (
+    Ambiguous,
+    ConditionFailed,
+    Refused,
+    RowExists,
+    RowMissing,
+    SealedUnreadable,
+    TableMissing,
+    Unavailable,
+)
 from rekey.mapping.ids import SafeIds
 from rekey.mapping.sealing import (
     DATA_KEY,
@@ -31,15 +42,26 @@ from rekey.mapping.sealing import (
     key_partition,
     new_data_key,
     read_data_key,
+    unreadable,
 )
+from rekey.mapping.tombstones import Tombstones, is_tombstone
 from rekey.mapping.wrapping import Wrapped, WrappingKey
 from rekey.model import EntityKey, KeyRange, Row, etag_of, key_of
 from rekey.tables.base import Table
+
+_MAX_ROUNDS = 20
 
 
 def utc_now() -> datetime:
     """Return this machine's clock: a cohort is a month, which no clock is wrong by."""
     return datetime.now(UTC)
+
+
+async def data_key_rows(table: Table, script_id: str) -> list[Row]:
+    """Return what stands in the partition of a migration's data keys; nothing is opened."""
+    partition = key_partition(script_id)
+    bounds = KeyRange(EntityKey(partition, ""), EntityKey(partition, "\uffff"))
+    return [row async for page in table.scan(bounds) for row in page.rows]
 
 
 class Keyring:
@@ -52,6 +74,9 @@ class Keyring:
         self.table = table
         self.script_id = script_id
         self.sealer = Sealer()
+        self.gone: Mapping[str, str] = {}
+        """Cohorts that the audit log says were shredded, and on which day: their keys are not used, whoever
+        put them back."""
         self._wrapping = wrapping
         self._now = now
         self._root: DataKey | None = None
@@ -91,8 +116,13 @@ class Keyring:
             raise RuntimeError("the keyring was not opened")
         return self._root
 
+    @property
+    def tombstones(self) -> Tombstones:
+        """What makes and reads tombstones."""
+        return Tombstones(self.table.name, self.root)
+
     async def fresh(self) -> None:
-        """Have the data key of the present cohort, to seal with."""
+        """Have the data key of the present cohort, to seal with. Raises Refused when it was shredded."""
         cohort = cohort_of(self._now())
         if self.sealer.cohort == cohort:
             return
@@ -101,16 +131,31 @@ class Keyring:
                 self.sealer.use(await self._made(cohort))
 
     async def learn(self, rows: Iterable[Row]) -> None:
-        """Have the data keys that rows are sealed with, to open them. One that is gone is told when a row is
-        opened."""
-        knows = self.sealer.knows
+        """Have the data keys that rows are sealed with, to open them. One that is gone or shredded is told
+        when a row is opened.
+
+        Raises:
+            SealedUnreadable: a data key that was shredded stands there again.
+            Moved: a data key does not unwrap.
+        """
+
+        def knows(name: str) -> bool:
+            return self.sealer.knows(name) or self.sealer.has_lost(name)
+
         wanted = {name for row in rows if isinstance(name := row.get(DATA_KEY), str) and not knows(name)}
         if not wanted:
             return
         async with self._busy:
             for cohort in sorted({cohort_in(name) for name in wanted if not knows(name)}):
                 row = await self._row(cohort)
-                if row is not None:
+                if row is None:
+                    continue
+                if is_tombstone(row):
+                    self.sealer.shredded(cohort, self.tombstones.read(row))
+                elif cohort in self.gone:
+                    said = f"it was shredded on {self.gone[cohort]}, and somebody put it back"
+                    raise unreadable(self.table.name, key_of(row), said)
+                else:
                     self.sealer.add(await self._unwrapped(row))
 
     async def rewrap(self) -> int:
@@ -120,27 +165,49 @@ class Keyring:
             Moved: a key is neither of the present wrapping key nor of the previous one.
         """
         renewed = 0
-        for row in await self._all():
-            if self._wrapping.wraps(row.get("WrappedBy", "")):
+        for row in await data_key_rows(self.table, self.script_id):
+            if is_tombstone(row) or self._wrapping.wraps(row.get("WrappedBy", "")):
                 continue
             key = await self._unwrapped(row)
             wrapped = await self._wrapped(key)
             try:
                 await self.table.replace(data_key_row(self.script_id, key, wrapped), etag=etag_of(row))
             except ConditionFailed:
-                continue  # another process did the same
+                continue  # another process did the same, or shredded it
             renewed += 1
         return renewed
 
+    async def shred(self, cohort: str, on: str) -> bool:
+        """Overwrite the data key of a cohort by a tombstone; False when there is none any more.
+
+        Args:
+            cohort: its month; never the root key.
+            on: the day.
+        """
+        if cohort == ROOT:
+            raise ValueError("the root key is never shredded: ids and tombstones hang on it")
+        for _ in range(_MAX_ROUNDS):
+            row = await self._row(cohort)
+            if row is None:
+                return False
+            if is_tombstone(row):
+                try:
+                    self.tombstones.read(row)
+                except SealedUnreadable:
+                    pass  # somebody else's: ours takes its place
+                else:
+                    return False
+            try:
+                await self.table.replace(self.tombstones.make(key_of(row), on), etag=etag_of(row))
+            except (ConditionFailed, RowMissing, Ambiguous):
+                continue  # it was wrapped anew meanwhile, or nobody can tell
+            return True
+        raise Unavailable("the row of a data key kept changing", hint="run the same command again")
+
     async def forget(self) -> None:
         """Delete all data keys: nothing that they sealed can ever be opened again."""
-        for row in await self._all():
+        for row in await data_key_rows(self.table, self.script_id):
             await self.table.delete(key_of(row), etag="*")
-
-    async def _all(self) -> list[Row]:
-        partition = key_partition(self.script_id)
-        bounds = KeyRange(EntityKey(partition, ""), EntityKey(partition, "\uffff"))
-        return [row async for page in self.table.scan(bounds) for row in page.rows]
 
     async def _row(self, cohort: str) -> Row | None:
         try:
@@ -162,6 +229,14 @@ class Keyring:
                     raise
             else:
                 return made
+        if is_tombstone(row):
+            on = self.tombstones.read(row)
+            raise Refused(
+                f"the data key of {cohort} was shredded on {on}: nothing is sealed in its place",
+                kept="everything; nothing was written",
+                hint=f"`rekey status {self.script_id}`: after `complete` nothing is written to the mapping"
+                " any more; find out who still does",
+            )
         return await self._unwrapped(row)
 
     async def _wrapped(self, key: DataKey) -> Wrapped:

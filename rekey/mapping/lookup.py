@@ -7,16 +7,18 @@ Rules kept here:
 * An id is looked for in full, as people see it: the beginning of one would open many rows at once.
 * A row is named by its safe id on the way: one is computed of the key that was asked for, or read off the
   mapping row. A text that was given as an id is never repeated: it may be a key, given by mistake.
+* What was erased is an answer, not a fault: on which day. What the audit log says was erased and stands there
+  again was put back by somebody, and is not shown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rekey.declaration import MAIN_PARTITION_KEY
-from rekey.errors import TableMissing
+from rekey.errors import Erased, TableMissing
 from rekey.mapping.ids import SHORT_CHARACTERS
 from rekey.mapping.rows import pointer_of
 from rekey.mapping.store import MappingStore
@@ -77,6 +79,25 @@ class Found:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A row that was erased.
+
+    Attributes:
+        row_id: the safe id of what was asked for, or of its source row.
+        on: the day.
+        returned: it stands in the mapping again, although the audit log says that it was erased.
+    """
+
+    row_id: str
+    on: str
+    returned: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON-able data."""
+        return {"row_id": self.row_id, "erased_on": self.on, "returned": self.returned}
+
+
 class Lookup:
     """Answers questions about the keys of one migration."""
 
@@ -84,6 +105,15 @@ class Lookup:
         """Take the mapping, and the application's tables: an index row leads to its main row."""
         self._store = store
         self._tables = tables
+        self._erased: Mapping[str, str] = {}
+        self._whole = ""
+
+    def was_erased(self, rows: Mapping[str, str], cohorts: Mapping[str, str], whole: str) -> None:
+        """Take what the audit log says was erased, by day: source rows by safe id, data keys by cohort, and a
+        mapping in the clear as a whole."""
+        self._erased, self._whole = rows, whole
+        if self._store.keyring is not None:
+            self._store.keyring.gone = cohorts
 
     async def meet(self, query: Query) -> Met:
         """Return the mapping rows that a question means; opens none."""
@@ -97,11 +127,25 @@ class Lookup:
         row = await self._at(at) or await self._by_index(key)
         return self._met(query, at if row is None else EntityKey("", row[ROW_KEY]), row)
 
-    async def tell(self, met: Met) -> list[Found]:
-        """Open what a question means. Raises SealedUnreadable when a row cannot be opened."""
-        await self._store.learn(met.rows)
-        sources = dict.fromkeys(self._store.rows.read_source(row) for row in met.rows)
-        return [found for key in sources if (found := await self._found(key)) is not None]
+    async def tell(self, met: Met) -> list[Found | Gone]:
+        """Open what a question means.
+
+        Raises:
+            SealedUnreadable: a row cannot be opened, or its data key was shredded and put back.
+        """
+        store, answers = self._store, dict[EntityKey | str, Found | Gone]()
+        if not met.rows and (on := await store.expired_on()):
+            return [Gone(row_id, on) for row_id in met.row_ids]
+        await store.learn(met.rows)
+        for row in met.rows:
+            try:
+                key = store.rows.read_source(row)
+                if key not in answers and (found := await self._found(key)) is not None:
+                    answers[key] = found
+            except Erased as erased:
+                row_id = str(row[ROW_KEY])[:SHORT_CHARACTERS]
+                answers[row_id] = Gone(row_id, erased.on)
+        return list(answers.values())
 
     async def _meet_id(self, query: Query, wanted: str) -> Met:
         if len(wanted) < SHORT_CHARACTERS:
@@ -126,13 +170,16 @@ class Lookup:
     async def _at(self, key: EntityKey) -> Row | None:
         return await self._store.table.get(key)
 
-    async def _found(self, source_key: EntityKey) -> Found | None:
+    async def _found(self, source_key: EntityKey) -> Found | Gone | None:
         forward = await self._store.forward(source_key)
         if forward is None:
             return None
         rows = self._store.rows
+        row_id = rows.ids.short(rows.source, source_key)
+        if on := self._erased.get(row_id, self._whole):
+            return Gone(row_id, on, returned=True)
         new = tuple((rows.tables[target.table], target.key) for target in sorted(forward.targets))
-        return Found(rows.ids.short(rows.source, source_key), source_key, new)
+        return Found(row_id, source_key, new)
 
     @staticmethod
     def _met(query: Query, at: EntityKey, row: Row | None) -> Met:

@@ -11,6 +11,8 @@ Rules kept here:
   spread evenly over 32 partitions a direction. The digest's first character is the partition.
 * The content (which holds legacy keys) exists only in the restricted store. With `mapping="sealed"` it is
   sealed (`rekey.mapping.sealing`), and a row that is not sealed is not read.
+* What was erased leaves a tombstone (`rekey.mapping.tombstones`). Whoever reads one is told so: it is neither
+  a row nor the absence of one, so nothing is claimed in its place and nothing comes back.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from rekey.declaration import MAIN_PARTITION_KEY, MAIN_ROW_KEY
 from rekey.errors import RowRefused
 from rekey.mapping.ids import SafeIds
 from rekey.mapping.sealing import FORWARD, REVERSE, Sealer
+from rekey.mapping.tombstones import Tombstones
 from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, EntityKey, Row
 
 CONTROL_TABLE = "rekeycontrol"
@@ -96,14 +99,16 @@ class MappingRows:
         tables: Sequence[str],
         ids: SafeIds,
         sealer: Sealer | None = None,
+        tombstones: Tombstones | None = None,
     ) -> None:
-        """Take the migration's id, its source's name, its target tables' names (main first), and what seals
-        its rows; None for rows in the clear."""
+        """Take the migration's id, its source's name, its target tables' names (main first), what seals its
+        rows (None for rows in the clear), and what reads tombstones."""
         self.script_id = script_id
         self.source = source
         self.tables = tuple(tables)
         self.ids = ids
         self.sealer = sealer
+        self.tombstones = tombstones or Tombstones(MAPPING_TABLE)
 
     def forward_key(self, source_key: EntityKey) -> EntityKey:
         """Return where the forward row of a source key lives."""
@@ -167,10 +172,11 @@ class MappingRows:
         """Return all partitions of a direction, `f` or `r`, in key order."""
         return [f"{self.script_id}.{direction}.{first}" for first in ALPHABET]
 
-    # --- reading; raises SealedUnreadable for a sealed row that cannot be opened --------------------------
+    # --- reading; raises SealedUnreadable for a sealed row that cannot be opened, Erased for a tombstone --
 
     def read_forward(self, row: Row) -> Forward:
         """Read a forward row."""
+        self.tombstones.refuse(row)
         if self.sealer is None:
             return read_forward(row)
         source, targets, *held = self._opened(self.sealer, row)
@@ -179,6 +185,7 @@ class MappingRows:
 
     def read_listing(self, row: Row) -> tuple[EntityKey, frozenset[TargetKey]]:
         """Return the source key of a forward row and the target keys that it lists; none of a reverse row."""
+        self.tombstones.refuse(row)
         if self.sealer is None:
             return read_source(row), read_targets(row)
         source, listed, *_ = self._opened(self.sealer, row)
@@ -191,6 +198,7 @@ class MappingRows:
 
     def read_source(self, row: Row) -> EntityKey:
         """Return the source key that a mapping row, of either direction, names."""
+        self.tombstones.refuse(row)
         if self.sealer is None:
             return read_source(row)
         source: EntityKey = self._opened(self.sealer, row)[0]

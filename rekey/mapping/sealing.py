@@ -27,7 +27,8 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from rekey import crockford, edm
-from rekey.errors import SealedUnreadable
+from rekey.errors import Erased, SealedUnreadable
+from rekey.mapping.ids import SHORT_CHARACTERS
 from rekey.mapping.wrapping import Wrapped, WrappingKey, not_unwrapped
 from rekey.model import PARTITION_KEY, ROW_KEY, TYPE_SUFFIX, EntityKey, Row
 
@@ -157,6 +158,7 @@ class Sealer:
         self._keys: dict[str, DataKey] = {}
         self._ciphers: dict[tuple[str, str, str], AESGCM] = {}
         self._current = ""
+        self._shredded: dict[str, str] = {}
 
     def add(self, key: DataKey) -> None:
         """Take a data key to open with."""
@@ -170,6 +172,14 @@ class Sealer:
     def knows(self, name: str) -> bool:
         """Tell whether a data key of this name was given."""
         return name in self._keys
+
+    def shredded(self, cohort: str, on: str) -> None:
+        """Take note that the data key of a cohort was shredded, and on which day."""
+        self._shredded[cohort] = on
+
+    def has_lost(self, name: str) -> bool:
+        """Tell whether a data key of this name is known to be shredded."""
+        return cohort_in(name) in self._shredded
 
     @property
     def cohort(self) -> str:
@@ -201,11 +211,14 @@ class Sealer:
 
         Raises:
             SealedUnreadable: it is not sealed, was altered, swapped, or its data key is not here.
+            Erased: its data key was shredded.
         """
         key = EntityKey(row[PARTITION_KEY], row[ROW_KEY])
         name = row.get(DATA_KEY)
         if not isinstance(name, str):
             raise unreadable(table, key, "it is not sealed")
+        if name not in self._keys and self.has_lost(name):
+            raise Erased(f"row {key.row[:SHORT_CHARACTERS]}", self._shredded[cohort_in(name)])
         if name not in self._keys:
             raise unreadable(table, key, "its data key is not in the restricted store")
         parts: list[str] = []

@@ -9,6 +9,8 @@ Rules kept here:
   over, conditionally on the reverse row that was read.
 * With a keyring, rows are sealed: the present data key is there before a row is made, and the data keys of
   rows that were read are there before they are opened.
+* What was erased is told (`Erased`), never taken for absent: every write here is an insert-if-absent or
+  conditional on a row that was read, so none goes over a tombstone.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from rekey.errors import (
     Ambiguous,
     Collision,
     ConditionFailed,
+    Erased,
     RowExists,
     RowMissing,
     TableMissing,
@@ -27,7 +30,10 @@ from rekey.errors import (
 )
 from rekey.mapping.ids import SafeIds
 from rekey.mapping.keyring import Keyring
+from rekey.mapping.retention import WHOLE
 from rekey.mapping.rows import Forward, MappingRows, Owner, Reservation, TargetKey, pointer_of
+from rekey.mapping.sealing import key_partition
+from rekey.mapping.tombstones import is_tombstone
 from rekey.mapping.wrapping import WrappingKey
 from rekey.model import EntityKey, KeyRange, Row, key_of
 from rekey.tables.base import Page, Table
@@ -58,7 +64,7 @@ class MappingStore:
             await self.keyring.learn(rows)
 
     async def forward(self, source_key: EntityKey) -> Forward | None:
-        """Return the forward row of a source key, None when it was never copied."""
+        """Return the forward row of a source key, None when it was never copied. Raises Erased."""
         row = await self.table.get(self.rows.forward_key(source_key))
         if row is None:
             return None
@@ -66,7 +72,7 @@ class MappingStore:
         return self.rows.read_forward(row)
 
     async def owner(self, target_key: EntityKey) -> Owner | None:
-        """Return the owner of a main target key, None when nobody claimed it."""
+        """Return the owner of a main target key, None when nobody claimed it. Raises Erased."""
         row = await self.table.get(self.rows.reverse_key(target_key))
         if row is None:
             return None
@@ -80,8 +86,21 @@ class MappingStore:
             key = pointer_of(row)
         try:
             return await self.owner(key) is not None
+        except Erased:
+            return True
         except TableMissing:
             return False
+
+    async def expired_on(self) -> str:
+        """Return the day on which a mapping in the clear expired, "" when it has not begun to.
+
+        Raises:
+            SealedUnreadable: what says so is not by rekey.
+        """
+        if self.keyring is not None:
+            return ""
+        row = await self.table.get(EntityKey(key_partition(self.rows.script_id), WHOLE))
+        return "" if row is None or not is_tombstone(row) else self.rows.tombstones.read(row)
 
     async def claim(
         self,
@@ -226,6 +245,6 @@ async def open_mapping(
         await keyring.open()
         ids = keyring.safe_ids(id_key)
     sealer = None if keyring is None else keyring.sealer
-    return MappingStore(
-        table, MappingRows(script_id, migration.source, migration.tables, ids, sealer), keyring
-    )
+    tombstones = None if keyring is None else keyring.tombstones
+    rows = MappingRows(script_id, migration.source, migration.tables, ids, sealer, tombstones)
+    return MappingStore(table, rows, keyring)

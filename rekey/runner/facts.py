@@ -17,6 +17,7 @@ from rekey.bounds import Gates
 from rekey.declaration import Declared
 from rekey.dualwrite.control import ControlRow
 from rekey.dualwrite.registry import ClientRow, is_current, is_over
+from rekey.mapping.retention import Cohort
 from rekey.phases import ControlPhase, Phase
 from rekey.runner.align import aligned
 from rekey.runner.ledger import LedgerScript, applied_phases, handover
@@ -89,6 +90,7 @@ class Facts:
         clients: all that have a row, in capture "dual-write".
         intents: the journal, in capture "dual-write"; None when it was not asked.
         proved: whether the evidence that `retire` asks for was exported and verified.
+        cohorts: of the mapping, once the migration is complete.
     """
 
     declared: Declared
@@ -107,6 +109,7 @@ class Facts:
     clients: tuple[ClientRow, ...] = ()
     intents: Intents | None = None
     proved: bool = True
+    cohorts: tuple[Cohort, ...] = ()
 
     @property
     def script_id(self) -> str:
@@ -168,6 +171,11 @@ class Facts:
             return None
         since = ticks_of(control.completed_at or control.updated_at)
         return since + round(self.gates.retention_s * TICKS_PER_SECOND)
+
+    @property
+    def due(self) -> tuple[Cohort, ...]:
+        """Cohorts whose keeping time is over and that are not erased yet."""
+        return tuple(one for one in self.cohorts if one.is_due(self.now))
 
     def since(self, moment: str) -> float:
         """Return the seconds since a moment, not below 0."""

@@ -156,6 +156,15 @@ class Status:
             "watermark": facts.facts.get(WATERMARK),
             "lag_s": self.lag_s,
             "retention_ends_at": self.retention_ends_at,
+            "mapping": [
+                {
+                    "cohort": one.name,
+                    "over_at": format_ticks(one.over_at),
+                    "over": one.is_due(facts.now),
+                    "erased_on": one.erased_on,
+                }
+                for one in facts.cohorts
+            ],
             "waits_for": [{"script_id": one.script_id, "phase": str(one.phase)} for one in facts.waits_for],
             "unreachable": facts.unreachable,
             "safe": self.safe,

@@ -58,7 +58,7 @@ def _by_phase(facts: Facts, control: ControlRow, closed: str) -> Verdict:
         case ControlPhase.COMPLETE:
             return _in_complete(facts)
         case ControlPhase.RETIRED:
-            return Verdict(True, f"{facts.source} is deleted, {facts.target} has taken over.", "")
+            return _in_retired(facts)
 
 
 def _doubtful(facts: Facts) -> Verdict | None:
@@ -253,3 +253,11 @@ def _in_complete(facts: Facts) -> Verdict:
         f"retire {facts.script_id} --table {source}",
         waiting or f"this deletes {source}",
     )
+
+
+def _in_retired(facts: Facts) -> Verdict:
+    sentence = f"{facts.source} is deleted, {facts.target} has taken over."
+    if not facts.due:
+        return Verdict(True, sentence, "")
+    command = f"retire {facts.script_id} --expired --confirm {facts.script_id}"
+    return Verdict(True, sentence, command, "what the mapping knows is kept longer than it should be")

@@ -13,13 +13,15 @@ from pathlib import Path
 
 from rekey.config import Config
 from rekey.declaration import Declared
-from rekey.dualwrite.control import ControlRow, ControlStore
+from rekey.dualwrite.control import ControlStore
 from rekey.dualwrite.journal import Journal
 from rekey.dualwrite.registry import ClientRow, Registry
 from rekey.errors import ServiceError, TableMissing
+from rekey.mapping.retention import Cohort
 from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE
 from rekey.model import EntityKey, Row
 from rekey.runner.facts import Facts, Intents, Lease, waits
+from rekey.runner.kept import look
 from rekey.runner.lease import LEASE_ROW_KEY, Holder, ends_at, holder_of, is_over, process_exists
 from rekey.runner.ledger import applied_phases
 from rekey.runner.phases.backfill import PURPOSE
@@ -50,11 +52,10 @@ async def look_at(
     Raises:
         StateUnusable: the state file, the control row or a client's row cannot be read.
     """
-    script_id = declared.script_id
-    control: ControlRow | None = None
-    lease: Lease | None = None
+    script_id, control, lease = declared.script_id, None, None
     clients: list[ClientRow] = []
     intents: Intents | None = None
+    cohorts: tuple[Cohort, ...] = ()
     now, unreachable = clock.ticks(), ""
     try:
         control = await ControlStore(restricted, script_id).read()
@@ -65,6 +66,8 @@ async def look_at(
         if declared.migration.capture == "dual-write":
             clients = await Registry(restricted, script_id).list()
             intents = await _intents(restricted, script_id)
+        sealed = declared.migration.is_sealed
+        cohorts = await look(restricted, script_id, control, sealed=sealed, gates=config.gates)
     except ServiceError as error:
         unreachable = f"the restricted store could not be asked ({type(error).__name__})"
     ids = state.ledger_ids()
@@ -85,6 +88,7 @@ async def look_at(
         clients=tuple(clients),
         intents=intents,
         proved=is_proved(state.audit_events(script_id)),
+        cohorts=cohorts,
     )
 
 

@@ -38,6 +38,10 @@ EVIDENCE_EXPORTED = "evidence-exported"
 EVIDENCE_VERIFIED = "evidence-verified"
 """Events that the gate before `retire` looks for."""
 
+ERASURE_BEGUN = "erasure-begun"
+ERASURE_ENDED = "erasure-ended"
+"""Events around everything that is erased of a mapping (`rekey.runner.erasures`)."""
+
 COMMAND: ContextVar[str | None] = ContextVar("COMMAND", default=None)
 """The command that runs in this context, as events record it; set by the command line."""
 

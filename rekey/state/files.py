@@ -113,6 +113,12 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
     return connection
 
 
+def rewrite(connection: sqlite3.Connection) -> None:
+    """Write the whole file anew: what was removed does not stay in its free pages or its log."""
+    connection.execute("VACUUM")
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+
 def connect(path: Path) -> sqlite3.Connection:
     """Return a connection without implicit transactions, that syncs every commit to the disk.
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, insert, or_, select, update
 
 from rekey.errors import StateUnusable
 from rekey.model import EntityKey, KeyRange
@@ -64,6 +64,17 @@ def save(connection: Connection, segments: Sequence[Segment], keys: KeyTexts) ->
                 done=int(segment.done),
             )
         )
+
+
+def forget_keys(connection: Connection, script_id: str) -> int:
+    """Take the keys of a migration's segments away, of all purposes; return how many segments had any."""
+    keys = (SEGMENT.c.after_key, SEGMENT.c.upto_key, SEGMENT.c.cursor_key)
+    done = connection.execute(
+        update(SEGMENT)
+        .where(SEGMENT.c.script_id == script_id, or_(*(key.is_not(None) for key in keys)))
+        .values(after_key=None, upto_key=None, cursor_key=None)
+    )
+    return done.rowcount
 
 
 def split(connection: Connection, segment: Segment, middle: EntityKey, keys: KeyTexts) -> Segment:

@@ -29,13 +29,13 @@ from rekey.errors import StateUnusable
 from rekey.model import EntityKey, KeyRange
 from rekey.runner.filelock import FileLock
 from rekey.state import audit, backend, events, files, rows
+from rekey.state import facts as facts_in_file
 from rekey.state import segments as in_file
 from rekey.state.audit import AuditEvent, canonical_json, utc_text
 from rekey.state.keytexts import PLAIN, KeyTexts, NoKeys
 from rekey.state.models import (
     AUDIT_CHECKPOINT,
     AUDIT_EVENT,
-    FACT,
     MIGRATION,
     PHASE_RUN,
     SEGMENT,
@@ -224,7 +224,7 @@ class State:
         script_id = scripts.pop()
         with self._writing() as connection:
             in_file.save(connection, segments, self._keys.get(script_id, PLAIN))
-            _set_facts(connection, script_id, facts or {})
+            facts_in_file.put(connection, script_id, facts or {})
 
     def split_segment(self, segment: Segment, middle: EntityKey) -> Segment:
         """End a segment at a key and add a new one for what lies behind it, in one transaction.
@@ -246,6 +246,14 @@ class State:
                 delete(SEGMENT).where(SEGMENT.c.script_id == script_id, SEGMENT.c.purpose == purpose)
             )
 
+    def forget_keys(self, script_id: str) -> None:
+        """Take all keys of a migration out of the file; counts stay. Behind `complete` they are of no use."""
+        with self._writing() as connection:
+            forgotten = in_file.forget_keys(connection, script_id)
+        if forgotten:
+            with self._guard, files.translating(self.path):
+                files.rewrite(_raw(self._connection))
+
     # --- facts --------------------------------------------------------------------------------------------
 
     def get_fact(self, script_id: str, name: str) -> str | None:
@@ -255,16 +263,12 @@ class State:
     def facts(self, script_id: str) -> dict[str, str]:
         """Return all facts of a migration."""
         with self._reading() as connection:
-            found = connection.execute(select(FACT.c.name, FACT.c.value).where(FACT.c.script_id == script_id))
-            return {row.name: row.value for row in found}
+            return facts_in_file.listed(connection, script_id)
 
     def set_fact(self, script_id: str, name: str, value: str | None) -> None:
         """Set a fact; None removes it. The migration must be registered."""
         with self._writing() as connection:
-            if value is None:
-                connection.execute(delete(FACT).where(FACT.c.script_id == script_id, FACT.c.name == name))
-            else:
-                _set_facts(connection, script_id, {name: value})
+            facts_in_file.put(connection, script_id, {name: value})
 
     # --- phase runs ---------------------------------------------------------------------------------------
 
@@ -386,11 +390,3 @@ def _raw(connection: Connection) -> sqlite3.Connection:
 def _migration(connection: Connection, script_id: str) -> MigrationRecord | None:
     row = connection.execute(select(MIGRATION).where(MIGRATION.c.script_id == script_id)).one_or_none()
     return None if row is None else rows.migration(row)
-
-
-def _set_facts(connection: Connection, script_id: str, facts: Mapping[str, str]) -> None:
-    for name, value in facts.items():
-        setting = upsert(FACT).values(script_id=script_id, name=name, value=value)
-        connection.execute(
-            setting.on_conflict_do_update(index_elements=["script_id", "name"], set_={"value": value})
-        )

@@ -92,11 +92,11 @@ def test_paths_are_relative_to_the_file_not_to_the_working_directory(
 def test_durations_and_sizes_carry_their_unit(file: Path) -> None:
     text = (
         "[gates]\nverification_max_age='90s'\nretention='30d'\nmargin='15m'\n"
-        "clients_timeout='3m'\nfreeze_timeout='2h'\n"
+        "clients_timeout='3m'\nfreeze_timeout='2h'\nmapping_retention='100d'\n"
         "[limits]\nwindow_bytes='2GiB'\nconcurrency=3\nwindow_rows=7\nentities_per_second=9"
     )
     config = load_config(write(file, MINIMAL + text))
-    assert config.gates == Gates(90, 30 * 86400, 900, 180, 7200)
+    assert config.gates == Gates(90, 30 * 86400, 900, 180, 7200, 100 * 86400)
     assert config.limits == Limits(3, 7, 2 * 1024**3, 9)
 
 

@@ -202,6 +202,8 @@ CASES: dict[Code, Case] = {
     Code.CLIENT_VERSION: Case(WARNING, stored(versions=("0.1.0", "0.2.0"))),
     Code.CLIENTS_SILENT: Case(NOTE, stored(silent=1)),
     Code.INTENTS_WITHOUT_CLIENTS: Case(NOTE, stored(live=0), stored(live=0, silent=1)),
+    Code.MAPPING_OVER: Case(WARNING, stored(due=("2024-04", "2024-05"))),
+    Code.DATA_KEY_RETURNED: Case(ERROR, stored(returned=("2024-04",))),
 }
 
 

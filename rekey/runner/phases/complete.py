@@ -3,6 +3,7 @@
 Rules kept here:
 
 * Only from `cutover`, and only when the operator names the phase.
+* Nothing is copied any more: the keys of the checkpoints leave the state file.
 * Capture "dual-write": not before the last client of the old view has ended. The source is written until
   every client has acknowledged and the journal is drained; that moment is kept, `retire` compares with it.
 """
@@ -36,7 +37,9 @@ async def run(run: Run) -> Counters:
     now = await run.control.read()
     if now is not None and now.phase is ControlPhase.CUTOVER:
         await move(run, ControlPhase.CUTOVER, ControlPhase.COMPLETE)
-    return {} if run.is_delta else await _quiet(run)
+    counters = {} if run.is_delta else await _quiet(run)
+    run.state.forget_keys(run.script_id)
+    return counters
 
 
 async def _quiet(run: Run) -> Counters:

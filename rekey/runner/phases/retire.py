@@ -61,10 +61,10 @@ async def run(run: Run) -> Counters:
         return {}
     counters: Counters = {"rows_deleted": 0}
     if await run.tables.table_exists(run.source.name):
-        quiet_at = _quiet_at(run, now)
+        since_then = quiet_at(run, now)
         changed: list[str] = []
-        async for _ in written_since(run.source, quiet_at):
-            changed = await _delete_unchanged(run, quiet_at, counters)
+        async for _ in written_since(run.source, since_then):
+            changed = await _delete_unchanged(run, since_then, counters)
             break
         if changed:
             since = "the freeze" if run.is_delta else "`complete`"
@@ -80,7 +80,7 @@ async def run(run: Run) -> Counters:
     return counters
 
 
-def _quiet_at(run: Run, now: ControlRow) -> str:
+def quiet_at(run: Run, now: ControlRow) -> str:
     """Return the moment after which nobody was to write to the source."""
     if run.is_delta:
         # Without the state file the freeze's beginning stands in: it is earlier, so fewer rows are deleted.

@@ -1,0 +1,158 @@
+"""Completed migrations of which something is erased: commands, and what stands in the restricted store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rekey.mapping.rows import MAPPING_TABLE
+from rekey.mapping.tombstones import ERASED_ON
+from rekey.model import EntityKey, Row, content_of, key_of
+from rekey.state.audit import AuditEvent
+from rekey.state.store import State
+from rekey.tables.faults import Call
+from rekey.tables.memory import Gate
+from tests.commands import Commands
+from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
+from tests.worlds import Killed, post, user
+
+SCRIPT = "0001_subject"
+WHY = ("--reason", "ticket 4711")
+LEASE_S = 120
+SEALED_POSTS = POSTS_SCRIPT.replace('capture="delta",', 'capture="delta", mapping="sealed",')
+PLAIN_USERS = USERS_SCRIPT.replace('capture="delta",', 'capture="delta", mapping="plain",')
+SCRIPTS = {
+    "sealed": USERS_SCRIPT,
+    "plain": PLAIN_USERS,
+    "sealed, with an index": SEALED_POSTS,
+    "plain, with an index": POSTS_SCRIPT,
+}
+
+
+def rows_of(script: str) -> list[Row]:
+    """Return source rows for one of the scripts; the subject of erasures is the first."""
+    if 'source="Posts"' in script:
+        return [post(f"somebody-{number:02}", tags=f"a,b{number}") for number in range(12)]
+    return [user(f"somebody{number:02}@mail.example", f"part{number % 3}") for number in range(12)]
+
+
+def begun(
+    folder: Path,
+    script: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    month: str = "2024-01",
+) -> Commands:
+    """Return the commands of a project whose rows are copied under the data key of a month."""
+    monkeypatch.setattr("rekey.mapping.keyring.cohort_of", lambda _moment: month)
+    project = Project(folder)
+    project.script(script, f"{SCRIPT}.py")
+    rows = rows_of(script)
+    source = project.scripts[SCRIPT].migration.source
+    asyncio.run(project.fill(source, rows))
+    rekey = Commands(project, capsys, monkeypatch)
+    rekey("apply")
+    return rekey
+
+
+def complete(rekey: Commands) -> None:
+    """Complete the migration, and let a minute pass."""
+    rekey("apply", "--to", "cutover", "--writers-stopped")
+    rekey("apply", "--to", "complete")
+    rekey.project.clock.advance(60)
+
+
+def subject(rekey: Commands) -> Row:
+    """Return the source row whose mapping is erased."""
+    return rows_of((rekey.project.folder / "migrations" / f"{SCRIPT}.py").read_text("utf-8"))[0]
+
+
+def by_old(row: Row) -> tuple[str, str, str]:
+    """Return how a row is named by its old key."""
+    return ("--old", row["PartitionKey"], row["RowKey"])
+
+
+def by_new(rekey: Commands, row: Row) -> tuple[str, str, str]:
+    """Return how a row is named by its key in the main target."""
+    found = rekey("lookup", *by_old(row), *WHY, "--json").json["rows"][0]
+    main = rekey.project.scripts[SCRIPT].migration.tables[0]
+    [key] = [one for one in found["new"] if one["table"] == main]
+    return ("--new", key["partition_key"], key["row_key"])
+
+
+def by_id(rekey: Commands, row: Row) -> tuple[str, str]:
+    """Return how a row is named by its safe id."""
+    return ("--id", rekey("lookup", *by_old(row), *WHY, "--json").json["rows"][0]["row_id"])
+
+
+def mapping(project: Project, direction: str = "") -> dict[EntityKey, Row]:
+    """Return the mapping rows of a direction (`f`, `r`, `k`) or of all, by key."""
+    return {
+        key_of(row): content_of(row)
+        for row in project.restricted.dump(MAPPING_TABLE)
+        if row["PartitionKey"].startswith(f"{SCRIPT}.{direction}")
+    }
+
+
+def tombstones(project: Project, direction: str = "") -> dict[EntityKey, Row]:
+    """Return the tombstones among them."""
+    return {key: row for key, row in mapping(project, direction).items() if ERASED_ON in row}
+
+
+def put(project: Project, row: Row) -> None:
+    """Write a mapping row, as somebody does who has got into the restricted store."""
+    asyncio.run(project.restricted.table(MAPPING_TABLE).upsert(row))
+
+
+def erasures(project: Project) -> list[AuditEvent]:
+    """Return the events of erasures, in order."""
+    with State.open(project.config.state, read_only=True) as state:
+        assert state.check_chain() is None
+        return [one for one in state.audit_events(SCRIPT) if one.event.startswith("erasure")]
+
+
+def state_bytes(project: Project) -> bytes:
+    """Return everything that stands in the state file and beside it."""
+    state = project.config.state
+    return b"".join(path.read_bytes() for path in sorted(state.parent.glob(f"{state.name}*")))
+
+
+@contextmanager
+def killed_by(project: Project, gate: Gate) -> Iterator[None]:
+    """Let a gate kill what runs; afterwards its lease is over."""
+
+    async def alive(_call: Call) -> None:
+        return
+
+    project.tables.gate = project.restricted.gate = gate
+    with suppress(Killed):
+        yield
+    project.tables.gate = project.restricted.gate = alive
+    project.clock.advance(LEASE_S)
+
+
+@contextmanager
+def killed(project: Project, at: int) -> Iterator[list[int]]:
+    """Kill what runs before its effect number `at`, on either account; yields how many there were."""
+    effects = [0]
+
+    async def kill(_call: Call) -> None:
+        effects[0] += 1
+        if effects[0] >= at:
+            raise Killed
+
+    with killed_by(project, kill):
+        yield effects
+
+
+def configured(project: Project, **gates: Any) -> None:
+    """Set gates of the configuration."""
+    path = project.folder / "rekey.toml"
+    lines = "".join(f'{name} = "{value}"\n' for name, value in gates.items())
+    path.write_text(path.read_text("utf-8").replace("[gates]\n", f"[gates]\n{lines}"), "utf-8")

@@ -1,0 +1,577 @@
+"""What a completed migration knows of a subject is erased on request: recorded before and behind it, in an
+order that survives being cut off anywhere, and told as erased from then on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from rekey.dualwrite.rules import View
+from rekey.errors import Erased
+from rekey.mapping.rows import MAPPING_TABLE
+from rekey.model import EntityKey, Row, key_of
+from rekey.phases import Phase
+from rekey.runner import moves
+from rekey.runner.run import Run
+from rekey.state.store import State
+from rekey.tables.base import Operation, Verb
+from rekey.tables.faults import Call
+from tests.commands import Commands
+from tests.company import company
+from tests.erasing import (
+    PLAIN_USERS,
+    SCRIPT,
+    SCRIPTS,
+    WHY,
+    begun,
+    by_id,
+    by_new,
+    by_old,
+    complete,
+    erasures,
+    killed,
+    killed_by,
+    mapping,
+    put,
+    state_bytes,
+    subject,
+    tombstones,
+)
+from tests.evidence import prove
+from tests.projects import USERS_SCRIPT
+from tests.worlds import Killed, user
+
+
+@pytest.fixture(params=list(SCRIPTS.values()), ids=list(SCRIPTS))
+def rekey(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Commands:
+    made = begun(tmp_path, request.param, capsys, monkeypatch)
+    complete(made)
+    return made
+
+
+@pytest.fixture
+def users(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Commands:
+    made = begun(tmp_path, USERS_SCRIPT, capsys, monkeypatch)
+    complete(made)
+    return made
+
+
+def erase(rekey: Commands, *named: str, code: int = 0) -> dict[str, object]:
+    found: dict[str, object] = json.loads(rekey("retire", "--subject", *named, *WHY, "--json", code=code).out)
+    return found
+
+
+@pytest.mark.parametrize("way", ["old", "new", "id"])
+def test_a_subject_is_erased_whichever_way_it_is_named_and_nobody_else(rekey: Commands, way: str) -> None:
+    project, row = rekey.project, subject(rekey)
+    source = project.scripts[SCRIPT].migration.source
+    before, targets = (
+        mapping(project),
+        {name: project.rows(name) for name in project.scripts[SCRIPT].migration.tables},
+    )
+    named = {"old": by_old(row), "new": by_new(rekey, row), "id": by_id(rekey, row)}
+    said = erase(rekey, *named[way])
+    assert (said["forward_rows"], said["reverse_rows"], said["source_rows"]) == (1, 1, 1)
+    left = tombstones(project)
+    assert len(left) == 2
+    for key, stone in left.items():
+        assert set(stone) <= {"PartitionKey", "RowKey", "ErasedOn", "Proof", "Proof@odata.type"}, key
+        assert stone["ErasedOn"] == "2024-01-01"
+    after = mapping(project)
+    assert after.keys() == before.keys()
+    assert all(after[key] == row for key, row in before.items() if key not in left)
+    assert key_of(row) not in map(key_of, project.rows(source))
+    assert len(project.rows(source)) == 11
+    assert {name: project.rows(name) for name in targets} == targets, "target rows are the application's"
+
+
+def test_afterwards_every_look_up_says_when_it_was_erased(rekey: Commands) -> None:
+    row = subject(rekey)
+    ways = (by_old(row), by_new(rekey, row), by_id(rekey, row))
+    erase(rekey, *ways[0])
+    for named in ways:
+        said = rekey("lookup", *named, *WHY, code=1)
+        assert "was erased on 2024-01-01" in said.err
+        assert "Traceback" not in said.all and "cannot be opened" not in said.all
+        document = rekey("lookup", *named, *WHY, "--json", code=1).json
+        assert document["erased_on"] == "2024-01-01"
+        assert document["erased"][0]["returned"] is False
+
+
+def test_a_look_up_of_many_tells_the_erased_from_the_others(users: Commands) -> None:
+    erase(users, *by_old(subject(users)))
+    asked = users.project.folder / "asked.csv"
+    asked.write_text(
+        "old_partition_key,old_row_key\npart0,somebody00@mail.example\npart1,somebody01@mail.example\n"
+        "part1,nobody\n",
+        "utf-8",
+    )
+    out = users.project.folder / "answers.jsonl"
+    document = users("lookup", "--bulk", str(asked), "--out", str(out), *WHY, "--json", code=1).json
+    assert (document["found"], document["unknown"], len(document["erased"])) == (1, 1, 1)
+    lines = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
+    assert [set(line) for line in lines] == [{"row_id", "old", "new"}, {"row_id", "erased_on", "returned"}]
+
+
+def test_it_is_on_record_before_anything_is_deleted_and_once_more_behind_it(rekey: Commands) -> None:
+    project, row = rekey.project, subject(rekey)
+    seen: list[int] = []
+
+    async def watch(call: Call) -> None:
+        if call.action in ("delete", "replace") and call.table in ("Users", "Posts", MAPPING_TABLE):
+            seen.append(len(erasures(project)))
+
+    project.tables.gate = project.restricted.gate = watch
+    row_id = by_id(rekey, row)[1]
+    erase(rekey, *by_old(row))
+    assert seen == [1, 1, 1], "source row, reverse row, forward row"
+    first, second = erasures(project)
+    assert (first.event, second.event) == ("erasure-begun", "erasure-ended")
+    assert first.details["rows"] == second.details["rows"] == [row_id]
+    assert first.details["reason"] == "ticket 4711"
+    assert second.details["begun"] == first.seq
+    assert (second.details["forward_rows"], second.details["reverse_rows"]) == (1, 1)
+    for event in (first, second):
+        assert "somebody" not in str(event)
+
+
+def test_where_it_cannot_be_recorded_nothing_is_erased(
+    users: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rekey.errors import MachineFailed
+
+    before = mapping(users.project), users.project.rows("Users")
+
+    def full(*_: object, **__: object) -> None:
+        raise MachineFailed("the disk is full", hint="free space")
+
+    monkeypatch.setattr(State, "audit", full)
+    users("retire", "--subject", *by_old(subject(users)), *WHY, code=4)
+    assert (mapping(users.project), users.project.rows("Users")) == before
+
+
+def test_a_source_row_that_changed_is_left_and_nothing_else_of_it_is_erased(rekey: Commands) -> None:
+    """Somebody wrote it after the application was moved: his write is not lost with it."""
+    project, row = rekey.project, subject(rekey)
+    source = project.scripts[SCRIPT].migration.source
+    asyncio.run(project.tables.table(source).merge({**row, "Nm": "later"}))
+    before = mapping(project), project.rows(source)
+    row_id = by_id(rekey, row)[1]
+    said = rekey("retire", "--subject", *by_old(row), *WHY, code=1)
+    assert "were not deleted, and nothing else of them was erased" in said.err
+    assert row_id in said.err and "somebody" not in said.all
+    assert (mapping(project), project.rows(source)) == before
+    assert erasures(project)[-1].details["changed"] == [row_id]
+    asyncio.run(project.tables.table(source).delete(key_of(row)))
+    assert erase(rekey, *by_old(row))["source_rows_gone"] == 1
+    assert len(tombstones(project)) == 2
+
+
+def test_a_source_row_that_changes_between_look_and_deletion_is_left(users: Commands) -> None:
+    project, row = users.project, subject(users)
+    source = project.tables.table("Users")
+
+    async def write(call: Call) -> None:
+        if call.action == "delete" and call.table == "Users":
+            project.tables.gate = nothing
+            await source.merge({**row, "Nm": "later"})
+
+    async def nothing(_call: Call) -> None:
+        return
+
+    project.tables.gate = write
+    assert erase(users, *by_old(row), code=1)["changed"] != []
+    assert tombstones(project) == {}
+    assert any(one["Nm"] == "later" for one in project.rows("Users"))
+
+
+@pytest.mark.parametrize("script", [USERS_SCRIPT, PLAIN_USERS], ids=["sealed", "plain"])
+@pytest.mark.parametrize("way", ["old", "new", "id"])
+@pytest.mark.parametrize("before", [True, False], ids=["before", "behind"])
+@pytest.mark.parametrize("at", [1, 2, 3], ids=["source row", "reverse row", "forward row"])
+def test_cut_off_beside_any_write_the_same_command_ends_it(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    script: str,
+    way: str,
+    before: bool,
+    at: int,
+) -> None:
+    """By its new key the subject cannot be found any more once the reverse row is gone: the record leads."""
+    rekey = begun(tmp_path, script, capsys, monkeypatch)
+    complete(rekey)
+    row, project = subject(rekey), rekey.project
+    named = {"old": by_old(row), "new": by_new(rekey, row), "id": by_id(rekey, row)}[way]
+    writes = 0
+
+    async def kill(call: Call) -> None:
+        nonlocal writes
+        if writes == at and not before:
+            raise Killed
+        writes += call.writes and call.table in ("Users", MAPPING_TABLE)
+        if writes == at and before:
+            raise Killed
+
+    with killed_by(project, kill):
+        rekey("retire", "--subject", *named, *WHY)
+    assert len(tombstones(project)) == max(0, at - (2 if before else 1))
+    ends_as_it_should(rekey, named)
+
+
+def test_cut_off_before_any_effect_the_same_command_ends_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also between what a session does around it: the lease, the journal, the clients, the record."""
+    at, effects = 1, 0
+    while effects >= at - 3:
+        rekey = begun(tmp_path / str(at), USERS_SCRIPT, capsys, monkeypatch)
+        complete(rekey)
+        named = by_new(rekey, subject(rekey))
+        with killed(rekey.project, at) as counted:
+            rekey("retire", "--subject", *named, *WHY)
+        effects = counted[0]
+        ends_as_it_should(rekey, named)
+        at += 3
+    assert at > 20
+
+
+def ends_as_it_should(rekey: Commands, named: tuple[str, ...]) -> None:
+    """Run the same command again; the subject is erased, and every erasure that was begun is ended."""
+    rekey("retire", "--subject", *named, *WHY)
+    assert len(tombstones(rekey.project)) == 2
+    assert len(rekey.project.rows("Users")) == 11
+    events = erasures(rekey.project)
+    ended = {one.details["begun"] for one in events if one.event == "erasure-ended"}
+    assert ended == {one.seq for one in events if one.event == "erasure-begun"}
+    assert sum(one.details.get("forward_rows", 0) for one in events) == 1
+
+
+def test_what_was_cut_off_is_ended_by_the_next_erasure_of_anybody(users: Commands) -> None:
+    project, row = users.project, subject(users)
+
+    async def kill(call: Call) -> None:
+        if call.action == "replace" and any(".f." in one.row["PartitionKey"] for one in call.operations):
+            raise Killed
+
+    with killed_by(project, kill):
+        users("retire", "--subject", *by_old(row), *WHY)
+    assert len(tombstones(project, "f.")) == 0 and len(tombstones(project, "r.")) == 1
+    said = users("retire", "--subject", "--old", "part1", "somebody01@mail.example", *WHY)
+    assert "cut off is done now" in said.err
+    assert len(tombstones(project)) == 4
+
+
+def test_what_is_erased_twice_stays_as_it_is(rekey: Commands) -> None:
+    row = subject(rekey)
+    erase(rekey, *by_old(row))
+    before = tombstones(rekey.project)
+    rekey.project.clock.advance(5 * 86400)
+    said = erase(rekey, *by_old(row))
+    assert (said["forward_rows"], said["reverse_rows"], said["source_rows"]) == (0, 0, 0)
+    assert said["erased_before"] == [{"row_id": by_id_of(said), "erased_on": "2024-01-01"}]
+    assert tombstones(rekey.project) == before
+
+
+def by_id_of(said: dict[str, object]) -> object:
+    [row_id] = said["rows"]  # type: ignore[misc]
+    return row_id
+
+
+def test_before_complete_it_is_refused_with_what_to_do_instead(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rekey = begun(tmp_path, USERS_SCRIPT, capsys, monkeypatch)
+    for step in ((), ("--to", "cutover", "--writers-stopped")):
+        if step:
+            rekey("apply", *step)
+        before = mapping(rekey.project)
+        said = rekey("retire", "--subject", *by_old(subject(rekey)), *WHY, code=3)
+        assert "is not complete" in said.err and "through the application" in said.err
+        assert mapping(rekey.project) == before
+    assert erasures(rekey.project) == []
+
+
+def test_after_the_source_is_retired_its_name_is_nobodys(rekey: Commands) -> None:
+    """A table that somebody made under the old name since is not looked at."""
+    project, row = rekey.project, subject(rekey)
+    source = project.scripts[SCRIPT].migration.source
+    with project.session() as session:
+        prove(session.config, session.scripts[SCRIPT], session.state)
+    rekey("retire", "--table", source)
+    project.clock.advance(120)
+    asyncio.run(project.fill(source, [row]))
+    said = erase(rekey, *by_old(row))
+    assert (said["forward_rows"], said["source_rows"], said["source_rows_gone"]) == (1, 0, 1)
+    assert len(project.rows(source)) == 1
+
+
+def test_a_reverse_row_that_no_forward_row_lists_is_searched_for(rekey: Commands) -> None:
+    """A run that was cut off between the two can leave one behind; it names the subject as well."""
+    project, row = rekey.project, subject(rekey)
+
+    async def orphan() -> None:
+        store = await project.mapping(SCRIPT)
+        await store.claim_absent(key_of(row), EntityKey("left", "behind"))
+
+    asyncio.run(orphan())
+    assert erase(rekey, *by_old(row), "--listed-only")["reverse_rows"] == 1
+    assert erase(rekey, *by_old(row))["reverse_rows"] == 1
+    assert len(tombstones(project, "r.")) == 2
+
+
+def test_a_target_key_that_passed_to_somebody_else_stays_his(rekey: Commands) -> None:
+    project, row = rekey.project, subject(rekey)
+    other = EntityKey("some", "body else")
+
+    async def pass_over() -> EntityKey:
+        store = await project.mapping(SCRIPT)
+        forward = await store.forward(key_of(row))
+        assert forward is not None
+        [main] = [one for one in forward.targets if one.table == 0]
+        await store.fresh()
+        made = store.rows.reverse_row(other, main.key)
+        await store.table.upsert(made)
+        return key_of(made)
+
+    at = asyncio.run(pass_over())
+    assert erase(rekey, *by_old(row))["reverse_rows"] == 0
+    assert at not in tombstones(project)
+
+
+def test_many_are_erased_from_a_file(users: Commands) -> None:
+    asked = users.project.folder / "asked.csv"
+    lines = [f"part{number % 3},somebody{number:02}@mail.example" for number in range(5)]
+    asked.write_text("\n".join(["old_partition_key,old_row_key", *lines, "part0,nobody"]) + "\n", "utf-8")
+    said = erase(users, "--bulk", str(asked), code=1)
+    assert (said["forward_rows"], said["reverse_rows"], said["source_rows"]) == (5, 5, 5)
+    assert said["unknown"] == 1
+    first, second = erasures(users.project)
+    assert len(first.details["rows"]) == len(second.details["rows"]) == 5
+    assert len(first.details["unknown"]) == 1
+
+
+def test_who_is_not_known_is_told_and_that_he_was_asked_for_is_on_record(users: Commands) -> None:
+    said = users("retire", "--subject", "--old", "part0", "nobody@mail.example", *WHY, code=1)
+    assert "knows no such row" in said.err and "nobody@" not in said.all
+    first, second = erasures(users.project)
+    assert first.details["rows"] == [] and len(first.details["unknown"]) == 1
+    assert second.details["forward_rows"] == 0
+
+
+@pytest.mark.parametrize(
+    "reason",
+    ["somebody00@mail.example asked", "another@mail.example", "it is part0, RK SOMEBODY00@MAIL.EXAMPLE", " "],
+)
+def test_a_reason_that_tells_whose_row_it_is_is_refused(users: Commands, reason: str) -> None:
+    users("retire", "--subject", *by_old(subject(users)), "--reason", reason, code=2)
+    assert erasures(users.project) == [] and tombstones(users.project) == {}
+
+
+def test_a_reason_must_not_hold_the_new_key_either(users: Commands) -> None:
+    """It is known only once the row is opened; nothing is recorded or deleted before that is looked at."""
+    row = subject(users)
+    new = by_new(users, row)
+    users("retire", "--subject", *by_old(row), "--reason", f"it is {new[2]}", code=2)
+    assert erasures(users.project) == [] and tombstones(users.project) == {}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--subject",),
+        ("--subject", "--old", "a", "b"),
+        ("--subject", "--old", "a", "b", "--id", "c", *WHY),
+        ("--subject", "--expired", "--old", "a", "b", *WHY),
+        ("--old", "a", "b", *WHY),
+        ("--table", "Users", "--subject", "--old", "a", "b", *WHY),
+        ("--table", "Users", *WHY),
+        ("--expired", "--reason", "so"),
+        ("--listed-only",),
+    ],
+)
+def test_options_that_do_not_belong_together_are_refused(users: Commands, words: tuple[str, ...]) -> None:
+    users("retire", *words, code=2)
+    assert tombstones(users.project) == {} and len(users.project.rows("Users")) == 12
+
+
+# --- what was put back, or put in -------------------------------------------------------------------------
+
+
+def test_an_old_row_put_back_over_a_tombstone_is_told_and_not_shown(rekey: Commands) -> None:
+    """The audit log says that it was erased; erased again, it is gone again."""
+    project, row = rekey.project, subject(rekey)
+    before = mapping(project)
+    ways = (by_old(row), by_new(rekey, row), by_id(rekey, row))
+    erase(rekey, *ways[0])
+    for key in tombstones(project):
+        put(project, before[key])
+    for named in ways:
+        said = rekey("lookup", *named, *WHY, code=1)
+        assert "was erased on 2024-01-01, and stands there again" in said.err
+        assert said.out == ""
+        assert rekey("lookup", *named, *WHY, "--json", code=1).json["erased"][0]["returned"] is True
+    assert erase(rekey, *ways[0])["forward_rows"] == 1
+    assert "stands there again" not in rekey("lookup", *ways[0], *WHY, code=1).err
+
+
+def test_a_reverse_row_alone_put_back_leads_to_the_forward_tombstone(rekey: Commands) -> None:
+    project, row = rekey.project, subject(rekey)
+    before = mapping(project)
+    new = by_new(rekey, row)
+    erase(rekey, *by_old(row))
+    for key in tombstones(project, "r."):
+        put(project, before[key])
+    said = rekey("lookup", *new, *WHY, code=1)
+    assert "was erased on" in said.err and row["RowKey"] not in said.all
+
+
+@pytest.mark.parametrize("how", ["moved", "redated", "without proof"])
+def test_of_a_sealed_mapping_a_tombstone_that_somebody_put_in_is_told_from_a_real_one(
+    users: Commands, how: str
+) -> None:
+    project = users.project
+    erase(users, *by_old(subject(users)))
+    [(at, stone)] = tombstones(project, "f.").items()
+    victim = next(key for key in mapping(project, "f.") if key != at)
+    match how:
+        case "moved":
+            forged = {**stone, "PartitionKey": victim.partition, "RowKey": victim.row}
+        case "redated":
+            victim, forged = at, {**stone, "ErasedOn": "2023-12-24"}
+        case _:
+            forged = {"PartitionKey": victim.partition, "RowKey": victim.row, "ErasedOn": "2024-01-01"}
+    put(project, forged)
+    said = users("lookup", "--id", victim.row[:12], *WHY, code=1)
+    assert "it says that it was erased, and that is not by rekey" in said.err
+
+
+# --- who else reads the mapping ---------------------------------------------------------------------------
+
+
+def test_a_client_behind_complete_writes_the_target_alone_and_a_tombstone_stays(tmp_path: Path) -> None:
+    """Who is in the new view inserts the same person anew: a row of the application, without a mapping."""
+    made = company(tmp_path, USERS_SCRIPT, [user("a@b.example"), user("c@d.example")])
+    try:
+        client = made.client(View.NEW)
+        made.apply()
+        made.apply(Phase.CUTOVER)
+        made.apply(Phase.COMPLETE)
+        made.live(5)
+        erase_in(made, user("a@b.example"))
+        stones = erased_rows(made)
+        assert len(stones) == 2
+        [row] = [one for one in made.project.rows("UsersV2") if one["ContactEmail"] == "a@b.example"]
+        key = key_of(row)
+        made.do(client.write(Operation(Verb.DELETE, {"PartitionKey": key.partition, "RowKey": key.row}, "*")))
+        again = {"PartitionKey": key.partition, "RowKey": key.row, "ContactEmail": "a@b.example"}
+        made.do(client.write(Operation(Verb.INSERT, again)))
+        assert erased_rows(made) == stones
+        assert made.intents == []
+        assert len(made.project.rows("Users")) == 1, "the source is not written any more"
+    finally:
+        made.close()
+
+
+def erase_in(made: object, row: Row) -> None:
+    from rekey.mapping.lookup import Query
+    from rekey.runner.erasure import erase as run_erase
+
+    with made.session() as session:  # type: ignore[attr-defined]
+        run_erase(
+            session,
+            made.script_id,  # type: ignore[attr-defined]
+            [Query(old=key_of(row))],
+            "ticket",
+            by="old",
+            searched=True,
+            refuse=lambda _keys: None,
+        )
+
+
+def erased_rows(made: object) -> dict[EntityKey, Row]:
+    rows = made.project.restricted.dump(MAPPING_TABLE)  # type: ignore[attr-defined]
+    return {key_of(row): row for row in rows if "ErasedOn" in row}
+
+
+def test_while_the_journal_holds_intents_nothing_is_erased(tmp_path: Path) -> None:
+    """Settling one would read the mapping, and write where it leads."""
+    made = company(tmp_path, USERS_SCRIPT, [user("a@b.example")])
+    try:
+        made.client(View.NEW)
+        made.apply()
+        made.apply(Phase.CUTOVER)
+        made.apply(Phase.COMPLETE)
+
+        async def left_behind() -> None:
+            journal = await made.project.journal(made.script_id)
+            await journal.begin("0dead", 2, "source", [EntityKey("eu", "a@b.example")])
+
+        made.do(left_behind())
+        with pytest.raises(Exception, match="holds intents"):
+            erase_in(made, user("a@b.example"))
+        assert erased_rows(made) == {}
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("script", [USERS_SCRIPT, PLAIN_USERS], ids=["sealed", "plain"])
+def test_nothing_is_claimed_or_written_in_the_place_of_a_tombstone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    """Nobody goes through the mapping behind `complete`. Who does all the same is refused: an erased row is
+    neither taken for one that was never copied, nor brought back."""
+    rekey = begun(tmp_path, script, capsys, monkeypatch)
+    complete(rekey)
+    project, row = rekey.project, subject(rekey)
+    erase(rekey, *by_old(row))
+    stones, targets = tombstones(project), project.rows("UsersV2")
+    asyncio.run(project.tables.table("Users").insert(row))
+
+    async def each(run: Run) -> None:
+        with pytest.raises(Erased):
+            await run.propagator.propagate(key_of(row))
+        with pytest.raises(Erased):
+            await run.reverse.propagate(key_of(row))
+        with pytest.raises(Erased):
+            await run.mapping.forward(key_of(row))
+        assert await run.mapping.extend(key_of(row), None, ()) is None
+        [main] = [one for one in targets if one["ContactEmail"] == row["RowKey"]]
+        with pytest.raises(Erased):
+            await run.mapping.owner(key_of(main))
+        assert await run.mapping.claim_absent(key_of(row), key_of(main)) is False
+        assert await run.mapping.owns(0, main), "the row of the target is this migration's, all the same"
+
+    with project.session() as session:
+        session.do(each(session.begin(SCRIPT)))
+    assert tombstones(project) == stones
+    assert project.rows("UsersV2") == targets
+    with project.session() as session:
+        moves.apply(session, SCRIPT)
+    assert tombstones(project) == stones
+
+
+# --- the state file ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("script", [PLAIN_USERS, USERS_SCRIPT], ids=["plain", "sealed"])
+def test_from_complete_on_no_key_is_in_the_state_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    """Not in a segment, not in a free page, not in the log beside it. Counts stay."""
+    rekey = begun(tmp_path, script, capsys, monkeypatch)
+    if script == PLAIN_USERS:
+        assert b"@mail.example" in state_bytes(rekey.project), "where a scan resumes"
+    complete(rekey)
+    assert b"@mail.example" not in state_bytes(rekey.project)
+    assert b"sealed:" not in state_bytes(rekey.project)
+    with State.open(rekey.project.config.state, read_only=True) as state:
+        assert sum(one.rows for one in state.segments(SCRIPT, "backfill")) == 12
