@@ -229,3 +229,24 @@ def test_two_writers_take_turns(path: Path, state: State) -> None:
             other.audit("verify", None, {"n": number})
     assert [event.seq for event in state.audit_events()] == list(range(1, 11))
     assert state.check_chain() is None
+
+
+def test_keys_of_one_migration_are_forgotten_and_counts_stay(tmp_path: Path) -> None:
+    """Not only out of the rows: out of the file, its free pages and its log."""
+    path = tmp_path / "state.sqlite"
+    with State.open(path) as state:
+        for script_id in ("0001_a", "0002_b"):
+            state.register(script_id, "d", "Source", "r", {}, "e")
+            bounds = [KeyRange(None, EntityKey("p", f"{script_id}-key{n}")) for n in range(200)]
+            first = state.add_segments(script_id, "backfill", bounds)[0]
+            cursor = replace(first, cursor=EntityKey("p", f"{script_id}-cursor"), rows=7)
+            state.checkpoint([cursor])
+        state.forget_keys("0001_a")
+        found = state.segments("0001_a", "backfill")
+        assert (len(found), found[0].rows) == (200, 7)
+        assert {(one.after, one.upto, one.cursor) for one in found} == {(None, None, None)}
+        assert state.segments("0002_b", "backfill")[0].cursor is not None
+        everything = b"".join(one.read_bytes() for one in sorted(tmp_path.iterdir()))
+        assert b"0001_a-key" not in everything and b"0001_a-cursor" not in everything
+        assert b"0002_b-cursor" in everything
+        state.forget_keys("0001_a")
