@@ -197,6 +197,7 @@ PRESUMED: dict[str, Callable[[Project], None]] = {
     "cutover": at_the_gate,
     "divergences": with_divergences,
     "doctor": not_begun,
+    "erasure": complete,
     "evidence": at_the_gate,
     "lookup": at_the_gate,
     "plan": not_begun,
