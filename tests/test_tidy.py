@@ -127,7 +127,7 @@ IO_MODULES = {
 }
 
 AZURE_SPEAKERS = (
-    *("rekey/tables/", "rekey/secrets_source.py"),
+    *("rekey/tables/", "rekey/secrets_source.py", "rekey/keyvault.py"),
     *("rekey/evidence/keyvault.py", "rekey/mapping/vault.py"),
 )
 AZURE_WITNESSES = ("rekey/rehearse/",)

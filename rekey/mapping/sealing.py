@@ -28,10 +28,9 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from rekey import crockford, edm
 from rekey.errors import SealedUnreadable
-from rekey.mapping.wrapping import Wrapped, WrappingKey, not_unwrapped
+from rekey.mapping.wrapping import KEY_BYTES, Wrapped, WrappingKey, not_unwrapped
 from rekey.model import PARTITION_KEY, ROW_KEY, TYPE_SUFFIX, EntityKey, Row
 
-KEY_BYTES = 32
 ROOT = "root"
 """The row key of the key that ids and the state file's seal are derived from; data keys stand under their
 cohort."""
