@@ -93,6 +93,7 @@ PURE = {
     "reconcile.report",
     "reconcile.sums",
     "runner.align",
+    "state.keytexts",
     "tables.answers",
     "tables.filters",
     "tables.rules",
