@@ -75,19 +75,40 @@ def read_secret(name: str, source: SecretSource, *, environ: Mapping[str, str] |
         ConfigurationError: Key Vault is used and the extra `keyvault` is not installed.
         CredentialRefused, EndpointDown, Unavailable: Key Vault could not be read.
     """
-    match source.kind:
-        case SecretKind.ENV:
-            secret = _from_env(name, source.where, os.environ if environ is None else environ)
-        case SecretKind.FILE:
-            secret = _from_file(name, Path(source.where))
-        case SecretKind.KEY_VAULT:
-            secret = from_key_vault(name, source.where)
+    what, setting = f"secret `{name}`", f"`[secrets.{name}]`"
+    if source.kind is SecretKind.KEY_VAULT:
+        return _long_enough(what, setting, from_key_vault(name, source.where))
+    return read_local(what, setting, source, environ=environ)
+
+
+def read_local(
+    what: str, setting: str, source: SecretSource, *, environ: Mapping[str, str] | None = None
+) -> bytes:
+    """Return the bytes of something secret in an environment variable or a file.
+
+    Args:
+        what: it is, for messages: "secret `users`".
+        setting: the section of the configuration that says where it is, for messages.
+        source: where it is; not in Key Vault.
+        environ: the environment, `os.environ` when None.
+
+    Raises:
+        SecretMissing: absent, not readable, empty, or shorter than 16 bytes.
+    """
+    if source.kind is SecretKind.ENV:
+        found = _from_env(what, setting, source.where, os.environ if environ is None else environ)
+    else:
+        found = _from_file(what, setting, Path(source.where))
+    return _long_enough(what, setting, found)
+
+
+def _long_enough(what: str, setting: str, secret: bytes) -> bytes:
     if len(secret) < MINIMUM_BYTES:
         raise SecretMissing(
-            f"secret `{name}` is {'empty' if not secret else 'too short'}:"
+            f"{what} is {'empty' if not secret else 'too short'}:"
             f" {len(secret)} bytes, and at least {MINIMUM_BYTES} are needed",
             hint="make one with `openssl rand -hex 32` and put it where"
-            f" `[secrets.{name}]` says; keep it as long as the migrated tables are kept",
+            f" {setting} says; keep it as long as the migrated tables are kept",
         )
     return secret
 
@@ -113,23 +134,23 @@ def warnings_for_file(what: str, path: Path) -> list[str]:
     return []
 
 
-def _from_env(name: str, variable: str, environ: Mapping[str, str]) -> bytes:
+def _from_env(what: str, setting: str, variable: str, environ: Mapping[str, str]) -> bytes:
     value = environ.get(variable)
     if value is None:
         raise SecretMissing(
-            f"secret `{name}`: the environment variable {variable} is not set",
-            hint=f"set {variable}, or change `[secrets.{name}]` in the configuration",
+            f"{what}: the environment variable {variable} is not set",
+            hint=f"set {variable}, or change {setting} in the configuration",
         )
     return os.fsencode(value)
 
 
-def _from_file(name: str, path: Path) -> bytes:
+def _from_file(what: str, setting: str, path: Path) -> bytes:
     try:
         content = path.read_bytes()
     except OSError as error:
         raise SecretMissing(
-            f"secret `{name}`: the file {path} cannot be read ({type(error).__name__})",
-            hint=f"put the secret there, readable by this user, or change `[secrets.{name}]`",
+            f"{what}: the file {path} cannot be read ({type(error).__name__})",
+            hint=f"put it there, readable by this user, or change {setting}",
         ) from None
     for newline in (b"\r\n", b"\n"):
         if content.endswith(newline):
