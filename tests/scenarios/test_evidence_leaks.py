@@ -23,7 +23,7 @@ from rekey.cli.shell import Surroundings
 from rekey.config import AZURITE_KEY
 from rekey.evidence import bag
 from rekey.model import EntityKey, Row, content_of
-from tests.acceptance.test_leaks import Canaries
+from tests.canaries import Canaries
 from tests.evidence import TO_CUTOVER, with_key
 from tests.projects import USERS_SCRIPT, Project
 
