@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +35,7 @@ from rekey.errors import (
     StateUnusable,
 )
 from rekey.phases import Phase
+from rekey.privatefiles import write_private
 
 if TYPE_CHECKING:
     from rekey.declaration import Declared
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 EVENT = "lookup"
 _MINUTE_S = 60.0
-_PRIVATE_MODE = 0o600
 _NAMED = 20
 
 
@@ -165,9 +164,8 @@ def _record(shell: Shell, project: Project, declared: Declared, details: dict[st
 def _write_out(path: Path, lines: Sequence[dict[str, Any]]) -> None:
     """Write answers to a new file that only its owner may read."""
     try:
-        made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE_MODE)
-        with os.fdopen(made, "w", encoding="utf-8") as file:
-            file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        write_private(path, text.encode("utf-8"))
     except OSError as error:
         raise ConfigurationError(
             f"the answers cannot be written to {path} ({type(error).__name__})",
