@@ -21,6 +21,7 @@ from rekey.mapping.retention import Cohort
 from rekey.phases import ControlPhase, Phase
 from rekey.runner.align import aligned
 from rekey.runner.ledger import LedgerScript, applied_phases, handover
+from rekey.state.audit import AuditEvent
 from rekey.state.models import PhaseRun, Segment, Verification
 from rekey.tables.clock import TICKS_PER_SECOND, ticks_of
 
@@ -91,6 +92,7 @@ class Facts:
         intents: the journal, in capture "dual-write"; None when it was not asked.
         proved: whether the evidence that `retire` asks for was exported and verified.
         cohorts: of the mapping, once the migration is complete.
+        erasing: erasures that were begun and not ended.
     """
 
     declared: Declared
@@ -110,6 +112,7 @@ class Facts:
     intents: Intents | None = None
     proved: bool = True
     cohorts: tuple[Cohort, ...] = ()
+    erasing: tuple[AuditEvent, ...] = ()
 
     @property
     def script_id(self) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from rekey.dualwrite.control import ControlRow
 from rekey.dualwrite.registry import ClientRow, Standing, over_at, standing
 from rekey.phases import ControlPhase, Phase
+from rekey.runner.erasures import SUBJECTS
 from rekey.runner.facts import Facts
 from rekey.tables.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 
@@ -56,9 +57,9 @@ def _by_phase(facts: Facts, control: ControlRow, closed: str) -> Verdict:
         case ControlPhase.CUTOVER:
             return _in_cutover(facts)
         case ControlPhase.COMPLETE:
-            return _in_complete(facts)
+            return _erasing(facts) or _in_complete(facts)
         case ControlPhase.RETIRED:
-            return _in_retired(facts)
+            return _erasing(facts) or _in_retired(facts)
 
 
 def _doubtful(facts: Facts) -> Verdict | None:
@@ -261,3 +262,18 @@ def _in_retired(facts: Facts) -> Verdict:
         return Verdict(True, sentence, "")
     command = f"retire {facts.script_id} --expired --confirm {facts.script_id}"
     return Verdict(True, sentence, command, "what the mapping knows is kept longer than it should be")
+
+
+def _erasing(facts: Facts) -> Verdict | None:
+    """Return what to say of an erasure that was cut off, None when there is none."""
+    if not facts.erasing or facts.at_work:
+        return None
+    first, name = facts.erasing[0], facts.script_id
+    command = f"retire {name} --expired --confirm {name}"
+    if first.details["kind"] == SUBJECTS:
+        named = first.details["rows"] or [first.details.get("unknown", ["?"])[0]]
+        command = f"retire {name} --subject --id {named[0]} --reason 'goes on'"
+    sentence = (
+        f"{facts.target} is the authority; but an erasure that was begun on {first.at[:10]} was cut off."
+    )
+    return Verdict(False, sentence, command, "it ends what was begun, all that was meant then")

@@ -20,6 +20,7 @@ from rekey.errors import ServiceError, TableMissing
 from rekey.mapping.retention import Cohort
 from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE
 from rekey.model import EntityKey, Row
+from rekey.runner.erasures import erasures
 from rekey.runner.facts import Facts, Intents, Lease, waits
 from rekey.runner.kept import look
 from rekey.runner.lease import LEASE_ROW_KEY, Holder, ends_at, holder_of, is_over, process_exists
@@ -89,6 +90,7 @@ async def look_at(
         intents=intents,
         proved=is_proved(state.audit_events(script_id)),
         cohorts=cohorts,
+        erasing=erasures(state.audit_events(script_id)).open,
     )
 
 

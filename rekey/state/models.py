@@ -23,6 +23,9 @@ from rekey.model import EntityKey, KeyRange
 PLAN_FACT = "plan"
 """The fact that holds the plan a migration began with, as RFC 8785 JSON."""
 
+KEYS_FORGOTTEN = "keys_forgotten"
+"""The fact that all keys of a migration's segments were taken out of the file, and the file written anew."""
+
 METADATA = MetaData()
 
 MIGRATION = Table(

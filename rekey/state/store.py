@@ -36,6 +36,7 @@ from rekey.state.keytexts import PLAIN, KeyTexts, NoKeys
 from rekey.state.models import (
     AUDIT_CHECKPOINT,
     AUDIT_EVENT,
+    KEYS_FORGOTTEN,
     MIGRATION,
     PHASE_RUN,
     SEGMENT,
@@ -250,9 +251,10 @@ class State:
         """Take all keys of a migration out of the file; counts stay. Behind `complete` they are of no use."""
         with self._writing() as connection:
             forgotten = in_file.forget_keys(connection, script_id)
-        if forgotten:
+        if forgotten or self.get_fact(script_id, KEYS_FORGOTTEN) is None:  # or it failed here the last time
             with self._guard, files.translating(self.path):
                 files.rewrite(_raw(self._connection))
+            self.set_fact(script_id, KEYS_FORGOTTEN, "true")
 
     # --- facts --------------------------------------------------------------------------------------------
 

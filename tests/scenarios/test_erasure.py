@@ -9,15 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from rekey.dualwrite.control import ControlStore
 from rekey.dualwrite.rules import View
 from rekey.errors import Erased
 from rekey.mapping.rows import MAPPING_TABLE
 from rekey.model import EntityKey, Row, key_of
-from rekey.phases import Phase
+from rekey.phases import ControlPhase, Phase
 from rekey.runner import moves
 from rekey.runner.run import Run
 from rekey.state.store import State
 from rekey.tables.base import Operation, Verb
+from rekey.tables.clock import TICKS_PER_SECOND
 from rekey.tables.faults import Call
 from tests.commands import Commands
 from tests.company import company
@@ -32,17 +34,16 @@ from tests.erasing import (
     by_old,
     complete,
     erasures,
-    killed,
-    killed_by,
     mapping,
     put,
+    rows_of,
     state_bytes,
     subject,
     tombstones,
 )
 from tests.evidence import prove
 from tests.projects import USERS_SCRIPT
-from tests.worlds import Killed, user
+from tests.worlds import user
 
 
 @pytest.fixture(params=list(SCRIPTS.values()), ids=list(SCRIPTS))
@@ -193,80 +194,15 @@ def test_a_source_row_that_changes_between_look_and_deletion_is_left(users: Comm
     assert any(one["Nm"] == "later" for one in project.rows("Users"))
 
 
-@pytest.mark.parametrize("script", [USERS_SCRIPT, PLAIN_USERS], ids=["sealed", "plain"])
-@pytest.mark.parametrize("way", ["old", "new", "id"])
-@pytest.mark.parametrize("before", [True, False], ids=["before", "behind"])
-@pytest.mark.parametrize("at", [1, 2, 3], ids=["source row", "reverse row", "forward row"])
-def test_cut_off_beside_any_write_the_same_command_ends_it(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    script: str,
-    way: str,
-    before: bool,
-    at: int,
-) -> None:
-    """By its new key the subject cannot be found any more once the reverse row is gone: the record leads."""
-    rekey = begun(tmp_path, script, capsys, monkeypatch)
-    complete(rekey)
-    row, project = subject(rekey), rekey.project
-    named = {"old": by_old(row), "new": by_new(rekey, row), "id": by_id(rekey, row)}[way]
-    writes = 0
-
-    async def kill(call: Call) -> None:
-        nonlocal writes
-        if writes == at and not before:
-            raise Killed
-        writes += call.writes and call.table in ("Users", MAPPING_TABLE)
-        if writes == at and before:
-            raise Killed
-
-    with killed_by(project, kill):
-        rekey("retire", "--subject", *named, *WHY)
-    assert len(tombstones(project)) == max(0, at - (2 if before else 1))
-    ends_as_it_should(rekey, named)
-
-
-def test_cut_off_before_any_effect_the_same_command_ends_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also between what a session does around it: the lease, the journal, the clients, the record."""
-    at, effects = 1, 0
-    while effects >= at - 3:
-        rekey = begun(tmp_path / str(at), USERS_SCRIPT, capsys, monkeypatch)
-        complete(rekey)
-        named = by_new(rekey, subject(rekey))
-        with killed(rekey.project, at) as counted:
-            rekey("retire", "--subject", *named, *WHY)
-        effects = counted[0]
-        ends_as_it_should(rekey, named)
-        at += 3
-    assert at > 20
-
-
-def ends_as_it_should(rekey: Commands, named: tuple[str, ...]) -> None:
-    """Run the same command again; the subject is erased, and every erasure that was begun is ended."""
-    rekey("retire", "--subject", *named, *WHY)
-    assert len(tombstones(rekey.project)) == 2
-    assert len(rekey.project.rows("Users")) == 11
-    events = erasures(rekey.project)
-    ended = {one.details["begun"] for one in events if one.event == "erasure-ended"}
-    assert ended == {one.seq for one in events if one.event == "erasure-begun"}
-    assert sum(one.details.get("forward_rows", 0) for one in events) == 1
-
-
-def test_what_was_cut_off_is_ended_by_the_next_erasure_of_anybody(users: Commands) -> None:
-    project, row = users.project, subject(users)
-
-    async def kill(call: Call) -> None:
-        if call.action == "replace" and any(".f." in one.row["PartitionKey"] for one in call.operations):
-            raise Killed
-
-    with killed_by(project, kill):
-        users("retire", "--subject", *by_old(row), *WHY)
-    assert len(tombstones(project, "f.")) == 0 and len(tombstones(project, "r.")) == 1
-    said = users("retire", "--subject", "--old", "part1", "somebody01@mail.example", *WHY)
-    assert "cut off is done now" in said.err
+def test_without_its_state_file_a_migration_is_erased_from_as_well(rekey: Commands) -> None:
+    """The tombstones are the truth; what is lost with the file is what rows put back are held against."""
+    project, row = rekey.project, subject(rekey)
+    erase(rekey, *by_old(row))
+    for path in project.folder.glob("state.sqlite*"):
+        path.unlink()
+    assert "was erased on" in rekey("lookup", *by_old(row), *WHY, code=1).err
+    other = rows_of((project.folder / "migrations" / f"{SCRIPT}.py").read_text("utf-8"))[1]
+    assert erase(rekey, *by_old(other))["forward_rows"] == 1
     assert len(tombstones(project)) == 4
 
 
@@ -500,6 +436,28 @@ def erase_in(made: object, row: Row) -> None:
 def erased_rows(made: object) -> dict[EntityKey, Row]:
     rows = made.project.restricted.dump(MAPPING_TABLE)  # type: ignore[attr-defined]
     return {key_of(row): row for row in rows if "ErasedOn" in row}
+
+
+def test_a_client_that_has_not_acknowledged_complete_is_waited_for(tmp_path: Path) -> None:
+    """A run that was cut off can leave one: until it is over it may write by the rules of before."""
+    made = company(tmp_path, USERS_SCRIPT, [user("a@b.example")])
+    try:
+        client = made.client(View.NEW)
+        made.apply()
+        made.apply(Phase.CUTOVER)
+        made.do(client.die())
+        made.do(
+            ControlStore(made.project.restricted, made.script_id).move(
+                ControlPhase.CUTOVER, ControlPhase.COMPLETE
+            )
+        )
+        before = made.project.clock.ticks()
+        erase_in(made, user("a@b.example"))
+        waited = (made.project.clock.ticks() - before) / TICKS_PER_SECOND
+        assert waited > client.lease.settings.longest_operation_s
+        assert len(erased_rows(made)) == 2
+    finally:
+        made.close()
 
 
 def test_while_the_journal_holds_intents_nothing_is_erased(tmp_path: Path) -> None:

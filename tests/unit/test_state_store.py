@@ -250,3 +250,26 @@ def test_keys_of_one_migration_are_forgotten_and_counts_stay(tmp_path: Path) -> 
         assert b"0001_a-key" not in everything and b"0001_a-cursor" not in everything
         assert b"0002_b-cursor" in everything
         state.forget_keys("0001_a")
+
+
+def test_a_file_that_could_not_be_written_anew_is_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows held no key any more by then; what they had held was still in the file."""
+    rewritten = []
+
+    def full(_connection: object) -> None:
+        rewritten.append(False)
+        raise MachineFailed("the disk is full", hint="free space")
+
+    with State.open(tmp_path / "state.sqlite") as state:
+        state.register("0001_a", "d", "Source", "r", {}, "e")
+        state.add_segments("0001_a", "backfill", [KeyRange(None, EntityKey("p", "key"))])
+        with monkeypatch.context() as patched:
+            patched.setattr("rekey.state.files.rewrite", full)
+            with pytest.raises(MachineFailed):
+                state.forget_keys("0001_a")
+        monkeypatch.setattr("rekey.state.files.rewrite", lambda _connection: rewritten.append(True))
+        state.forget_keys("0001_a")
+        state.forget_keys("0001_a")
+    assert rewritten == [False, True]
