@@ -156,3 +156,9 @@ def configured(project: Project, **gates: Any) -> None:
     path = project.folder / "rekey.toml"
     lines = "".join(f'{name} = "{value}"\n' for name, value in gates.items())
     path.write_text(path.read_text("utf-8").replace("[gates]\n", f"[gates]\n{lines}"), "utf-8")
+
+
+def many_look_ups(project: Project) -> None:
+    """Let as many look-ups be made in a minute as a test needs."""
+    with (project.folder / "rekey.toml").open("a", encoding="utf-8") as file:
+        file.write("[lookup]\nper_minute = 500\n")

@@ -20,7 +20,7 @@ from rekey.runner.run import Run
 from rekey.state.store import State
 from rekey.tables.base import Operation, Verb
 from rekey.tables.clock import TICKS_PER_SECOND
-from rekey.tables.faults import Call
+from rekey.tables.faults import Call, Fault, FaultKind, Planned, PlannedFaults
 from tests.commands import Commands
 from tests.company import company
 from tests.erasing import (
@@ -281,6 +281,40 @@ def test_a_target_key_that_passed_to_somebody_else_stays_his(rekey: Commands) ->
     at = asyncio.run(pass_over())
     assert erase(rekey, *by_old(row))["reverse_rows"] == 0
     assert at not in tombstones(project)
+
+
+def test_a_mapping_row_that_passes_to_somebody_else_meanwhile_stays_his(users: Commands) -> None:
+    """Between the look at it and the tombstone: the tombstone is written on the row that was read, or not."""
+    project, row = users.project, subject(users)
+    passed: list[EntityKey] = []
+
+    async def nothing(_call: Call) -> None:
+        return
+
+    async def pass_over(call: Call) -> None:
+        if call.action == "replace" and ".r." in call.operations[0].row["PartitionKey"]:
+            project.restricted.gate = nothing
+            store = await project.mapping(SCRIPT)
+            forward = await store.forward(key_of(row))
+            assert forward is not None
+            [main] = forward.targets
+            await store.fresh()
+            made = store.rows.reverse_row(EntityKey("some", "body else"), main.key)
+            await store.table.upsert(made)
+            passed.append(key_of(made))
+
+    project.restricted.gate = pass_over
+    said = erase(users, *by_old(row))
+    assert (said["forward_rows"], said["reverse_rows"]) == (1, 0)
+    assert passed and passed[0] not in tombstones(project)
+
+
+@pytest.mark.parametrize("kind", [FaultKind.LOST_ANSWER, FaultKind.LOST_REQUEST])
+def test_a_tombstone_whose_answer_was_lost_is_looked_for(users: Commands, kind: FaultKind) -> None:
+    faults = PlannedFaults(Planned(Fault(kind), action="replace", table=MAPPING_TABLE))
+    users.project.restricted.faults = faults
+    erase(users, *by_old(subject(users)))
+    assert len(tombstones(users.project)) == 2
 
 
 def test_many_are_erased_from_a_file(users: Commands) -> None:

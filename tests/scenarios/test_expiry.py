@@ -32,6 +32,7 @@ from tests.erasing import (
     erasures,
     killed,
     killed_by,
+    many_look_ups,
     mapping,
     put,
     rows_of,
@@ -406,6 +407,29 @@ def test_cut_off_anywhere_the_same_command_empties_the_rest(
     assert list(mapping(project)) == [EntityKey(key_partition(SCRIPT), "all")]
     first, second = erasures(project)
     assert second.details["begun"] == first.seq
+
+
+def test_half_emptied_nothing_that_was_known_is_told_to_be_unknown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reverse row without its forward row would lead to nothing: reverse rows go first."""
+    plain = made(tmp_path, PLAIN_USERS, capsys, monkeypatch)
+    project = plain.project
+    many_look_ups(project)
+    rows = rows_of(PLAIN_USERS)
+    ways = [named for row in rows for named in (by_old(row), by_new(plain, row))]
+    project.clock.advance(120 * DAY)
+
+    async def kill(_call: Call) -> None:
+        if len(mapping(project, "f.")) == len(rows) // 2:
+            raise Killed
+
+    with killed_by(project, kill):
+        expire(plain)
+    assert len(mapping(project, "f.")) == len(rows) // 2
+    for named in ways:
+        told = plain("lookup", *named, *WHY, "--json", code=None).json
+        assert told["unknown"] == 0
 
 
 def test_rows_put_back_into_a_mapping_that_expired_are_told_and_not_shown(plain: Commands) -> None:
