@@ -19,7 +19,7 @@ import click
 from rekey.cli.asking import keys_in, naming, queries_of, refuse_telling, require_one, require_reason
 from rekey.cli.project import Project, open_project, open_session
 from rekey.cli.shell import Shell, command
-from rekey.cli.text import moment
+from rekey.cli.text import moment, wrapped
 from rekey.errors import ExitCode, Findings
 from rekey.phases import Phase
 
@@ -205,12 +205,15 @@ def _erase(
 def _told(declared: Declared, asked: Asked, done: Done) -> list[str]:
     lines = []
     if done.rows:
-        counts = (
-            f"{done.forward_rows:,} forward and {done.reverse_rows:,} reverse rows of the mapping,"
-            f" {done.source_rows:,} rows of {declared.migration.source}"
-        )
-        gone = f" ({done.source_rows_gone:,} were gone already)" if done.source_rows_gone else ""
-        lines.append(f"{declared.script_id}: erased on {done.on}: {counts}{gone}.")
+        counts = [
+            f"forward rows {done.forward_rows:,}",
+            f"reverse rows {done.reverse_rows:,}",
+            f"rows of {declared.migration.source} {done.source_rows:,}",
+        ]
+        if done.source_rows_gone:
+            counts.append(f"gone from there already {done.source_rows_gone:,}")
+        lines.append(f"{declared.script_id}: erased on {done.on}: {', '.join(counts)}")
+        lines += wrapped(f"by safe id: {_some(sorted(done.rows))}", first="  ", rest="  ")
     lines += [f"row {row_id} was erased on {on} before" for row_id, on in sorted(asked.erased.items())]
     return lines
 
@@ -233,7 +236,10 @@ def _found(declared: Declared, asked: Asked, done: Done) -> Findings:
     if asked.unknown:
         said.append(f"{declared.script_id} knows no such row ({_some(asked.unknown)})")
         hints.append("check the key character by character")
-    return Findings("; ".join(said), kept="everything else that was asked for is erased", hint=hints[0])
+    kept = "everything as it was; that it was asked for is on record"
+    if done.rows:
+        kept = "the record; everything else that was asked for is erased"
+    return Findings("; ".join(said), kept=kept, hint=hints[0])
 
 
 def _some(names: Sequence[str]) -> str:

@@ -124,7 +124,8 @@ def _mapping(status: Status) -> list[str]:
         return field("mapping", f"{said}; `rekey retire {facts.script_id} --expired` erases it")
     if kept:
         until = moment(format_ticks(kept[0].over_at))
-        name = "" if kept[0].name == WHOLE else f"; cohort {kept[0].name} is the first of {len(kept)}"
+        name = "" if kept[0].name == WHOLE else f"; cohort {kept[0].name}"
+        name += f" is the first of {len(kept)}" if len(kept) > 1 else ""
         return field("mapping", f"kept until {until}{name}")
     return field("mapping", f"erased; last on {max(one.erased_on for one in erased)}") if erased else []
 

@@ -71,7 +71,7 @@ def test_a_whole_way_from_complete_to_a_mapping_that_is_gone(project: Project) -
 
     found = look_up(project, "--old", *keys(first)).ended(0).document["rows"][0]
     new = (found["new"][0]["partition_key"], found["new"][0]["row_key"])
-    project.run("retire", "--subject", "--old", *keys(first), *WHY).ended(0, "1 forward and 1 reverse rows")
+    project.run("retire", "--subject", "--old", *keys(first), *WHY).ended(0, "forward rows 1, reverse rows 1")
     for named in (("--old", *keys(first)), ("--new", *new), ("--id", found["row_id"])):
         erased(project, *named)
     assert keys(first) not in project.wire.contents(project.source)

@@ -132,7 +132,7 @@ def test_it_is_on_record_before_anything_is_deleted_and_once_more_behind_it(reke
 
     project.tables.gate = project.restricted.gate = watch
     row_id = by_id(rekey, row)[1]
-    erase(rekey, *by_old(row))
+    assert f"by safe id: {row_id}" in rekey("retire", "--subject", *by_old(row), *WHY).out
     assert seen == [1, 1, 1], "source row, reverse row, forward row"
     first, second = erasures(project)
     assert (first.event, second.event) == ("erasure-begun", "erasure-ended")
@@ -332,6 +332,7 @@ def test_many_are_erased_from_a_file(users: Commands) -> None:
 def test_who_is_not_known_is_told_and_that_he_was_asked_for_is_on_record(users: Commands) -> None:
     said = users("retire", "--subject", "--old", "part0", "nobody@mail.example", *WHY, code=1)
     assert "knows no such row" in said.err and "nobody@" not in said.all
+    assert "Kept: everything as it was" in said.err
     first, second = erasures(users.project)
     assert first.details["rows"] == [] and len(first.details["unknown"]) == 1
     assert second.details["forward_rows"] == 0

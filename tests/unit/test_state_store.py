@@ -241,6 +241,9 @@ def test_keys_of_one_migration_are_forgotten_and_counts_stay(tmp_path: Path) -> 
             first = state.add_segments(script_id, "backfill", bounds)[0]
             cursor = replace(first, cursor=EntityKey("p", f"{script_id}-cursor"), rows=7)
             state.checkpoint([cursor])
+        # Some builds of SQLite wipe what is freed; this must not depend on it.
+        state._connection.exec_driver_sql("PRAGMA secure_delete = OFF")
+        state._connection.rollback()
         state.forget_keys("0001_a")
         found = state.segments("0001_a", "backfill")
         assert (len(found), found[0].rows) == (200, 7)
