@@ -29,6 +29,8 @@ from rekey.mapping.sealing import FORWARD, REVERSE, Sealer
 from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, EntityKey, Row
 
 CONTROL_TABLE = "rekeycontrol"
+LEASE_ROW_KEY = "runner"
+"""In `rekeycontrol`, of the runner lease."""
 JOURNAL_TABLE = "rekeyjournal"
 MAPPING_TABLE = "rekeymap"
 
