@@ -131,8 +131,8 @@ class Driver:
 
     @property
     def term_s(self) -> float:
-        """Seconds from a task's submission on in which it may write: to be taken up by a worker, for its slice,
-        and to finish what is under way."""
+        """Seconds from a task's submission on in which it may write: to be taken up by a worker, for its
+        slice, and to finish what is under way."""
         return self.slice_s + max(LEAST_GRACE_S, 2 * self.slice_s)
 
     async def carry_out(self, job: Job[S], pieces: list[S]) -> bool:

@@ -3,8 +3,8 @@
 Rules kept here:
 
 * Any `concurrent.futures.Executor` will do. Two attributes are heeded where an executor has them: `tasks`,
-  how many it works on at a time, and `runs_once`, that a task runs in one place only and has ended when it was
-  answered, or with the executor at the latest.
+  how many it works on at a time, and `runs_once`, that a task runs in one place only and has ended when it
+  was answered, or with the executor at the latest.
 * An executor that broke is left to itself, and another one is begun; what was submitted to it is lost, not
   undone.
 * Ending one may take as long as its tasks take, and must not hold the event loop up meanwhile.
