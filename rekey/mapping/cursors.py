@@ -36,11 +36,8 @@ class SealedKeys:
         """Return a key sealed; None stays None."""
         if key is None:
             return None
-        nonce = secrets.token_bytes(_NONCE_BYTES)
         plain = padded(json.dumps([key.partition, key.row]).encode("ascii"))
-        return (
-            _MARK + base64.b64encode(nonce + self._cipher.encrypt(nonce, plain, self._bound(column))).decode()
-        )
+        return _MARK + base64.b64encode(self.seal(column, plain)).decode()
 
     def from_text(self, column: str, text: str | None) -> EntityKey | None:
         """Return the key that `to_text` sealed for that column. Raises StateUnusable when it is not that."""
@@ -49,9 +46,8 @@ class SealedKeys:
         try:
             if not text.startswith(_MARK):
                 raise ValueError("not sealed")
-            sealed = base64.b64decode(text.removeprefix(_MARK), validate=True)
-            plain = self._cipher.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], self._bound(column))
-        except (InvalidTag, ValueError):
+            plain = self.unseal(column, base64.b64decode(text.removeprefix(_MARK), validate=True))
+        except ValueError:
             raise StateUnusable(
                 f"a checkpoint of {self._script_id} in the state file was altered, or sealed by another run",
                 kept="all tables, and the state file as it is",
@@ -59,6 +55,18 @@ class SealedKeys:
             ) from None
         partition, row = json.loads(unpadded(plain))
         return EntityKey(partition, row)
+
+    def seal(self, column: str, plain: bytes) -> bytes:
+        """Return something sealed, bound to migration and column."""
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        return nonce + self._cipher.encrypt(nonce, plain, self._bound(column))
+
+    def unseal(self, column: str, sealed: bytes) -> bytes:
+        """Return what `seal` sealed for that column. Raises ValueError when it is not that."""
+        try:
+            return self._cipher.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], self._bound(column))
+        except InvalidTag:
+            raise ValueError("not sealed here") from None
 
     def _bound(self, column: str) -> bytes:
         return "\0".join((f"rekey/{CURSOR}/v1", self._script_id, column)).encode()

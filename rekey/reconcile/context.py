@@ -94,7 +94,8 @@ class ReconcileContext:
             "delta"): count it apart and do not wait.
         authority_is_target: True from cutover on: the source is read first, then the target; and copies of
             the source's Timestamp are not compared, since writing back gives the source row another one.
-        concurrency: scans and point reads under way at a time.
+        concurrency: point reads, and scans that look for rows, under way at a time.
+        scans: parts of tables that are summed up at a time.
         recheck: when a difference counts.
         clock: where time comes from and who waits; a `FakeClock` in tests.
     """
@@ -113,6 +114,7 @@ class ReconcileContext:
     pending: Callable[[EntityKey], Awaitable[bool]] = field(default=never, repr=False)
     authority_is_target: bool = False
     concurrency: int = 16
+    scans: int = 8
     recheck: RecheckPolicy = field(default_factory=RecheckPolicy)
     clock: Clock = field(default_factory=SystemClock, repr=False)
 

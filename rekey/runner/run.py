@@ -118,6 +118,13 @@ class Run:
         return ReversePropagator(self.propagator)
 
     @property
+    def factory_or_fail(self) -> Factory:
+        """What begins the executor, where there must be one."""
+        if self.factory is None:
+            raise AssertionError("there is no executor")
+        return self.factory
+
+    @property
     def registry(self) -> Registry:
         """The application's clients."""
         return Registry(self.restricted, self.script_id)

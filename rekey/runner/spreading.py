@@ -50,12 +50,10 @@ async def spread_copy(run: Run, segments: list[Segment], advance: Advance) -> tu
     Raises:
         WorkersFailed, RekeyError: see `Driver.carry_out`.
     """
-    if run.factory is None:
-        raise AssertionError("there is nobody to have it copied by")
     basis, keys = await made_under(run, writes=True)
     job = _Copying(run, basis, keys, advance)
     term = Term(run.restricted, run.script_id)
-    async with Pool(run.factory, run.config.executor.tasks) as pool:
+    async with Pool(run.factory_or_fail, run.config.executor.tasks) as pool:
         driver = driver_of(run, pool, term)
         run.state.audit("spread", run.script_id, {"work": "backfill", "tasks_at_a_time": pool.tasks})
         whole = await driver.carry_out(job, [one for one in segments if not one.done])

@@ -47,7 +47,6 @@ class Opened:
     Attributes:
         identity: what it was opened for; another task may need another opening.
         keys: seals and opens the keys in tasks and results.
-        records_key: seals what else holds keys.
         at_work: the tasks that use it now.
     """
 
@@ -59,7 +58,6 @@ class Opened:
     control: ControlStore
     mapping: MappingStore
     keys: SealedKeys
-    records_key: bytes = field(repr=False)
     at_work: dict[str, Task] = field(default_factory=dict)
     throttle: Throttle = field(init=False)
 
@@ -176,7 +174,6 @@ async def open_migration(basis: Basis, connect: Any) -> Opened:
     except BaseException:
         await accounts.close()
         raise
-    key = travel_key(mapping, row)
     return Opened(
         identity=identity,
         config=config,
@@ -185,8 +182,7 @@ async def open_migration(basis: Basis, connect: Any) -> Opened:
         accounts=accounts,
         control=control,
         mapping=mapping,
-        keys=SealedKeys(basis.script_id, key),
-        records_key=key,
+        keys=SealedKeys(basis.script_id, travel_key(mapping, row)),
     )
 
 

@@ -23,6 +23,7 @@ from rekey.errors import RekeyError
 from rekey.opening import connect
 from rekey.spread.copying import copy_slice
 from rekey.spread.opened import Opened, identity_of, open_migration
+from rekey.spread.summing import find_slice, sum_slice
 from rekey.spread.tasks import Basis, Ended, Failure, Kind, Plain, Result, Task, read_task
 from rekey.tables.base import Accounts
 
@@ -118,4 +119,8 @@ async def _carry_out(here: Host, task: Task) -> Result:
         return Result(task.id, Ended.FAILED, failure=Failure.of(error), open=True)
 
 
-_WORK: dict[Kind, Callable[[Opened, Task], Coroutine[Any, Any, Result]]] = {Kind.COPY: copy_slice}
+_WORK: dict[Kind, Callable[[Opened, Task], Coroutine[Any, Any, Result]]] = {
+    Kind.COPY: copy_slice,
+    Kind.SUM: sum_slice,
+    Kind.FIND: find_slice,
+}

@@ -30,7 +30,9 @@ from rekey.model import EntityKey, KeyRange
 from rekey.runner.filelock import FileLock
 from rekey.state import audit, backend, events, files, rows
 from rekey.state import segments as in_file
+from rekey.state import sums as partial_sums
 from rekey.state.audit import AuditEvent, canonical_json, utc_text
+from rekey.state.facts import set_facts
 from rekey.state.keytexts import PLAIN, KeyTexts, NoKeys
 from rekey.state.models import (
     AUDIT_CHECKPOINT,
@@ -224,7 +226,7 @@ class State:
         script_id = scripts.pop()
         with self._writing() as connection:
             in_file.save(connection, segments, self._keys.get(script_id, PLAIN))
-            _set_facts(connection, script_id, facts or {})
+            set_facts(connection, script_id, facts or {})
 
     def split_segment(self, segment: Segment, middle: EntityKey) -> Segment:
         """End a segment at a key and add a new one for what lies behind it, in one transaction.
@@ -264,7 +266,7 @@ class State:
             if value is None:
                 connection.execute(delete(FACT).where(FACT.c.script_id == script_id, FACT.c.name == name))
             else:
-                _set_facts(connection, script_id, {name: value})
+                set_facts(connection, script_id, {name: value})
 
     # --- phase runs ---------------------------------------------------------------------------------------
 
@@ -314,6 +316,14 @@ class State:
             query = query.where(VERIFICATION.c.mode == mode)
         with self._reading() as connection:
             return [rows.verification(row) for row in connection.execute(query)]
+
+    def keep_sums(self, script_id: str, stored: partial_sums.StoredSums | None) -> None:
+        """Store the sums of a verification under way in the place of those before; None removes them."""
+        partial_sums.keep(self._writing, script_id, stored, self._keys.get(script_id, PLAIN))
+
+    def sums(self, script_id: str) -> partial_sums.StoredSums | None:
+        """Return the sums of a verification under way. Raises StateUnusable when they cannot be read."""
+        return partial_sums.load(self._reading, script_id, self._keys.get(script_id, PLAIN))
 
     # --- audit --------------------------------------------------------------------------------------------
 
@@ -386,11 +396,3 @@ def _raw(connection: Connection) -> sqlite3.Connection:
 def _migration(connection: Connection, script_id: str) -> MigrationRecord | None:
     row = connection.execute(select(MIGRATION).where(MIGRATION.c.script_id == script_id)).one_or_none()
     return None if row is None else rows.migration(row)
-
-
-def _set_facts(connection: Connection, script_id: str, facts: Mapping[str, str]) -> None:
-    for name, value in facts.items():
-        setting = upsert(FACT).values(script_id=script_id, name=name, value=value)
-        connection.execute(
-            setting.on_conflict_do_update(index_elements=["script_id", "name"], set_={"value": value})
-        )
