@@ -94,6 +94,7 @@ PURE = {
     "reconcile.sums",
     "runner.align",
     "spread.tasks",
+    "state.keytexts",
     "tables.answers",
     "tables.filters",
     "tables.rules",
@@ -128,7 +129,7 @@ IO_MODULES = {
 }
 
 AZURE_SPEAKERS = (
-    *("rekey/tables/", "rekey/secrets_source.py"),
+    *("rekey/tables/", "rekey/secrets_source.py", "rekey/keyvault.py"),
     *("rekey/evidence/keyvault.py", "rekey/mapping/vault.py"),
 )
 AZURE_WITNESSES = ("rekey/rehearse/",)

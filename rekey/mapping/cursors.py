@@ -11,17 +11,14 @@ from __future__ import annotations
 
 import base64
 import json
-import secrets
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from rekey.errors import StateUnusable
-from rekey.mapping.sealing import CURSOR, padded, unpadded
+from rekey.mapping.sealing import CURSOR, decrypted, encrypted
 from rekey.model import EntityKey
-
-_MARK = "sealed:"
-_NONCE_BYTES = 12
+from rekey.state.keytexts import SEALED
 
 
 class SealedKeys:
@@ -36,35 +33,34 @@ class SealedKeys:
         """Return a key sealed; None stays None."""
         if key is None:
             return None
-        plain = padded(json.dumps([key.partition, key.row]).encode("ascii"))
-        return _MARK + base64.b64encode(self.seal(column, plain)).decode()
+        plain = json.dumps([key.partition, key.row]).encode("ascii")
+        return SEALED + base64.b64encode(self.seal(column, plain)).decode()
 
     def from_text(self, column: str, text: str | None) -> EntityKey | None:
         """Return the key that `to_text` sealed for that column. Raises StateUnusable when it is not that."""
         if text is None:
             return None
         try:
-            if not text.startswith(_MARK):
+            if not text.startswith(SEALED):
                 raise ValueError("not sealed")
-            plain = self.unseal(column, base64.b64decode(text.removeprefix(_MARK), validate=True))
+            plain = self.unseal(column, base64.b64decode(text.removeprefix(SEALED), validate=True))
         except ValueError:
             raise StateUnusable(
                 f"a checkpoint of {self._script_id} in the state file was altered, or sealed by another run",
                 kept="all tables, and the state file as it is",
                 hint="move the state file away and run the command again: it copies again and loses nothing",
             ) from None
-        partition, row = json.loads(unpadded(plain))
+        partition, row = json.loads(plain)
         return EntityKey(partition, row)
 
     def seal(self, column: str, plain: bytes) -> bytes:
         """Return something sealed, bound to migration and column."""
-        nonce = secrets.token_bytes(_NONCE_BYTES)
-        return nonce + self._cipher.encrypt(nonce, plain, self._bound(column))
+        return encrypted(self._cipher, plain, self._bound(column))
 
     def unseal(self, column: str, sealed: bytes) -> bytes:
         """Return what `seal` sealed for that column. Raises ValueError when it is not that."""
         try:
-            return self._cipher.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], self._bound(column))
+            return decrypted(self._cipher, sealed, self._bound(column))
         except InvalidTag:
             raise ValueError("not sealed here") from None
 
