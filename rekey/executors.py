@@ -11,12 +11,15 @@ Rules kept here:
 
 from __future__ import annotations
 
+import importlib
+import logging
 import multiprocessing
 import os
 import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from contextlib import ExitStack
 from multiprocessing.connection import wait
 from typing import Any, ParamSpec, TypeVar
 from urllib.parse import urlsplit
@@ -27,6 +30,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 _CONNECT_S = 30
+_LOG = logging.getLogger(__name__)
 
 
 class Processes(ProcessPoolExecutor):
@@ -51,12 +55,24 @@ def processes() -> Executor:
     return Processes()
 
 
+_logging = ExitStack()
+"""Of a worker process, for as long as it lives."""
+
+
 def _begin_process() -> None:
-    """Make a worker process leave signals of the terminal to the runner, and end with it."""
+    """Make a worker process leave signals of the terminal to the runner, end with it, and log as it does."""
+    from rekey.cli.logs import configured
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+    _logging.enter_context(configured())
+    try:
+        importlib.import_module("rekey.spread.work")
+    except Exception as error:  # noqa: BLE001 - whatever it is: the runner is told that this process ended
+        _LOG.error("a worker cannot import rekey (%s)", type(error).__name__)
+        os._exit(1)
 
 
 def _end_with(sentinel: int) -> None:

@@ -12,7 +12,7 @@ from rekey.spread.work import close_host, host, work
 from tests.projects import Project
 
 Plain = dict[str, Any]
-Carry = Callable[[Plain], Plain]
+Carry = Callable[[Plain], Plain | None]
 NAME = "tests.spreading:begin"
 
 
@@ -36,15 +36,16 @@ class Inline(Executor):
     begun: int = 0
 
     def submit(self, function: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Do it; whatever is raised is the future's."""
+        """Do it; whatever is raised is the future's. Without an answer it stays open for ever."""
         assert function is work, "only this function travels"
         [plain] = args
         self.given.append(plain)
         future: Future[Any] = Future()
         try:
             answer = self.carry(plain)
-            self.answers.append(answer)
-            future.set_result(answer)
+            if answer is not None:
+                self.answers.append(answer)
+                future.set_result(answer)
         except Exception as error:  # noqa: BLE001 - whatever a test lets it raise
             future.set_exception(error)
         return future

@@ -23,6 +23,7 @@ from rekey.mapper import Mapper
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.runner import moves, steering
 from rekey.runner.run import Options, StopFlag
+from rekey.spread import driver
 from rekey.spread.work import host, work
 from rekey.tables.clock import TICKS_PER_SECOND
 from rekey.tables.faults import Call
@@ -349,6 +350,26 @@ def test_a_task_that_is_lost_is_done_again_and_given_up_in_the_end(
     failing(executor, 2, failure)
     apply(project, script_id)
     assert counters(project, script_id)["tasks_lost"] == 2
+    assert_in_step(project, script_id)
+
+
+def test_a_task_that_is_not_answered_is_given_to_another_worker(
+    ready: Ready, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, script_id, executor = ready
+    monkeypatch.setattr(driver, "LOST_AFTER_S", -1000)
+    silent = 2
+
+    def carry(plain: Plain) -> Plain | None:
+        nonlocal silent
+        silent -= 1
+        return work(plain) if silent < 0 else None
+
+    executor.carry = carry
+    began = seconds(project)
+    apply(project, script_id)
+    assert counters(project, script_id)["tasks_lost"] == 2
+    assert seconds(project) - began >= MARGIN_S, "they may still write"
     assert_in_step(project, script_id)
 
 

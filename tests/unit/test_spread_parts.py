@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -36,6 +39,7 @@ from rekey.spread.term import Term
 from rekey.tables import allowance
 from rekey.tables.clock import FakeClock
 from rekey.tables.memory import MemoryTableService
+from tests.documents import ROOT
 
 BASIS = Basis("1.0", "/p/rekey.toml", "a b", "0001_users", "d" * 64, "r" * 32, 2, "l" * 32)
 TASK = Task(Kind.COPY, "t1", BASIS, 15.0, "2024-01-01T00:01:00.0000000Z", buckets=(b"\x01",))
@@ -231,3 +235,33 @@ def test_any_other_is_refused(address: str) -> None:
 def test_processes_say_how_many_they_are_and_that_a_task_runs_in_one_place() -> None:
     with Processes(2) as executor:
         assert (executor.tasks, executor.runs_once) == (2, True)
+
+
+BROKEN = """
+import sys
+
+if __name__ == "__mp_main__":
+    sys.modules["rekey.spread.work"] = None
+
+from rekey.executors import Processes
+
+if __name__ == "__main__":
+    with Processes(1) as executor:
+        print(type(executor.submit(abs, -1).exception()).__name__)
+"""
+
+
+def test_a_process_that_cannot_import_rekey_says_so_in_one_line_and_breaks_the_executor(
+    tmp_path: Any,
+) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN, "utf-8")
+    ran = subprocess.run(
+        [sys.executable, str(tmp_path / "broken.py")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=True,
+    )
+    assert ran.stdout.strip() == "BrokenProcessPool"
+    assert ran.stderr.strip() == "ERROR rekey.executors: a worker cannot import rekey (ModuleNotFoundError)"
