@@ -21,12 +21,15 @@ from rekey.errors import (
 )
 from rekey.mapper import Mapper
 from rekey.model import EntityKey, Row, content_of, key_of
+from rekey.phases import Phase
 from rekey.runner import moves, steering
 from rekey.runner.run import Options, StopFlag
 from rekey.spread import driver
 from rekey.spread.work import host, work
 from rekey.tables.clock import TICKS_PER_SECOND
 from rekey.tables.faults import Call
+from tests.company import company
+from tests.dualwriting import delete
 from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
 from tests.spreading import NAME, Inline, Plain, inline
 from tests.worlds import SECRET, contents, mapped, post, user
@@ -140,6 +143,24 @@ def test_a_mapping_in_the_clear_shows_no_key_in_tasks_either(project: Project) -
         apply(project, script_id)
         assert "@example.com" not in repr([*executor.given, *executor.answers])
     assert_in_step(project, script_id)
+
+
+def test_an_application_that_writes_through_clients_is_copied_by_workers_too(tmp_path: Path) -> None:
+    ours = company(
+        tmp_path, USERS_SCRIPT, [user(f"user{n:04}@example.com", f"p{n % 7}") for n in range(ROWS)]
+    )
+    try:
+        with inline(ours.project, runs_once=False):
+            ours.apply(Phase.DUAL_WRITE)
+            client = ours.client()
+            gone = EntityKey("p3", "user0003@example.com")
+            ours.do(client.write(delete(gone)))
+            ours.apply(options=Options(executor=NAME))
+            ours.settle()
+        ours.assert_in_step()
+        assert len(ours.project.rows("UsersV2")) == ROWS - 1
+    finally:
+        ours.close()
 
 
 # --- twice, late, after the end -------------------------------------------------------------------------
