@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from rekey.backfill.copier import GATHERED_WINDOWS, Copied, Copier
 from rekey.backfill.engine import copy_segments
 from rekey.backfill.reading import WindowSize
+from rekey.bounds import Limits
 from rekey.dualwrite.propagate import Propagator
 from rekey.mapping.store import MappingStore
 from rekey.model import Row
@@ -29,7 +30,7 @@ from rekey.tables.allowance import while_allowed
 
 _LEAST_WINDOW_ROWS = 100
 _WINDOWS_OF_A_SLICE = 8
-"""A slice at a low rate has at least so many: what is under way when time is up fits into the term."""
+"""At least, at a low rate."""
 
 
 async def copy_slice(opened: Opened, task: Task) -> Result:
@@ -89,7 +90,7 @@ class _Slice:
                 opened.source,
                 [self._reached],
                 copy,
-                size=self._window(),
+                size=window_of(opened.config.limits, self._task),
                 checkpoint=checkpoint,
                 stop_requested=lambda: time.monotonic() >= self._stop_at,
                 advance=lambda _rows: None,
@@ -117,9 +118,11 @@ class _Slice:
             open=still_open,
         )
 
-    def _window(self) -> WindowSize:
-        limits, rate = self._opened.config.limits, self._task.entities_per_second
-        rows = max(1, limits.window_rows // 2)
-        if rate:
-            rows = min(rows, max(_LEAST_WINDOW_ROWS, int(rate * self._task.seconds) // _WINDOWS_OF_A_SLICE))
-        return WindowSize(rows, max(1, limits.window_bytes // 2))
+
+def window_of(limits: Limits, task: Task) -> WindowSize:
+    """Return when a window of a task is full: a task at a low rate has small ones, so that what is under way
+    when its time is up is finished within its term."""
+    rows, rate = max(1, limits.window_rows // 2), task.entities_per_second
+    if rate:
+        rows = min(rows, max(_LEAST_WINDOW_ROWS, int(rate * task.seconds) // _WINDOWS_OF_A_SLICE))
+    return WindowSize(rows, max(1, limits.window_bytes // 2))

@@ -13,6 +13,7 @@ import pytest
 from rekey.errors import Interrupted, RekeyError
 from rekey.model import Row, content_of, key_of
 from rekey.reconcile import summing
+from rekey.reconcile.render import render
 from rekey.reconcile.report import FullReport
 from rekey.runner import moves, resuming
 from rekey.runner.moves import Mode
@@ -130,6 +131,8 @@ def test_it_goes_on_behind_what_was_read_and_says_what_was_read_when(
     assert sittings[1].ended_at < sittings[2].begun_at
     assert report.started_at <= sittings[1].begun_at
     assert not stored(project), "it is done"
+    said = render(report)
+    assert "sitting  table" in said and "sitting" not in render(whole)
     assert not report.findings
 
 

@@ -8,10 +8,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rekey.backfill.throttle import Rates
+from rekey.bounds import Limits
 from rekey.errors import (
     Collision,
     ConfigurationError,
@@ -30,8 +33,11 @@ from rekey.mapping.rows import CONTROL_TABLE
 from rekey.model import EntityKey, KeyRange
 from rekey.runner.spreading import reached
 from rekey.sections import Section
+from rekey.spread.copying import window_of
+from rekey.spread.driver import Driver
 from rekey.spread.fence import Fence, TermOver, seconds_left
-from rekey.spread.pool import load_factory
+from rekey.spread.opened import config_path
+from rekey.spread.pool import Pool, load_factory
 from rekey.spread.settings import is_factory, read_executor
 from rekey.spread.summing import packed_buckets, sealed, unpacked_buckets, unsealed
 from rekey.spread.tasks import Basis, Ended, Failure, Kind, Result, Task, read_result, read_task
@@ -116,6 +122,40 @@ def test_records_and_buckets_survive_their_travel_and_records_are_bound_to_their
     assert unsealed(KEYS, Result("t1", Ended.DONE, records=packed)) == records
     with pytest.raises(ValueError, match="sealed"):
         unsealed(KEYS, Result("t2", Ended.DONE, records=packed))
+
+
+def test_a_task_at_a_low_rate_has_small_windows() -> None:
+    limits = Limits(window_rows=8192)
+    assert window_of(limits, TASK).rows == 4096
+    assert window_of(limits, replace(TASK, entities_per_second=1600)).rows == 3000
+    assert window_of(limits, replace(TASK, entities_per_second=1)).rows == 100
+    assert window_of(Limits(window_rows=50), replace(TASK, entities_per_second=1)).rows == 25
+
+
+@pytest.mark.parametrize(("divides", "partition"), [(False, 50), (True, 12)])
+def test_tasks_share_the_rate_of_the_account_and_if_the_operator_set_it_that_of_a_partition(
+    divides: bool, partition: int, memory: MemoryTableService, clock: FakeClock
+) -> None:
+    def no_executor() -> Any:
+        raise AssertionError
+
+    driver = Driver(
+        Pool(no_executor),
+        memory,
+        None,
+        clock,
+        15.0,
+        lambda: Rates(100, 50),
+        divides_partition=lambda: divides,
+    )
+    ticket = driver.ticket("2024-01-01T00:00:00Z", 4)
+    assert ticket.rates == Rates(25, partition)
+    assert (ticket.seconds, ticket.until) == (15.0, "2024-01-01T00:00:45.0000000Z")
+
+
+def test_a_worker_finds_its_configuration_where_it_is_told_or_where_the_runner_has_it() -> None:
+    assert config_path(BASIS, {}) == Path("/p/rekey.toml")
+    assert config_path(BASIS, {"REKEY_WORKER_CONFIG": "/here/rekey.toml"}) == Path("/here/rekey.toml")
 
 
 # --- the fence ------------------------------------------------------------------------------------------
