@@ -66,6 +66,7 @@ async def spill_rows(
             for record in records_of(part.table, page.rows, ctx.mapper, not_compared, differing):
                 spill.put(record)
             ctx.progress.advance(len(page.rows), "finding the rows that differ")
+            await ctx.taken(table, page)
 
     await for_each(wanted, read, limit=ctx.concurrency)
 

@@ -170,6 +170,7 @@ class _Summing:
                     self._checkpoint(self._work)
                 if ended:
                     break
+                await ctx.taken(table, page)
         part.done = True
 
     def _tell(self) -> None:

@@ -114,6 +114,8 @@ class _Reading:
             table=piece.table,
             after=self._keys.to_text("after", piece.rest.after) or "",
             upto=self._keys.to_text("upto", piece.rest.upto) or "",
+            entities_per_second=ticket.rates.account or 0,
+            partition_entities_per_second=ticket.rates.partition or 0,
             authority_is_target=self._ctx.authority_is_target,
         )
 

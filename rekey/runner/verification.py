@@ -72,6 +72,7 @@ def context(run: Run, control: ControlPhase, advance: Advance) -> ReconcileConte
         authority_is_target=from_target,
         concurrency=run.config.limits.concurrency,
         scans=run.config.limits.scans,
+        take=run.copier.throttle.take,
         clock=run.clock,
     )
 

@@ -19,6 +19,7 @@ from contextlib import aclosing
 from rekey.collector import patient_collector
 from rekey.mapping.cursors import SealedKeys
 from rekey.model import EntityKey, Row
+from rekey.reconcile.context import partition_of
 from rekey.reconcile.digest import BUCKETS
 from rekey.reconcile.find import records_of
 from rekey.reconcile.spill import Record, decode_record, encode_record
@@ -94,6 +95,8 @@ class _Pages:
                     if not more or time.monotonic() >= stop_at:
                         ended = Ended.MORE
                         break
+                    if page.rows:
+                        await opened.throttle.take(len(page.rows), partition_of(table, page.rows))
         if not await self._as_made():
             return Result(task.id, Ended.SUPERSEDED)
         return Result(task.id, ended, opened.cursor(cursor), rows)

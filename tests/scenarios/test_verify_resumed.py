@@ -15,11 +15,12 @@ from rekey.model import Row, content_of, key_of
 from rekey.reconcile import summing
 from rekey.reconcile.render import render
 from rekey.reconcile.report import FullReport
-from rekey.runner import moves, resuming
+from rekey.runner import moves, resuming, steering
 from rekey.runner.moves import Mode
 from rekey.runner.run import Options, StopFlag
 from rekey.spread import summing as slices
 from rekey.spread.work import work
+from rekey.tables.clock import TICKS_PER_SECOND
 from rekey.tables.faults import Call
 from tests.projects import USERS_SCRIPT, Project
 from tests.spreading import NAME, Inline, Plain, inline
@@ -111,6 +112,21 @@ def test_parts_are_split_while_they_are_read_and_the_digests_are_those_of_one_re
     monkeypatch.setattr("rekey.runner.verification.keep", resuming.keep)
     assert digests(verify(project)) == digests(alone)
     assert seen[-1] > 3, "the tables are read in more than one part each"
+
+
+def test_it_keeps_to_the_rates_that_the_operator_said_in_this_process_and_by_workers(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_pages(monkeypatch)
+    state = project.config.state
+    steering.say(state, steering.Steering(entities_per_second=100))
+    began = project.clock.ticks()
+    verify(project)
+    assert project.clock.ticks() - began >= 0.8 * 2 * ROWS / 100 * TICKS_PER_SECOND
+    steering.say(state, steering.Steering(entities_per_second=300_000))
+    with inline(project) as executor:
+        verify(project, executor=NAME)
+        assert {one["entities_per_second"] for one in executor.given} == {100_000}
 
 
 # --- going on ---------------------------------------------------------------------------------------------
