@@ -29,6 +29,7 @@ from rekey.bounds import Gates, Limits
 from rekey.errors import ConfigurationError, SecretMissing
 from rekey.secrets_source import SecretKind, SecretSource
 from rekey.sections import Section
+from rekey.spread.settings import Executor, read_executor
 
 DEFAULT_PATH = Path("rekey.toml")
 
@@ -41,7 +42,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 PASTED_CHARACTERS = 24
 _SECTIONS = (
     *("tables", "restricted", "state", "migrations", "secrets", "sealing", "limits", "gates", "lookup"),
-    "evidence",
+    *("evidence", "executor"),
 )
 _SECRET_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 
@@ -119,6 +120,12 @@ class Config:
     evidence: EvidenceKey = field(default_factory=EvidenceKey)
     sealing: Sealing = field(default_factory=Sealing)
     lookup: LookupLimits = field(default_factory=LookupLimits)
+    executor: Executor = field(default_factory=Executor)
+
+    @property
+    def endpoints(self) -> str:
+        """Which accounts these are, as state files and tasks record it."""
+        return f"{self.tables.endpoint} {self.restricted.endpoint}"
 
     @property
     def rates(self) -> Limits:
@@ -195,6 +202,7 @@ def load_config(path: Path) -> Config:
             lookup.count("per_minute") or few.per_minute,
             lookup.count("bulk_keys") or few.bulk_keys,
         ),
+        executor=read_executor(document.section("executor")),
     )
 
 

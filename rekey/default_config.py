@@ -73,6 +73,13 @@ freeze_timeout = "60s"       # capture "dual-write": a freeze that is not draine
 per_minute = 20              # look-ups, counted over all processes that share the state file
 bulk_keys = 1000             # keys that one file may ask for; a file counts as one look-up
 
+# Who copies and compares besides the runner; `--executor` on the command line counts more. Processes of this
+# machine, or a dask cluster (rekey.executors:dask_cluster, with the extra `dask`).
+# [executor]
+# factory = "rekey.executors:processes"
+# tasks = 4                  # at a time; as many as the executor says when absent
+# slice = "15s"              # after this long a task ends at its next window, and a next one goes on
+
 # The key that signs evidence for auditors; one of key_file, key_vault. `rekey evidence keygen` makes a file.
 # [evidence]
 # key_file = "evidence.pem"

@@ -245,6 +245,10 @@ class MachineFailed(RekeyError):
     """This machine failed: disk full, state not writable while running."""
 
 
+class WorkersFailed(RekeyError):
+    """The executor or its workers failed again and again: they ended, did not answer, or cannot run rekey."""
+
+
 class ServiceError(RekeyError):
     """The table service answered with an error, or did not answer.
 

@@ -95,6 +95,7 @@ PURE = {
     "reconcile.report",
     "reconcile.sums",
     "runner.align",
+    "spread.tasks",
     "state.keytexts",
     "tables.answers",
     "tables.filters",
@@ -144,12 +145,13 @@ LAYERS: dict[str, set[str]] = {
     "dualwrite": {"backfill", "delta", "reconcile", "planner", "runner", "cli"},
     "backfill": {"delta", "reconcile", "planner", "runner", "cli"},
     "delta": {"reconcile", "planner", "runner", "cli"},
-    "reconcile": {"backfill", "delta", "planner", "runner", "cli", "state", "config"},
+    "reconcile": {"backfill", "delta", "planner", "runner", "cli", "state", "config", "spread"},
     "inspection": {"backfill", "delta", "dualwrite", "reconcile", "runner", "cli", "state"},
     "planner": {"runner", "cli", "state", "reconcile", "delta", "dualwrite"},
     "state": {"tables", "backfill", "delta", "dualwrite", "mapping", "reconcile", "planner", "cli"},
     "evidence": {"backfill", "delta", "dualwrite", "planner", "runner", "cli", "rehearse"},
     "runner": {"cli", "rehearse"},
+    "spread": {"cli", "rehearse", "runner", "planner", "evidence", "delta"},
     "doctor": {"cli", "rehearse", "backfill", "delta", "reconcile"},
 }
 """What a package must not import, so that it can be read, tested and replaced without it."""

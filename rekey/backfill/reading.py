@@ -19,12 +19,12 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
-from rekey.backfill.probing import find_middle
 from rekey.backfill.throttle import Throttle
 from rekey.concurrency import cancel, together
 from rekey.model import PARTITION_KEY, EntityKey, Row, key_of
 from rekey.state.models import Segment
 from rekey.tables.base import MAX_PAGE_ROWS, Page, Table
+from rekey.tables.probing import find_middle
 
 LEAST_PAGES = 3
 """Pages a segment must have given since it was last split before it is split again."""

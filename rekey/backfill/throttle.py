@@ -77,6 +77,11 @@ class Throttle:
         """Hear of an answer of the service."""
         self._pace.answered(status, seconds)
 
+    def look(self) -> Rates:
+        """Return the rates that count now, as the operator said last."""
+        self._look()
+        return self.rates
+
     async def open(self) -> None:
         """Wait while the operator says so."""
         self._look()

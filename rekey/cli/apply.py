@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rekey.cli.project import Project, open_project, open_session
-from rekey.cli.shell import Shell, command
+from rekey.cli.shell import EXECUTOR, Shell, command
 from rekey.cli.subjects import subject_of
 from rekey.cli.text import bullets, next_lines, phase_line, wrapped
 from rekey.errors import ExitCode, Findings, GateClosed
@@ -68,7 +68,8 @@ class _Result:
 
 @command(
     "apply",
-    example="rekey apply 0001\nrekey apply 0001 --to cutover --writers-stopped",
+    example="rekey apply 0001\nrekey apply 0001 --to cutover --writers-stopped\n"
+    "rekey apply 0001 --executor rekey.executors:processes",
 )
 @click.argument("scripts", nargs=-1, metavar="[SCRIPT]...")
 @click.option(
@@ -93,6 +94,7 @@ class _Result:
     is_flag=True,
     help="Do not try every source row before the first write; a row that cannot be mapped stops it later.",
 )
+@EXECUTOR
 def apply(
     shell: Shell,
     scripts: tuple[str, ...],
@@ -100,6 +102,7 @@ def apply(
     writers_stopped: bool,
     plan_path: Path | None,
     skip_row_check: bool,
+    executor: str | None,
 ) -> ExitCode:
     """Carry migrations out, up to the next gate.
 
@@ -113,7 +116,8 @@ def apply(
     project = open_project(shell)
     chosen = _chosen(project, scripts, goal)
     results: list[_Result] = []
-    with open_session(shell, project, Options(writers_stopped=writers_stopped)) as session:
+    options = Options(writers_stopped=writers_stopped, executor=executor or "")
+    with open_session(shell, project, options) as session:
         if plan_path is not None:
             _hold_to_plan(session, chosen, plan_path)
         for declared in chosen:

@@ -225,6 +225,14 @@ _COMMON: Sequence[Callable[[Callable[..., Any]], Callable[..., Any]]] = (
 )
 
 
+EXECUTOR = click.option(
+    "--executor",
+    metavar="MODULE:CALLABLE",
+    help="Let workers copy and compare: what returns a concurrent.futures.Executor, for example"
+    " rekey.executors:processes.",
+)
+
+
 def recorded(context: click.Context) -> str:
     """Return the command as the audit log records it: which options were typed, and those of their values
     that are one of a list, a number or a flag. Texts may hold keys and are left out."""

@@ -12,7 +12,7 @@ import secrets
 import click
 
 from rekey.cli.project import open_project, open_session
-from rekey.cli.shell import Shell, command
+from rekey.cli.shell import EXECUTOR, Shell, command
 from rekey.errors import ExitCode
 from rekey.phases import Phase
 
@@ -41,8 +41,15 @@ MAX_SAMPLE = 100_000
     help="How many rows a sample draws from each table.",
 )
 @click.option("--seed", type=int, help="Draw the rows that this number stands for; the report names it.")
+@EXECUTOR
 def verify(
-    shell: Shell, script: str | None, mode: str, repair: bool, rows: int, seed: int | None
+    shell: Shell,
+    script: str | None,
+    mode: str,
+    repair: bool,
+    rows: int,
+    seed: int | None,
+    executor: str | None,
 ) -> ExitCode:
     """Compare the source with the targets of SCRIPT.
 
@@ -52,6 +59,7 @@ def verify(
     from rekey.reconcile.render import render
     from rekey.reconcile.report import CountReport, FullReport, SampleReport, exit_code
     from rekey.runner import moves
+    from rekey.runner.run import Options
 
     if repair and mode != "full":
         raise click.UsageError("--repair goes with --mode full: only that looks at every row")
@@ -59,7 +67,7 @@ def verify(
     declared = project.the_one(
         script, lambda applied: Phase.DUAL_WRITE in applied and Phase.CUTOVER not in applied
     )
-    with open_session(shell, project) as session:
+    with open_session(shell, project, Options(executor=executor or "")) as session:
         report = moves.verify(
             session,
             declared.script_id,

@@ -34,7 +34,7 @@ class SealedKeys:
         if key is None:
             return None
         plain = json.dumps([key.partition, key.row]).encode("ascii")
-        return SEALED + base64.b64encode(encrypted(self._cipher, plain, self._bound(column))).decode()
+        return SEALED + base64.b64encode(self.seal(column, plain)).decode()
 
     def from_text(self, column: str, text: str | None) -> EntityKey | None:
         """Return the key that `to_text` sealed for that column. Raises StateUnusable when it is not that."""
@@ -43,9 +43,8 @@ class SealedKeys:
         try:
             if not text.startswith(SEALED):
                 raise ValueError("not sealed")
-            sealed = base64.b64decode(text.removeprefix(SEALED), validate=True)
-            plain = decrypted(self._cipher, sealed, self._bound(column))
-        except (InvalidTag, ValueError):
+            plain = self.unseal(column, base64.b64decode(text.removeprefix(SEALED), validate=True))
+        except ValueError:
             raise StateUnusable(
                 f"a checkpoint of {self._script_id} in the state file was altered, or sealed by another run",
                 kept="all tables, and the state file as it is",
@@ -53,6 +52,17 @@ class SealedKeys:
             ) from None
         partition, row = json.loads(plain)
         return EntityKey(partition, row)
+
+    def seal(self, column: str, plain: bytes) -> bytes:
+        """Return something sealed, bound to migration and column."""
+        return encrypted(self._cipher, plain, self._bound(column))
+
+    def unseal(self, column: str, sealed: bytes) -> bytes:
+        """Return what `seal` sealed for that column. Raises ValueError when it is not that."""
+        try:
+            return decrypted(self._cipher, sealed, self._bound(column))
+        except InvalidTag:
+            raise ValueError("not sealed here") from None
 
     def _bound(self, column: str) -> bytes:
         return "\0".join((f"rekey/{CURSOR}/v1", self._script_id, column)).encode()

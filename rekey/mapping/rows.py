@@ -32,6 +32,8 @@ from rekey.mapping.tombstones import Tombstones
 from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, EntityKey, Row
 
 CONTROL_TABLE = "rekeycontrol"
+LEASE_ROW_KEY = "runner"
+"""In `rekeycontrol`, of the runner lease."""
 JOURNAL_TABLE = "rekeyjournal"
 MAPPING_TABLE = "rekeymap"
 

@@ -136,6 +136,12 @@ def cursors_key(root: DataKey, id_key: bytes) -> bytes:
     return derived(root, "cursors", salt=id_key)
 
 
+def tasks_key(root: DataKey | None, id_key: bytes) -> bytes:
+    """Return the key that old keys are sealed with on their way to workers and back, also those of a mapping
+    in the clear: whoever carries tasks may write them to a log or a disk."""
+    return derived(root or DataKey("", ROOT, id_key), "tasks", salt=id_key)
+
+
 def _check(script_id: str, made: DataKey) -> bytes:
     """What ties a key to its migration, cohort and name: key wrap itself has nothing to tie it to."""
     message = "\0".join(("rekey/data-key/v1", script_id, made.cohort, made.name)).encode()

@@ -10,14 +10,14 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from rekey.mapping.ids import SafeIds
-from rekey.model import EntityKey, Row
-from rekey.tables.base import Table
+from rekey.model import PARTITION_KEY, EntityKey, Row
+from rekey.tables.base import Page, Table
 from rekey.tables.clock import TICKS_PER_SECOND, Clock, SystemClock, format_ticks
 
 
@@ -74,6 +74,16 @@ async def never(_source_key: EntityKey) -> bool:
     return False
 
 
+def partition_of(table: Table, rows: Sequence[Row]) -> Hashable | None:
+    """Return what a page is counted with besides the account: its partition, None when it has several."""
+    first, last = rows[0][PARTITION_KEY], rows[-1][PARTITION_KEY]
+    return (table.name, first) if first == last else None
+
+
+async def at_once(_rows: int, _partition: Hashable | None) -> None:
+    """Do not wait: the default of `take`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReconcileContext:
     """Everything `count`, `sample`, `full` and `repair` need.
@@ -94,7 +104,9 @@ class ReconcileContext:
             "delta"): count it apart and do not wait.
         authority_is_target: True from cutover on: the source is read first, then the target; and copies of
             the source's Timestamp are not compared, since writing back gives the source row another one.
-        concurrency: scans and point reads under way at a time.
+        concurrency: point reads, and scans that look for rows, under way at a time.
+        scans: parts of tables that are summed up at a time.
+        take: waits until so many rows of a partition (None: of several) may be read; called for every page.
         recheck: when a difference counts.
         clock: where time comes from and who waits; a `FakeClock` in tests.
     """
@@ -113,6 +125,8 @@ class ReconcileContext:
     pending: Callable[[EntityKey], Awaitable[bool]] = field(default=never, repr=False)
     authority_is_target: bool = False
     concurrency: int = 16
+    scans: int = 8
+    take: Callable[[int, Hashable | None], Awaitable[None]] = field(default=at_once, repr=False)
     recheck: RecheckPolicy = field(default_factory=RecheckPolicy)
     clock: Clock = field(default_factory=SystemClock, repr=False)
 
@@ -127,6 +141,11 @@ class ReconcileContext:
     def not_compared(self, table: int) -> frozenset[str]:
         """Return the properties of target `table` that have no part in the comparison."""
         return self.mapper.timestamp_copies[table] if self.authority_is_target else frozenset()
+
+    async def taken(self, table: Table, page: Page) -> None:
+        """Wait until a page of a table may be read, as the rates say."""
+        if page.rows:
+            await self.take(len(page.rows), partition_of(table, page.rows))
 
     def source_id(self, key: EntityKey) -> str:
         """Return the short safe id of a source row."""

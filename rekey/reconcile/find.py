@@ -11,12 +11,12 @@ Rules kept here:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rekey.concurrency import for_each
 from rekey.errors import RowRefused
-from rekey.model import EntityKey, key_of
-from rekey.reconcile.context import ReconcileContext
+from rekey.model import EntityKey, Row, key_of
+from rekey.reconcile.context import ReconcileContext, RowMapper
 from rekey.reconcile.digest import bucket_of, content_digest
 from rekey.reconcile.observe import Point
 from rekey.reconcile.recheck import Candidate
@@ -40,6 +40,11 @@ def by_content(record: Record) -> int:
     return hash_of(f"{record[_TABLE]}\0{record[_CONTENT]}")
 
 
+def worth_reading(parts: Sequence[Part], differing: Sequence[frozenset[int]]) -> list[Part]:
+    """Return the parts that hold rows of differing buckets."""
+    return [part for part in parts if part.table == SOURCE or differing[part.table]]
+
+
 async def spill_rows(
     ctx: ReconcileContext, parts: Sequence[Part], differing: Sequence[frozenset[int]], spill: Spill
 ) -> None:
@@ -51,49 +56,44 @@ async def spill_rows(
         differing: per target table, the buckets whose sums differ.
         spill: takes the records, by key.
     """
-    wanted = [part for part in parts if part.table == SOURCE or differing[part.table]]
+    wanted = worth_reading(parts, differing)
+    not_compared = [ctx.not_compared(number) for number in range(len(ctx.targets))]
 
     async def read(part: Part) -> None:
         table = ctx.source if part.table == SOURCE else ctx.targets[part.table]
         async for page in table.scan(part.within):
             ctx.stop()
-            for row in page.rows:
-                if part.table == SOURCE:
-                    _spill_expected(ctx, row, differing, spill)
-                elif bucket_of(*key_of(row)) in differing[part.table]:
-                    spill.put(
-                        [
-                            ACTUAL,
-                            part.table,
-                            *key_of(row),
-                            content_digest(row, ctx.not_compared(part.table)).hex(),
-                        ]
-                    )
+            for record in records_of(part.table, page.rows, ctx.mapper, not_compared, differing):
+                spill.put(record)
             ctx.progress.advance(len(page.rows), "finding the rows that differ")
+            await ctx.taken(table, page)
 
     await for_each(wanted, read, limit=ctx.concurrency)
 
 
-def _spill_expected(
-    ctx: ReconcileContext, row: dict[str, object], differing: Sequence[frozenset[int]], spill: Spill
-) -> None:
-    source_key = key_of(row)
-    try:
-        mapped = ctx.mapper.map(row)
-    except RowRefused:
-        spill.put([REFUSED, SOURCE, *source_key, "", *source_key])
-        return
-    for table, target in mapped:
-        if bucket_of(*key_of(target)) in differing[table]:
-            spill.put(
-                [
-                    EXPECTED,
-                    table,
-                    *key_of(target),
-                    content_digest(target, ctx.not_compared(table)).hex(),
-                    *source_key,
-                ]
-            )
+def records_of(
+    table: int,
+    rows: Iterable[Row],
+    mapper: RowMapper,
+    not_compared: Sequence[frozenset[str]],
+    differing: Sequence[frozenset[int]],
+) -> Iterator[Record]:
+    """Give the records of rows that lie in differing buckets, and of source rows that the mapping refuses."""
+    for row in rows:
+        key = key_of(row)
+        if table != SOURCE:
+            if bucket_of(*key) in differing[table]:
+                yield [ACTUAL, table, *key, content_digest(row, not_compared[table]).hex()]
+            continue
+        try:
+            mapped = mapper.map(row)
+        except RowRefused:
+            yield [REFUSED, SOURCE, *key, "", *key]
+            continue
+        for number, target in mapped:
+            if bucket_of(*key_of(target)) in differing[number]:
+                digest = content_digest(target, not_compared[number]).hex()
+                yield [EXPECTED, number, *key_of(target), digest, *key]
 
 
 def candidates(spilled: Spill, unmatched: Spill) -> Iterator[Candidate]:

@@ -7,32 +7,59 @@ Rules kept here:
 * Second pass, only where sums differ: the rows of those buckets go to disk and are joined (`find`).
 * Every difference is then looked at by point reads until it is gone or stands still (`recheck`).
 * The sums are additive: work can stop after any page and go on (`Partial`), and pieces made elsewhere add up.
+  The report says what was read when; what changed since was looked at again where it made a difference.
 * Nothing is left on disk, however it ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing
+from typing import Protocol
 
 from rekey.collector import patient_collector
-from rekey.concurrency import for_each
-from rekey.errors import RowRefused
-from rekey.model import PARTITION_KEY, ROW_KEY
 from rekey.reconcile.collect import Collector
 from rekey.reconcile.context import ReconcileContext
-from rekey.reconcile.digest import bucket_of, digester
 from rekey.reconcile.divergence import Findings, RepairReport
 from rekey.reconcile.find import by_content, by_key, candidates, spill_rows
 from rekey.reconcile.recheck import Candidate, settle
 from rekey.reconcile.repair import repair_all
-from rekey.reconcile.report import FullReport, TableComparison
+from rekey.reconcile.report import FullReport, TableComparison, TableRead
 from rekey.reconcile.spill import Record, Spill, hash_of, private_folder
+from rekey.reconcile.summing import CHECKPOINT_ROWS, sum_up
 from rekey.reconcile.sums import SOURCE, Part, Partial, told_digest
-from rekey.tables.base import Page
 
-CHECKPOINT_ROWS = 200_000
-"""Rows between two checkpoints: some seconds of work, against a state of about 0.5 MB per table."""
+Checkpoint = Callable[[Partial], None]
+
+
+class Reader(Protocol):
+    """Reads tables for a comparison: this process, or workers."""
+
+    async def sum_up(
+        self, ctx: ReconcileContext, work: Partial, *, checkpoint: Checkpoint | None, checkpoint_rows: int
+    ) -> None:
+        """Read what is left of `work` and add it to its sums."""
+
+    async def spill_rows(
+        self, ctx: ReconcileContext, parts: Sequence[Part], differing: Sequence[frozenset[int]], spill: Spill
+    ) -> None:
+        """Read the parts once more and spill the rows of differing buckets."""
+
+
+class Here:
+    """Reads in this process."""
+
+    async def sum_up(
+        self, ctx: ReconcileContext, work: Partial, *, checkpoint: Checkpoint | None, checkpoint_rows: int
+    ) -> None:
+        """As `sum_up`."""
+        await sum_up(ctx, work, checkpoint=checkpoint, checkpoint_rows=checkpoint_rows)
+
+    async def spill_rows(
+        self, ctx: ReconcileContext, parts: Sequence[Part], differing: Sequence[frozenset[int]], spill: Spill
+    ) -> None:
+        """As `spill_rows`."""
+        await spill_rows(ctx, parts, differing, spill)
 
 
 async def full(
@@ -43,6 +70,7 @@ async def full(
     checkpoint_rows: int = CHECKPOINT_ROWS,
     enough: int | None = None,
     repair: bool = False,
+    reader: Reader | None = None,
 ) -> FullReport:
     """Compare everything.
 
@@ -54,23 +82,35 @@ async def full(
         enough: stop looking at differences after this many stable divergences; the rest is counted as
             unchecked. None looks at all.
         repair: mend what was found; the report says what was done, and the caller verifies again.
+        reader: reads the tables; None: this process.
 
     Raises:
         Interrupted: `ctx.stop` said so. The last checkpoint is what can be gone on from.
         MachineFailed: the disk is full.
         ServiceError: a table could not be read.
     """
-    started_at = ctx.now()
+    reader = reader or Here()
     work = partial or Partial.fresh(len(ctx.targets))
+    work.sit_down(ctx.now())
     with patient_collector():
-        await sum_up(ctx, work, checkpoint=checkpoint, checkpoint_rows=checkpoint_rows)
+        await reader.sum_up(ctx, work, checkpoint=checkpoint, checkpoint_rows=checkpoint_rows)
     sides = zip(work.expected, work.actual, strict=True)
     differing = [expected.differing(actual) for expected, actual in sides]
     found, repaired = Findings(), None
     if work.refused or any(differing):
-        found, repaired = await _find_and_settle(ctx, work, differing, enough, repair=repair)
+        found, repaired = await _find_and_settle(ctx, work, differing, enough, repair=repair, reader=reader)
+    return _report(ctx, work, differing, found, repaired)
+
+
+def _report(
+    ctx: ReconcileContext,
+    work: Partial,
+    differing: Sequence[frozenset[int]],
+    found: Findings,
+    repaired: RepairReport | None,
+) -> FullReport:
     return FullReport(
-        started_at=started_at,
+        started_at=work.begun_at,
         finished_at=ctx.now(),
         source=ctx.source_name,
         source_rows=work.source_rows,
@@ -94,89 +134,17 @@ async def full(
         found=found,
         repair=repaired,
         source_digest=told_digest(work.source),
+        read=tuple(
+            TableRead(
+                ctx.source_name if one.table == SOURCE else ctx.targets[one.table].name,
+                one.sitting,
+                one.begun_at,
+                one.ended_at,
+                one.rows,
+            )
+            for one in work.reads.values()
+        ),
     )
-
-
-async def sum_up(
-    ctx: ReconcileContext,
-    work: Partial,
-    *,
-    checkpoint: Callable[[Partial], None] | None = None,
-    checkpoint_rows: int = CHECKPOINT_ROWS,
-) -> None:
-    """Read what is left of `work` and add it to its sums, page by page.
-
-    Cursor and sums move together, between two awaits: whoever stores `work` at any moment stores a state from
-    which adding goes on without counting a row twice or leaving one out.
-    """
-    since = 0
-    adding = _Adding(ctx, work)
-
-    async def read(part: Part) -> None:
-        nonlocal since
-        table = ctx.source if part.table == SOURCE else ctx.targets[part.table]
-        async for page in table.scan(part.rest):
-            ctx.stop()
-            if part.table == SOURCE:
-                adding.source(page)
-            else:
-                adding.target(part.table, page)
-            part.cursor = page.cursor or part.cursor
-            ctx.progress.advance(len(page.rows), "comparing")
-            since += len(page.rows)
-            if checkpoint is not None and since >= checkpoint_rows:
-                since = 0
-                checkpoint(work)
-        part.done = True
-
-    left = [part for part in work.parts if not part.done]
-    await for_each(left, read, limit=ctx.concurrency)
-    if left and checkpoint is not None:
-        checkpoint(work)
-
-
-class _Adding:
-    """Adds rows to sums: what `BucketSums.add` does, without a call for every row."""
-
-    def __init__(self, ctx: ReconcileContext, work: Partial) -> None:
-        self._map, self._work = ctx.mapper.map, work
-        self._source_digest = digester(ctx.source_name)
-        self._digests = [
-            digester(target.name, ctx.not_compared(number)) for number, target in enumerate(ctx.targets)
-        ]
-
-    def source(self, page: Page) -> None:
-        """Add the source's rows, and the rows they give."""
-        work, from_bytes, source_digest = self._work, int.from_bytes, self._source_digest
-        expected = [
-            (digest, sums.sums, sums.counts)
-            for digest, sums in zip(self._digests, work.expected, strict=True)
-        ]
-        own_totals, own_counts = work.source.sums, work.source.counts
-        for row in page.rows:
-            bucket = bucket_of(row[PARTITION_KEY], row[ROW_KEY])
-            own_totals[bucket] += from_bytes(source_digest(row))
-            own_counts[bucket] += 1
-            try:
-                mapped = self._map(row)
-            except RowRefused:
-                work.refused += 1
-                continue
-            for number, target in mapped:
-                digest, totals, counts = expected[number]
-                bucket = bucket_of(target[PARTITION_KEY], target[ROW_KEY])
-                totals[bucket] += from_bytes(digest(target))
-                counts[bucket] += 1
-        work.source_rows += len(page.rows)
-
-    def target(self, number: int, page: Page) -> None:
-        """Add rows of a target."""
-        digest, sums, from_bytes = self._digests[number], self._work.actual[number], int.from_bytes
-        totals, counts = sums.sums, sums.counts
-        for row in page.rows:
-            bucket = bucket_of(row[PARTITION_KEY], row[ROW_KEY])
-            totals[bucket] += from_bytes(digest(row))
-            counts[bucket] += 1
 
 
 async def _find_and_settle(
@@ -186,6 +154,7 @@ async def _find_and_settle(
     enough: int | None,
     *,
     repair: bool,
+    reader: Reader,
 ) -> tuple[Findings, RepairReport | None]:
     """Find the rows behind differing sums, recheck them and, if asked, mend what stood still."""
     with (
@@ -194,7 +163,7 @@ async def _find_and_settle(
         Spill(folder, by_content) as unmatched,
         Spill(folder, _by_row) as kept,
     ):
-        await spill_rows(ctx, work.parts, differing, spilled)
+        await reader.spill_rows(ctx, work.parts, differing, spilled)
         collector = Collector(ctx, kept if repair else None)
         waiting = _Counted(candidates(spilled, unmatched))
         async with aclosing(settle(ctx, waiting)) as settling:

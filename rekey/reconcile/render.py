@@ -49,6 +49,7 @@ def _full(report: FullReport) -> list[str]:
         ],
         right={1, 2, 5},
     )
+    lines += _sittings(report)
     lines += _findings(report.found)
     if report.repair is not None:
         lines += _repair(report.repair)
@@ -60,6 +61,29 @@ def _full(report: FullReport) -> list[str]:
             "Next: `rekey verify --mode full --repair`, then verify again; runbooks/divergences.md.",
         ]
     return lines
+
+
+def _sittings(report: FullReport) -> list[str]:
+    """Say what was read when, of a verification that was cut off and went on."""
+    if max((one.sitting for one in report.read), default=1) == 1:
+        return []
+    return [
+        "",
+        *_table(
+            ("sitting", "table", "rows", "read from", "to"),
+            [
+                (
+                    f"{one.sitting}",
+                    one.table,
+                    f"{one.rows:,}",
+                    one.begun_at[:19] + "Z",
+                    one.ended_at[:19] + "Z",
+                )
+                for one in report.read
+            ],
+            right={0, 2},
+        ),
+    ]
 
 
 def _findings(found: Findings) -> list[str]:

@@ -59,6 +59,27 @@ class TableComparison:
 
 
 @dataclass(frozen=True, slots=True)
+class TableRead:
+    """When rows of one table were read: in one sitting, from its first page to its last."""
+
+    table: str
+    sitting: int
+    begun_at: str
+    ended_at: str
+    rows: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {
+            "table": self.table,
+            "sitting": self.sitting,
+            "begun_at": self.begun_at,
+            "ended_at": self.ended_at,
+            "rows": self.rows,
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class FullReport:
     """A full verification: every row and every property, both directions."""
 
@@ -72,6 +93,8 @@ class FullReport:
     repair: RepairReport | None = None
     source_digest: str = ""
     """The content digest of the source as it is; "" when it has too few rows for one to be told."""
+    read: tuple[TableRead, ...] = ()
+    """What was read when: a verification that was cut off has more than one sitting."""
 
     mode = "full"
 
@@ -101,6 +124,7 @@ class FullReport:
             "source_digest": self.source_digest,
             "refused_rows": self.refused_rows,
             "tables": [table.as_json(sums=sums) for table in self.tables],
+            "read": [one.as_json() for one in self.read],
             **self.found.as_json(),
             "repair": None if self.repair is None else self.repair.as_json(),
         }

@@ -128,11 +128,11 @@ class Spill:
     def _sealed(self, record: Record) -> bytes:
         """Return a line. The key is of this object alone, so counting gives every record its own nonce."""
         nonce = self.records.to_bytes(_NONCE_BYTES)
-        return b2a_base64(nonce + self._cipher.encrypt(nonce, _encode(record), None))
+        return b2a_base64(nonce + self._cipher.encrypt(nonce, encode_record(record), None))
 
     def _opened(self, line: bytes) -> Record:
         data = a2b_base64(line)
-        return _decode(self._cipher.decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], None))
+        return decode_record(self._cipher.decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], None))
 
     def __enter__(self) -> Spill:
         return self
@@ -141,14 +141,16 @@ class Spill:
         self.close()
 
 
-def _encode(record: Record) -> bytes:
+def encode_record(record: Record) -> bytes:
+    """Return a record as one line, without its end."""
     try:
         return orjson.dumps(record)
     except TypeError:  # a lone surrogate, which only the standard library writes (escaped)
         return json.dumps(record).encode("ascii")
 
 
-def _decode(line: bytes) -> Record:
+def decode_record(line: bytes) -> Record:
+    """Return the record of a line."""
     try:
         record: Record = orjson.loads(line)
     except orjson.JSONDecodeError:

@@ -92,6 +92,11 @@ class BucketSums:
             data = base64.b64decode(text, validate=True)
         except ValueError:
             data = b""
+        return cls.from_packed(data)
+
+    @classmethod
+    def from_packed(cls, data: bytes) -> BucketSums:
+        """Read what `packed` returned. Raises StateUnusable."""
         step = DIGEST_BYTES + COUNT_BYTES
         if len(data) != BUCKETS * step:
             raise _unusable()
@@ -101,6 +106,24 @@ class BucketSums:
             sums.sums[bucket] = int.from_bytes(data[begin : begin + DIGEST_BYTES])
             sums.counts[bucket] = int.from_bytes(data[begin + DIGEST_BYTES : begin + step])
         return sums
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Rows that were read of one table in one sitting: without a break of the command between them.
+
+    Attributes:
+        table: `SOURCE`, or the number of a target.
+        sitting: counts from 1.
+        begun_at, ended_at: when the first and the last of these pages were read, UTC.
+        rows: how many.
+    """
+
+    table: int
+    sitting: int
+    begun_at: str
+    ended_at: str
+    rows: int
 
 
 @dataclass(slots=True)
@@ -136,6 +159,9 @@ class Partial:
         source: the sums of the source's rows as they are.
         source_rows: source rows read.
         refused: source rows the mapping refused.
+        begun_at: when the first sitting began, UTC; "" before.
+        sitting: the present one.
+        reads: what was read when, by table and sitting.
     """
 
     parts: list[Part] = field(repr=False)
@@ -144,6 +170,20 @@ class Partial:
     source_rows: int = 0
     refused: int = 0
     source: BucketSums = field(default_factory=BucketSums, repr=False)
+    begun_at: str = ""
+    sitting: int = 0
+    reads: dict[tuple[int, int], Read] = field(default_factory=dict)
+
+    def sit_down(self, now: str) -> None:
+        """Begin a sitting."""
+        self.begun_at = self.begun_at or now
+        self.sitting += 1
+
+    def was_read(self, table: int, rows: int, now: str) -> None:
+        """Note that rows of a table were read in the present sitting."""
+        before = self.reads.get((self.sitting, table))
+        began, rows = (before.begun_at, before.rows + rows) if before else (now, rows)
+        self.reads[self.sitting, table] = Read(table, self.sitting, began, now, rows)
 
     @classmethod
     def fresh(
@@ -194,6 +234,11 @@ class Partial:
             "source": self.source.as_json(),
             "source_rows": self.source_rows,
             "refused": self.refused,
+            "begun_at": self.begun_at,
+            "sitting": self.sitting,
+            "reads": [
+                [one.table, one.sitting, one.begun_at, one.ended_at, one.rows] for one in self.reads.values()
+            ],
         }
 
     @classmethod
@@ -213,6 +258,9 @@ class Partial:
                 int(state["source_rows"]),
                 int(state["refused"]),
                 BucketSums.from_json(state["source"]),
+                str(state["begun_at"]),
+                int(state["sitting"]),
+                {(one[1], one[0]): Read(*one) for one in state["reads"]},
             )
         except (KeyError, TypeError, ValueError):
             raise _unusable() from None

@@ -27,13 +27,12 @@ from pathlib import Path
 from types import TracebackType
 
 from rekey.errors import Ambiguous, ConditionFailed, Locked, RowExists, RowMissing, ServiceError, Unavailable
-from rekey.mapping.rows import CONTROL_TABLE
+from rekey.mapping.rows import CONTROL_TABLE, LEASE_ROW_KEY
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row, etag_of
 from rekey.runner.filelock import FileLock
 from rekey.tables.base import TableService
 from rekey.tables.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 
-LEASE_ROW_KEY = "runner"
 DURATION_S = 60
 RENEW_EVERY_S = 15.0
 RETRY_S = 2.0
@@ -159,6 +158,11 @@ class RunnerLease:
         self._trusted_until = 0.0
         self._reason = ""
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def lease_id(self) -> str:
+        """Random; it stands in the row as long as this runner holds the lease."""
+        return self._lease_id
 
     async def __aenter__(self) -> RunnerLease:
         await self.acquire()

@@ -27,6 +27,7 @@ from rekey.mapping.ids import SafeIds
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.mapping.store import MappingStore
 from rekey.progress import Progress, Silent
+from rekey.spread.pool import Factory
 from rekey.state.store import State
 from rekey.tables.base import Table, TableService
 from rekey.tables.clock import Clock, SystemClock
@@ -40,11 +41,13 @@ class Options:
         writers_stopped: the operator confirms that no application writes.
         drop_targets: on rollback to `source`: drop the target tables (True) or keep them (False).
         typed_table: the source's name as typed for `retire`.
+        executor: `module:callable`, instead of what [executor] says; "" as it says.
     """
 
     writers_stopped: bool = False
     drop_targets: bool = False
     typed_table: str = ""
+    executor: str = ""
 
 
 class StopFlag:
@@ -90,6 +93,9 @@ class Run:
     clock: Clock = field(default_factory=SystemClock)
     still_alone: Callable[[], None] = lambda: None
     """Raises Locked when the runner lease was lost."""
+    lease_id: str = ""
+    factory: Factory | None = None
+    """Begins the executor whose workers copy and compare; None: the runner does it itself."""
 
     @property
     def script_id(self) -> str:
@@ -110,6 +116,13 @@ class Run:
     def reverse(self) -> ReversePropagator:
         """propagate(k) with the main target as authority."""
         return ReversePropagator(self.propagator)
+
+    @property
+    def factory_or_fail(self) -> Factory:
+        """What begins the executor, where there must be one."""
+        if self.factory is None:
+            raise AssertionError("there is no executor")
+        return self.factory
 
     @property
     def registry(self) -> Registry:

@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 
 from rekey.backfill.copier import Copier
 from rekey.backfill.throttle import Throttle
-from rekey.config import Config, resolve_secret
-from rekey.declaration import Declared, Migration, required_secrets
+from rekey.config import Config
+from rekey.declaration import Declared
 from rekey.dualwrite.control import ControlRow, ControlStore
 from rekey.dualwrite.propagate import Propagator
 from rekey.errors import StateUnusable
@@ -34,8 +34,11 @@ from rekey.mapping.keyring import Keyring
 from rekey.mapping.opening import wrapping_for
 from rekey.mapping.rows import MAPPING_TABLE
 from rekey.mapping.sealing import cursors_key
-from rekey.mapping.store import MappingStore, open_mapping
 from rekey.mapping.wrapping import WrappingKey
+from rekey.opening import connect as connect
+from rekey.opening import fingerprints_of as fingerprints_of
+from rekey.opening import mapping_of as mapping_of
+from rekey.opening import secrets_of as secrets_of
 from rekey.phases import ControlPhase, Phase
 from rekey.progress import Progress, Silent
 from rekey.runner.align import aligned
@@ -48,42 +51,16 @@ from rekey.runner.ledger import Ledger, LedgerScript
 from rekey.runner.phases import PHASES
 from rekey.runner.record import make_checkpoint
 from rekey.runner.run import Options, Run, StopFlag
+from rekey.runner.spreading import no_task_writes
 from rekey.runner.steering import Steering, follow
-from rekey.secrets_source import fingerprint
+from rekey.spread.pool import Factory, load_factory
 from rekey.state.models import MigrationRecord
 from rekey.state.store import State
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Accounts
 from rekey.tables.clock import Clock, SystemClock
-from rekey.tables.credentials import credential_for
 
 T = TypeVar("T")
-
-
-def connect(config: Config) -> Accounts:
-    """Return both accounts; the first request connects. Raises ConfigurationError."""
-    return Accounts(
-        AzureTableService.open(config.tables.endpoint, credential_for(config.tables)),
-        AzureTableService.open(config.restricted.endpoint, credential_for(config.restricted)),
-    )
-
-
-def secrets_of(config: Config, migration: Migration) -> dict[str, bytes]:
-    """Return the secrets a declaration needs, by name. Raises SecretMissing."""
-    return {name: resolve_secret(config, name) for name in required_secrets(migration)}
-
-
-def fingerprints_of(found: Mapping[str, bytes]) -> dict[str, str]:
-    """Return the fingerprints of secrets, by name."""
-    return {name: fingerprint(secret) for name, secret in found.items()}
-
-
-async def mapping_of(
-    accounts: Accounts, declared: Declared, id_key: bytes, wrapping: WrappingKey | None
-) -> MappingStore:
-    """Return the mapping store of a migration that has begun; see `open_mapping`."""
-    table = accounts.restricted.table(MAPPING_TABLE)
-    return await open_mapping(table, declared.script_id, declared.migration, id_key, wrapping)
 
 
 def _first_row(declared: Declared, fingerprints: Mapping[str, str]) -> ControlRow:
@@ -116,6 +93,7 @@ class Session:
     stop: StopFlag
     clock: Clock
     signer: Signer | None = None
+    factory: Factory | None = None
     ledger: Ledger = field(init=False)
     runs: dict[str, Run] = field(default_factory=dict)
     leases: AsyncExitStack = field(default_factory=AsyncExitStack)
@@ -157,9 +135,12 @@ class Session:
 
         Raises:
             Locked: another process works with this state file.
-            StateUnusable, MachineFailed, ConfigurationError: see `State.open`, `connect`.
+            StateUnusable, MachineFailed, ConfigurationError: see `State.open`, `connect`, `load_factory`.
         """
+        options = options or Options()
         signer = open_signer(config)
+        executor = options.executor or config.executor.factory
+        factory = load_factory(executor, config.path.parent) if executor else None
         with ExitStack() as stack:
             lock = FileLock(config.state)
             stack.enter_context(lock)
@@ -174,11 +155,12 @@ class Session:
                 state,
                 lock,
                 loop,
-                options or Options(),
+                options,
                 progress or Silent(),
                 stop or StopFlag(),
                 clock or SystemClock(),
                 signer,
+                factory,
             )
             stack.callback(lambda: loop.run(session.leases.aclose()))
             yield session
@@ -249,6 +231,8 @@ class Session:
             stop=self.stop,
             clock=self.clock,
             still_alone=lease.check,
+            lease_id=lease.lease_id,
+            factory=self.factory,
         )
 
     async def _make_root_key(self, script_id: str, wrapping: WrappingKey) -> None:
@@ -324,7 +308,7 @@ class Session:
     @property
     def endpoint_id(self) -> str:
         """Which accounts the state file belongs to."""
-        return f"{self.config.tables.endpoint} {self.config.restricted.endpoint}"
+        return self.config.endpoints
 
     def _align(self, run: Run) -> None:
         """Leave a freeze that a killed run left behind, then make the ledger follow the control row."""
@@ -360,6 +344,7 @@ class Session:
     def _undo_phase(self, script_id: str, phase: Phase) -> None:
         run = self.runs[script_id]
         self.state.audit("phase-undo", script_id, {"phase": phase})
+        self.do(no_task_writes(run))
         self.do(self._with_clients(run, PHASES[phase].undo))
         self.state.audit("phase-undone", script_id, {"phase": phase})
         make_checkpoint(self.state, self.signer, f"{script_id}: `{phase}` taken back", self.progress)

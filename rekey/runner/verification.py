@@ -10,6 +10,7 @@ Rules kept here:
   the journal is swept meanwhile, so that a client that died does not keep a row in flight for ever.
 * A verification while no client was registered says nothing about what was written since: it opens no gate
   for clients that came later.
+* One that was cut off goes on from its sums (`rekey.runner.resuming`).
 * From cutover on the target is the authority: it is looked at last, and repair brings the source up to date.
 """
 
@@ -30,7 +31,9 @@ from rekey.runner.capture import WATERMARK
 from rekey.runner.facts import UNFOLLOWED_AT, is_unfollowed, verification_problem
 from rekey.runner.following import look
 from rekey.runner.intents import InFlight, while_sweeping
+from rekey.runner.resuming import keep, made_now, resumed
 from rekey.runner.run import Run
+from rekey.runner.spread_sums import reader_of
 from rekey.state.models import Verification
 from rekey.tables.clock import ticks_of
 
@@ -68,6 +71,8 @@ def context(run: Run, control: ControlPhase, advance: Advance) -> ReconcileConte
         pending=_pending(run) if run.is_delta and control is ControlPhase.DUAL_WRITE else _never,
         authority_is_target=from_target,
         concurrency=run.config.limits.concurrency,
+        scans=run.config.limits.scans,
+        take=run.copier.throttle.take,
         clock=run.clock,
     )
 
@@ -93,11 +98,19 @@ async def verify_full(run: Run, *, repair: bool = False) -> FullReport:
     """Compare everything and record the result."""
     control = await _compared_in(run)
     followed = run.is_delta or bool((await look(run)).live)
+    under = await made_now(run, control, followed=followed)
+    work = resumed(run, under)
     with run.progress.task("verify") as advance:
-        report = await while_sweeping(
-            run, authority(control) or SOURCE, full(context(run, control, advance), repair=repair)
+        comparing = full(
+            context(run, control, advance),
+            partial=work,
+            checkpoint=lambda sums: keep(run, under, sums),
+            repair=repair,
+            reader=await reader_of(run),
         )
+        report = await while_sweeping(run, authority(control) or SOURCE, comparing)
     record(run, report)
+    run.state.keep_sums(run.script_id, None)
     if not followed:
         run.state.set_fact(run.script_id, UNFOLLOWED_AT, report.finished_at)
     return report

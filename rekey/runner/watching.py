@@ -18,12 +18,12 @@ from rekey.dualwrite.journal import Journal
 from rekey.dualwrite.registry import ClientRow, Registry
 from rekey.errors import ServiceError, TableMissing
 from rekey.mapping.retention import Cohort
-from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE
+from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, LEASE_ROW_KEY
 from rekey.model import EntityKey, Row
 from rekey.runner.erasures import erasures
 from rekey.runner.facts import Facts, Intents, Lease, waits
 from rekey.runner.kept import look
-from rekey.runner.lease import LEASE_ROW_KEY, Holder, ends_at, holder_of, is_over, process_exists
+from rekey.runner.lease import Holder, ends_at, holder_of, is_over, process_exists
 from rekey.runner.ledger import applied_phases
 from rekey.runner.phases.backfill import PURPOSE
 from rekey.runner.proof import is_proved

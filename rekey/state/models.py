@@ -85,6 +85,14 @@ VERIFICATION = Table(
     Column("transient", Integer, nullable=False),
     Column("report", Text, nullable=False),
 )
+PARTIAL_SUMS = Table(
+    "partial_sums",
+    METADATA,
+    Column("script_id", Text, primary_key=True),
+    Column("basis", Text, nullable=False),
+    Column("begun_at", Text, nullable=False),
+    Column("sums", Text, nullable=False),
+)
 AUDIT_EVENT = Table(
     "audit_event",
     METADATA,

@@ -31,6 +31,7 @@ from rekey.runner.filelock import FileLock
 from rekey.state import audit, backend, events, files, rows
 from rekey.state import facts as facts_in_file
 from rekey.state import segments as in_file
+from rekey.state import sums as partial_sums
 from rekey.state.audit import AuditEvent, canonical_json, utc_text
 from rekey.state.keytexts import PLAIN, KeyTexts, NoKeys
 from rekey.state.models import (
@@ -251,6 +252,7 @@ class State:
         """Take all keys of a migration out of the file; counts stay. Behind `complete` they are of no use."""
         with self._writing() as connection:
             forgotten = in_file.forget_keys(connection, script_id)
+            forgotten += partial_sums.forget(connection, script_id)
         if forgotten or self.get_fact(script_id, KEYS_FORGOTTEN) is None:  # or it failed here the last time
             with self._guard, files.translating(self.path):
                 files.rewrite(_raw(self._connection))
@@ -320,6 +322,14 @@ class State:
             query = query.where(VERIFICATION.c.mode == mode)
         with self._reading() as connection:
             return [rows.verification(row) for row in connection.execute(query)]
+
+    def keep_sums(self, script_id: str, stored: partial_sums.StoredSums | None) -> None:
+        """Store the sums of a verification under way in the place of those before; None removes them."""
+        partial_sums.keep(self._writing, script_id, stored, self._keys.get(script_id, PLAIN))
+
+    def sums(self, script_id: str) -> partial_sums.StoredSums | None:
+        """Return the sums of a verification under way. Raises StateUnusable when they cannot be read."""
+        return partial_sums.load(self._reading, script_id, self._keys.get(script_id, PLAIN))
 
     # --- audit --------------------------------------------------------------------------------------------
 

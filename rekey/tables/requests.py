@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from rekey.errors import Ambiguous, EndpointDown, ServiceError, Unavailable
+from rekey.tables import allowance
 from rekey.tables.answers import may_be_applied
 from rekey.tables.clock import Clock
 from rekey.tables.retry import Backoff, RetryPolicy, retry_after_of
@@ -88,6 +89,8 @@ class Requester:
         while True:
             retry_after = None
             only_connect = False
+            if request.method != "GET":
+                allowance.check()
             try:
                 answer = await self._transport.send(request)
                 self._ever_answered = True

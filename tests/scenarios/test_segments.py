@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from rekey.backfill.copier import GATHERED_WINDOWS
 from rekey.backfill.engine import copy_segments
-from rekey.backfill.probing import character_of, find_middle, rank_of
 from rekey.backfill.reading import Reading, WindowSize
 from rekey.errors import StateUnusable
 from rekey.model import EVERYTHING, EntityKey, KeyRange, Row, key_of
@@ -22,6 +21,7 @@ from rekey.state.store import State
 from rekey.tables.clock import FakeClock
 from rekey.tables.faults import Call
 from rekey.tables.memory import MemoryTable, MemoryTableService
+from rekey.tables.probing import character_of, find_middle, rank_of
 from tests.worlds import USERS, Killed, World, never, nothing, user
 
 SCRIPT, PURPOSE = "0001_users", "backfill"

@@ -13,8 +13,9 @@ from rekey.errors import Interrupted, MachineFailed
 from rekey.model import EntityKey, KeyRange, Row, content_of, key_of
 from rekey.reconcile.context import RecheckPolicy
 from rekey.reconcile.divergence import Kind
-from rekey.reconcile.full import full, sum_up
+from rekey.reconcile.full import full
 from rekey.reconcile.render import render
+from rekey.reconcile.summing import sum_up
 from rekey.reconcile.sums import Partial
 from rekey.tables.clock import FakeClock
 from rekey.tables.faults import Call, Fault, FaultKind
@@ -336,12 +337,12 @@ async def test_an_empty_first_page_does_not_make_a_resumed_part_begin_again(
     _, stop = stopping_after(2)
     with pytest.raises(Interrupted):
         await sum_up(
-            context(world, tmp_path, concurrency=1, stop=stop),
+            context(world, tmp_path, scans=1, stop=stop),
             work,
             checkpoint=lambda partial: seen.append([part.cursor for part in partial.parts]),
             checkpoint_rows=0,
         )
-    assert seen == [cursors]
+    assert seen[0] == cursors
 
 
 async def test_ranges_read_by_different_workers_add_up_to_the_whole(

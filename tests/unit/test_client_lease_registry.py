@@ -21,8 +21,7 @@ from rekey.dualwrite.registry import (
     to_row,
 )
 from rekey.errors import StateUnusable
-from rekey.mapping.rows import CONTROL_TABLE
-from rekey.runner.lease import LEASE_ROW_KEY
+from rekey.mapping.rows import CONTROL_TABLE, LEASE_ROW_KEY
 from rekey.tables.clock import TICKS_PER_SECOND, FakeClock
 from rekey.tables.faults import Fault, FaultKind, Planned, PlannedFaults
 from rekey.tables.memory import MemoryTableService

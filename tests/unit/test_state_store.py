@@ -15,6 +15,7 @@ from rekey.errors import MachineFailed, Moved, StateUnusable
 from rekey.model import EntityKey, KeyRange
 from rekey.state.models import METADATA, Verification
 from rekey.state.store import State
+from rekey.state.sums import StoredSums
 
 SCRIPT = "0001_users"
 NOON = datetime(2024, 1, 31, 12, tzinfo=UTC)
@@ -203,6 +204,7 @@ def test_the_tables_that_queries_know_are_those_of_the_schema(state: State) -> N
 READER = """
 import sys
 from pathlib import Path
+from rekey.state.sums import StoredSums
 from rekey.state.store import State
 with State.open(Path(sys.argv[1]), read_only=True) as state:
     print(state.get_fact("0001_users", "x"))
@@ -253,6 +255,23 @@ def test_keys_of_one_migration_are_forgotten_and_counts_stay(tmp_path: Path) -> 
         assert b"0001_a-key" not in everything and b"0001_a-cursor" not in everything
         assert b"0002_b-cursor" in everything
         state.forget_keys("0001_a")
+
+
+def test_keys_of_a_verification_under_way_are_forgotten_too_also_when_others_were_before(
+    tmp_path: Path,
+) -> None:
+    """A verification behind `complete` writes keys again; once it is over, free pages hold them."""
+    bounds = ["part", EntityKey("p", "a-key"), None, EntityKey("p", "a-cursor"), False]
+    with State.open(tmp_path / "state.sqlite") as state:
+        state.register("0001_a", "d", "Source", "r", {}, "e")
+        for ended in (False, True):
+            state.keep_sums("0001_a", StoredSums("{}", "2024-05-01T00:00:00Z", {"parts": [bounds]}))
+            if ended:
+                state.keep_sums("0001_a", None)
+            state.forget_keys("0001_a")
+            assert state.sums("0001_a") is None
+            everything = b"".join(one.read_bytes() for one in sorted(tmp_path.iterdir()))
+            assert b"a-key" not in everything and b"a-cursor" not in everything
 
 
 def test_a_file_that_could_not_be_written_anew_is_the_next_time(

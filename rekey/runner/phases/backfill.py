@@ -9,6 +9,7 @@ Rules kept here:
   rows that moved while they were copied are settled before it; in "delta" the passes of `reconcile` do that.
 * What was sent for the copy and not answered may arrive late: where an attempt was left open, or a run was
   cut off, the sweep waits until nothing can arrive behind it.
+* With an executor, workers copy slices; the sweep waits until none of them can write any more.
 * Capture "dual-write": beside it the journal is swept; at its end the control row says that all is copied,
   which opens the new view.
 """
@@ -24,10 +25,12 @@ from rekey.delta.passes import earlier, sweep
 from rekey.dualwrite.rules import SOURCE
 from rekey.model import EVERYTHING, EntityKey
 from rekey.phases import Phase
+from rekey.progress import Advance
 from rekey.runner.facts import ESTIMATED_ROWS
 from rekey.runner.intents import while_sweeping
 from rekey.runner.phases.operation import Counters, Operation, open_gate
 from rekey.runner.run import Run
+from rekey.runner.spreading import no_task_writes, spread_copy
 from rekey.state.models import Segment
 from rekey.tables.clock import TICKS_PER_SECOND
 
@@ -48,6 +51,7 @@ async def run(run: Run) -> Counters:
 async def _copy_and_sweep(run: Run) -> Counters:
     cut_off_at = run.clock.ticks() if run.state.segments(run.script_id, PURPOSE) else None
     counters = await copy_rows(run)
+    await no_task_writes(run)
     if not run.is_delta:
         await _until_nothing_travels(run, cut_off_at)
         counters["rows_moved"] = await _moved_rows(run)
@@ -61,6 +65,25 @@ async def copy_rows(run: Run) -> Counters:
         run.state.set_fact(run.script_id, COPYING_SINCE, await run.tables.server_time())
         segments = run.state.add_segments(run.script_id, PURPOSE, [EVERYTHING])
     done = sum(segment.rows for segment in segments)
+    with run.progress.task("backfill", total=estimated_rows(run)) as advance:
+        advance(done)
+        if run.factory is not None:
+            figures, whole = await spread_copy(run, segments, advance)
+        else:
+            figures, whole = await _copy_here(run, segments, advance)
+    if not whole:
+        run.stop.check()
+    rows, inserted, propagated = (figures.pop(name) for name in ("rows", "inserted", "propagated"))
+    return {
+        "source_rows": done + rows,
+        "target_rows_inserted": inserted,
+        "rows_propagated": propagated,
+        **figures,
+    }
+
+
+async def _copy_here(run: Run, segments: list[Segment], advance: Advance) -> tuple[Counters, bool]:
+    """Copy segments in this process; return what was done and whether all of it was."""
 
     def checkpoint(moved: list[Segment]) -> None:
         run.still_alone()
@@ -70,30 +93,22 @@ async def copy_rows(run: Run) -> Counters:
         run.still_alone()
         return run.state.split_segment(segment, middle)
 
-    with run.progress.task("backfill", total=estimated_rows(run)) as advance:
-        advance(done)
-        async with run.copier.gathering() as gathering:
-            copied, whole = await copy_segments(
-                run.source,
-                segments,
-                gathering.copy,
-                size=run.window,
-                checkpoint=checkpoint,
-                stop_requested=run.stop.requested,
-                advance=advance,
-                readers=run.config.limits.scans,
-                split=split,
-                under_way=GATHERED_WINDOWS,
-                drain=gathering.drain,
-                throttle=run.copier.throttle,
-            )
-    if not whole:
-        run.stop.check()
-    return {
-        "source_rows": done + copied.rows,
-        "target_rows_inserted": copied.inserted,
-        "rows_propagated": copied.propagated,
-    }
+    async with run.copier.gathering() as gathering:
+        copied, whole = await copy_segments(
+            run.source,
+            segments,
+            gathering.copy,
+            size=run.window,
+            checkpoint=checkpoint,
+            stop_requested=run.stop.requested,
+            advance=advance,
+            readers=run.config.limits.scans,
+            split=split,
+            under_way=GATHERED_WINDOWS,
+            drain=gathering.drain,
+            throttle=run.copier.throttle,
+        )
+    return {"rows": copied.rows, "inserted": copied.inserted, "propagated": copied.propagated}, whole
 
 
 async def _until_nothing_travels(run: Run, cut_off_at: int | None) -> None:

@@ -1,0 +1,126 @@
+"""The term: until when tasks of a migration may write, kept where every runner looks.
+
+Rules kept here:
+
+* It stands in the restricted table `rekeycontrol` (PartitionKey the script's id, RowKey `tasks`) before the
+  first task is submitted that needs it. So a runner that succeeds another one knows of tasks that still
+  write, also on another machine and without the state file.
+* It grows, conditionally on what was read, until somebody has waited for its end and removes it. It is cut
+  short only by who knows that all who worked within it have ended.
+* It is the service's time; whoever waits for it asks the service, and adds the margin for which a request
+  that was sent may be under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rekey import edm
+from rekey.errors import ConditionFailed, RowExists, RowMissing, TableMissing, Unavailable
+from rekey.mapping.rows import CONTROL_TABLE
+from rekey.model import PARTITION_KEY, ROW_KEY, TYPE_SUFFIX, EntityKey, Row, etag_of
+from rekey.tables.base import TableService
+from rekey.tables.clock import TICKS_PER_SECOND, Clock, format_ticks, ticks_of
+
+TERM_ROW_KEY = "tasks"
+_UNTIL = "Until"
+_ATTEMPTS = 10
+_LOOK_S = 1.0
+
+
+class Term:
+    """The term of one migration's tasks."""
+
+    def __init__(self, restricted: TableService, script_id: str) -> None:
+        """Take the restricted account's tables; nothing is asked of them yet."""
+        self._table = restricted.table(CONTROL_TABLE)
+        self._service = restricted
+        self._key = EntityKey(script_id, TERM_ROW_KEY)
+        self._known = 0
+
+    async def extend(self, until: str) -> None:
+        """Make it last at least until a moment of the service's time.
+
+        Raises:
+            ServiceError: it could not be said; nothing may be submitted.
+        """
+        wanted = ticks_of(until)
+        if wanted <= self._known:
+            return
+        row = self._as_row(wanted)
+        for _ in range(_ATTEMPTS):
+            there = await self._table.get(self._key)
+            if there is not None and ticks_of(there[_UNTIL]) >= wanted:
+                self._known = ticks_of(there[_UNTIL])
+                return
+            try:
+                if there is None:
+                    await self._table.insert(row)
+                else:
+                    await self._table.replace(row, etag=etag_of(there))
+            except (RowExists, RowMissing, ConditionFailed):
+                continue
+            self._known = wanted
+            return
+        raise Unavailable(
+            "the term of the tasks kept changing while it was extended",
+            hint="see that no other runner is at work, then run the same command again",
+        )
+
+    async def left(self, margin_s: float) -> float:
+        """Return after how many seconds nothing can arrive any more that a task sent; 0: now."""
+        row = await self._row()
+        if row is None:
+            return 0.0
+        now = ticks_of(await self._service.server_time())
+        return max(0.0, (ticks_of(row[_UNTIL]) - now) / TICKS_PER_SECOND + margin_s)
+
+    async def wait(self, margin_s: float, clock: Clock, check: Callable[[], None]) -> None:
+        """Wait until nothing can arrive any more, then remove it.
+
+        Args:
+            margin_s: for how long a request may be under way.
+            clock: what waiting is asked of.
+            check: called again and again; raises to stop.
+        """
+        while (left := await self.left(margin_s)) > 0:
+            check()
+            await clock.sleep(min(_LOOK_S, left))
+        await self.remove()
+
+    async def cut(self) -> None:
+        """Let it end now: whoever worked within it has ended, although requests may still be under way."""
+        row = await self._row()
+        now = await self._service.server_time()
+        if row is None or ticks_of(row[_UNTIL]) <= ticks_of(now):
+            return
+        self._known = 0
+        try:
+            await self._table.replace(self._as_row(ticks_of(now)), etag=etag_of(row))
+        except (RowMissing, ConditionFailed):
+            return  # somebody extended or removed it meanwhile: theirs to wait for
+
+    async def remove(self) -> None:
+        """Remove it: every task has ended, and nothing that it sent is open."""
+        self._known = 0
+        row = await self._row()
+        if row is None:
+            return
+        try:
+            await self._table.delete(self._key, etag=etag_of(row))
+        except (RowMissing, ConditionFailed):
+            return  # somebody extended or removed it meanwhile: theirs to wait for
+
+    def _as_row(self, until: int) -> Row:
+        return {
+            PARTITION_KEY: self._key.partition,
+            ROW_KEY: self._key.row,
+            _UNTIL: format_ticks(until),
+            _UNTIL + TYPE_SUFFIX: edm.DATETIME,
+        }
+
+    async def _row(self) -> Row | None:
+        try:
+            return await self._table.get(self._key)
+        except TableMissing:
+            return None

@@ -1,0 +1,311 @@
+"""A full verification that was cut off goes on from its sums; by workers or not, the digests are the same."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rekey.errors import Interrupted, RekeyError
+from rekey.model import Row, content_of, key_of
+from rekey.reconcile import summing
+from rekey.reconcile.render import render
+from rekey.reconcile.report import FullReport
+from rekey.runner import moves, resuming, steering
+from rekey.runner.moves import Mode
+from rekey.runner.run import Options, StopFlag
+from rekey.spread import summing as slices
+from rekey.spread.work import work
+from rekey.tables.clock import TICKS_PER_SECOND
+from rekey.tables.faults import Call
+from tests.projects import USERS_SCRIPT, Project
+from tests.spreading import NAME, Inline, Plain, inline
+from tests.worlds import user
+
+ROWS = 450
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Iterator[Project]:
+    """A migration of users that is copied and verified."""
+    made = Project(tmp_path)
+    made.script(USERS_SCRIPT)
+    with made.session() as session:
+        rows = [user(f"user{n:04}@example.com", f"p{n % 7}") for n in range(ROWS)]
+        session.do(made.fill("Users", rows))
+        moves.apply(session, "0001_users")
+    yield made
+
+
+def verify(
+    project: Project, *, executor: str = "", stop: StopFlag | None = None, repair: bool = False
+) -> FullReport:
+    """Verify as a command does."""
+    with project.session(Options(executor=executor), stop=stop) as session:
+        report = moves.verify(session, "0001_users", mode=Mode.FULL, repair=repair)
+    assert isinstance(report, FullReport)
+    return report
+
+
+def digests(report: FullReport) -> list[str]:
+    """Everything that must not depend on how it was read."""
+    told = [(one.expected_digest, one.actual_digest, str(one.expected_rows)) for one in report.tables]
+    return [report.source_digest, str(report.source_rows), *(text for one in told for text in one)]
+
+
+def cut_off(project: Project, monkeypatch: pytest.MonkeyPatch, pages: int = 2) -> None:
+    """Stop a verification after some pages of a few rows."""
+    stop, left = StopFlag(), pages
+
+    async def gate(call: Call) -> None:
+        nonlocal left
+        if call.action == "page" and call.table in ("Users", "UsersV2"):
+            left -= 1
+            if left < 0:
+                stop.request()
+
+    small_pages(monkeypatch)
+    project.tables.gate = gate
+    with pytest.raises(Interrupted):
+        verify(project, stop=stop)
+    project.tables.gate = _calm
+
+
+async def _calm(_call: Call) -> None:
+    return
+
+
+def small_pages(monkeypatch: pytest.MonkeyPatch, rows: int = 40) -> None:
+    """Let scans give small pages, so that there are many."""
+    from rekey.tables.memory import MemoryTable
+
+    scan = MemoryTable.scan
+
+    def paged(self: MemoryTable, *words: Any, **more: Any) -> Any:
+        return scan(self, *words, **{**more, "page_rows": min(rows, more.get("page_rows", rows))})
+
+    monkeypatch.setattr(MemoryTable, "scan", paged)
+    monkeypatch.setattr(summing, "LEAST_ROWS", 2 * rows)
+
+
+def stored(project: Project) -> list[tuple[Any, ...]]:
+    """What the state file holds of a verification under way."""
+    with closing(sqlite3.connect(project.config.state)) as connection:
+        return connection.execute("select basis, begun_at, sums from partial_sums").fetchall()
+
+
+# --- several parts at a time ----------------------------------------------------------------------------
+
+
+def test_parts_are_split_while_they_are_read_and_the_digests_are_those_of_one_reader(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = verify(project)
+    assert len(alone.read) == 2
+    small_pages(monkeypatch, 5)
+    seen: list[int] = []
+    monkeypatch.setattr(resuming, "keep", lambda _run, _under, sums: seen.append(len(sums.parts)))
+    monkeypatch.setattr("rekey.runner.verification.keep", resuming.keep)
+    assert digests(verify(project)) == digests(alone)
+    assert seen[-1] > 3, "the tables are read in more than one part each"
+
+
+def test_it_keeps_to_the_rates_that_the_operator_said_in_this_process_and_by_workers(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_pages(monkeypatch)
+    state = project.config.state
+    steering.say(state, steering.Steering(entities_per_second=100))
+    began = project.clock.ticks()
+    verify(project)
+    assert project.clock.ticks() - began >= 0.8 * 2 * ROWS / 100 * TICKS_PER_SECOND
+    steering.say(state, steering.Steering(entities_per_second=300_000))
+    with inline(project) as executor:
+        verify(project, executor=NAME)
+        assert {one["entities_per_second"] for one in executor.given} == {100_000}
+
+
+# --- going on ---------------------------------------------------------------------------------------------
+
+
+def test_it_goes_on_behind_what_was_read_and_says_what_was_read_when(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = verify(project)
+    cut_off(project, monkeypatch, pages=6)
+    assert stored(project)
+    project.clock.advance(3600)
+    report = verify(project)
+    assert digests(report) == digests(whole)
+    sittings = {one.sitting: one for one in report.read if one.table == "Users"}
+    assert set(sittings) == {1, 2}
+    assert 0 < sittings[1].rows < ROWS and sittings[1].rows + sittings[2].rows == ROWS
+    assert sittings[1].ended_at < sittings[2].begun_at
+    assert report.started_at <= sittings[1].begun_at
+    assert not stored(project), "it is done"
+    said = render(report)
+    assert "sitting  table" in said and "sitting" not in render(whole)
+    assert not report.findings
+
+
+def test_rows_that_change_meanwhile_are_no_findings_and_those_that_differ_are(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut_off(project, monkeypatch, pages=6)
+    first, *_, last = project.rows("Users")
+    with project.session() as session:
+        for row in (first, last):
+            session.do(project.tables.table("Users").replace({**content_of(row), "Nm": "changed"}))
+        moves.apply(session, "0001_users")
+    whole = verify(project)
+    assert not whole.findings
+    cut_off(project, monkeypatch, pages=6)
+    [broken] = [row for row in project.rows("UsersV2") if row["ContactEmail"] == first["RowKey"]]
+    with project.session() as session:
+        session.do(project.tables.table("UsersV2").replace({**content_of(broken), "Name": "wrong"}))
+        # seen by nobody as a change of the source: only the comparison finds it
+    assert verify(project).found.counts == {"altered": 1}
+
+
+def test_what_is_stored_of_a_sealed_migration_holds_no_key(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut_off(project, monkeypatch, pages=6)
+    assert "sealed:" in repr(stored(project))
+    assert "example.com" not in repr(stored(project))
+
+
+def _moved(project: Project) -> None:
+    with project.session(Options(writers_stopped=True)) as session:
+        run = session.begin("0001_users")
+        control = session.do(run.control.read())
+        assert control is not None
+        from rekey.phases import ControlPhase
+
+        session.do(run.control.move(ControlPhase.DUAL_WRITE, ControlPhase.FREEZE))
+        session.do(run.control.move(ControlPhase.FREEZE, ControlPhase.DUAL_WRITE))
+
+
+def _aged(project: Project) -> None:
+    project.clock.advance(24 * 3600)
+
+
+def _damaged(project: Project) -> None:
+    with closing(sqlite3.connect(project.config.state)) as connection:
+        connection.execute("update partial_sums set sums = '{\"parts\": []}'")
+        connection.commit()
+
+
+@pytest.mark.parametrize("change", [_moved, _aged, _damaged])
+def test_it_begins_anew_where_the_sums_would_not_mean_the_same(
+    project: Project, monkeypatch: pytest.MonkeyPatch, change: Callable[[Project], None]
+) -> None:
+    cut_off(project, monkeypatch, pages=6)
+    change(project)
+    report = verify(project)
+    assert {one.sitting for one in report.read} == {1}
+    assert not report.findings
+
+
+# --- by workers -------------------------------------------------------------------------------------------
+
+
+def test_workers_compute_the_same_digests_also_when_cut_off_in_the_middle(project: Project) -> None:
+    whole = verify(project)
+    with inline(project) as executor:
+        assert digests(verify(project, executor=NAME)) == digests(whole)
+        assert {one["kind"] for one in executor.given} == {"sum"}
+        assert len(executor.given) >= 3, "split among the tasks at a time"
+        stop = StopFlag()
+
+        def then_stop(plain: Plain) -> Plain:
+            stop.request()
+            return work(plain)
+
+        executor.carry = then_stop
+        with pytest.raises(Interrupted):
+            verify(project, executor=NAME, stop=stop)
+        executor.carry = work
+        report = verify(project)
+    assert digests(report) == digests(whole)
+    assert {one.sitting for one in report.read} == {1, 2}
+
+
+def planted(project: Project) -> dict[str, int]:
+    """Make rows differ in every way; return how many of each kind."""
+
+    async def plant() -> None:
+        target = project.tables.table("UsersV2")
+        missing, altered, moved, *_ = project.rows("UsersV2")
+        await target.delete(key_of(missing))
+        await target.replace({**content_of(altered), "Name": "wrong"})
+        await target.delete(key_of(moved))
+        await target.insert({**content_of(moved), "RowKey": "elsewhere"})
+        await target.insert(extra())
+
+    with project.session() as session:
+        session.do(plant())
+    return {"altered": 1, "extra": 1, "missing": 1, "wrong-key": 1}
+
+
+def extra() -> Row:
+    return {"PartitionKey": "p1", "RowKey": "extra", "Name": "nobody"}
+
+
+def test_workers_find_what_one_process_finds_and_their_answers_show_no_key(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = planted(project)
+    monkeypatch.setattr(slices, "MOST_RECORDS", 1)
+    alone = verify(project)
+    assert alone.found.counts == kinds
+    with inline(project) as executor:
+        report = verify(project, executor=NAME)
+        assert {one["kind"] for one in executor.given} == {"sum", "find"}
+        assert "example.com" not in repr([*executor.given, *executor.answers])
+    assert report.found == alone.found
+    assert digests(report) == digests(alone)
+
+
+def test_answers_that_are_no_sums_or_no_rows_of_the_task_are_not_counted(project: Project) -> None:
+    planted(project)
+
+    def spoiled(plain: Plain) -> Plain:
+        answer = work(plain)
+        return {**answer, "sums": {"other": b""}} if answer["sums"] else {**answer, "records": b"x" * 60}
+
+    with inline(project) as executor:
+        _once(executor, spoiled)
+        assert verify(project, executor=NAME).found.stable == 4
+        executor.carry = spoiled
+        with pytest.raises(RekeyError) as told:
+            verify(project, executor=NAME)
+    assert told.value.exit_code == 4
+
+
+def _once(executor: Inline, wrong: Callable[[Plain], Plain]) -> None:
+    """Let the first task of each kind go wrong."""
+    seen: set[str] = set()
+
+    def carry(plain: Plain) -> Plain:
+        if plain["kind"] in seen:
+            return work(plain)
+        seen.add(plain["kind"])
+        return wrong(plain)
+
+    executor.carry = carry
+
+
+def test_sums_of_another_epoch_are_not_counted(project: Project) -> None:
+    with inline(project) as executor:
+
+        def stale(plain: Plain) -> Plain:
+            return work({**plain, "basis": {**plain["basis"], "epoch": 1}})
+
+        executor.carry = stale
+        with pytest.raises(RekeyError, match="control row"):
+            verify(project, executor=NAME)

@@ -1,0 +1,74 @@
+"""Executors for tests: what they are given is done at once, and a test may say what goes wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from rekey.spread.work import close_host, host, work
+from tests.projects import Project
+
+Plain = dict[str, Any]
+Carry = Callable[[Plain], Plain | None]
+NAME = "tests.spreading:begin"
+
+
+@dataclass
+class Inline(Executor):
+    """Does what it is given at once, in the caller's thread.
+
+    Attributes:
+        runs_once: what it says of itself.
+        tasks: how many it says it works on at a time.
+        carry: does a task; a test puts something in its place that fails, or does it twice.
+        given: all tasks as they travelled.
+        answers: all results as they travelled.
+    """
+
+    runs_once: bool = True
+    tasks: int = 3
+    carry: Carry = work
+    given: list[Plain] = field(default_factory=list)
+    answers: list[Plain] = field(default_factory=list)
+    begun: int = 0
+
+    def submit(self, function: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Do it; whatever is raised is the future's. Without an answer it stays open for ever."""
+        assert function is work, "only this function travels"
+        [plain] = args
+        self.given.append(plain)
+        future: Future[Any] = Future()
+        try:
+            answer = self.carry(plain)
+            if answer is not None:
+                self.answers.append(answer)
+                future.set_result(answer)
+        except Exception as error:  # noqa: BLE001 - whatever a test lets it raise
+            future.set_exception(error)
+        return future
+
+
+_current: list[Inline] = []
+
+
+def begin() -> Executor:
+    """Return the executor of the test that runs: the factory that `NAME` names."""
+    _current[-1].begun += 1
+    return _current[-1]
+
+
+@contextmanager
+def inline(project: Project, **more: Any) -> Iterator[Inline]:
+    """Let workers be this process, on the project's tables."""
+    close_host()
+    host(project.connect)
+    made = Inline(**more)
+    _current.append(made)
+    try:
+        yield made
+    finally:
+        _current.pop()
+        close_host()
