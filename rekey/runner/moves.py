@@ -94,6 +94,7 @@ def apply(session: Session, script_id: str, *, to: Phase | None = None, check_ro
             "`apply` does not retire a table",
             hint=f"`rekey retire {script_id}`, which asks for the table's name",
         )
+    session.count_anew()
     planned = None
     if not session.ledger.applied(script_id):
         planned = check_before_first_write(session, script_id, check_rows=check_rows)

@@ -90,6 +90,8 @@ class Run:
     clock: Clock = field(default_factory=SystemClock)
     still_alone: Callable[[], None] = lambda: None
     """Raises Locked when the runner lease was lost."""
+    keep_count: Callable[[], None] = lambda: None
+    """Stores how many requests were sent, for a run that may be killed."""
 
     @property
     def script_id(self) -> str:

@@ -23,6 +23,9 @@ from rekey.model import EntityKey, KeyRange
 PLAN_FACT = "plan"
 """The fact that holds the plan a migration began with, as RFC 8785 JSON."""
 
+REQUESTS = "requests."
+"""What the counters of a phase run begin with that count requests."""
+
 METADATA = MetaData()
 
 MIGRATION = Table(
@@ -205,7 +208,12 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class PhaseRun:
-    """One attempt at one phase. `finished_at` and `outcome` are None while it runs, or when it was killed."""
+    """One attempt at one phase. `finished_at` and `outcome` are None while it runs, or when it was killed.
+
+    Attributes:
+        counters: what it did.
+        requests: what it sent, by kind (`rekey.tables.sent`), as far as it was kept.
+    """
 
     id: int
     script_id: str
@@ -214,6 +222,7 @@ class PhaseRun:
     finished_at: str | None
     outcome: str | None
     counters: Mapping[str, int]
+    requests: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

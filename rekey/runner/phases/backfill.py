@@ -65,6 +65,7 @@ async def copy_rows(run: Run) -> Counters:
     def checkpoint(moved: list[Segment]) -> None:
         run.still_alone()
         run.state.checkpoint(moved)
+        run.keep_count()
 
     def split(segment: Segment, middle: EntityKey) -> Segment:
         run.still_alone()
