@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 from rekey import secrets_source
 from rekey.bounds import Gates, Limits
 from rekey.errors import ConfigurationError, SecretMissing
+from rekey.prices import Prices, prices_of
 from rekey.secrets_source import SecretKind, SecretSource
 from rekey.sections import Section
 
@@ -41,7 +42,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 PASTED_CHARACTERS = 24
 _SECTIONS = (
     *("tables", "restricted", "state", "migrations", "secrets", "sealing", "limits", "gates", "lookup"),
-    "evidence",
+    *("evidence", "prices"),
 )
 _SECRET_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 
@@ -119,6 +120,7 @@ class Config:
     evidence: EvidenceKey = field(default_factory=EvidenceKey)
     sealing: Sealing = field(default_factory=Sealing)
     lookup: LookupLimits = field(default_factory=LookupLimits)
+    prices: Prices = field(default_factory=Prices)
 
     @property
     def rates(self) -> Limits:
@@ -187,6 +189,7 @@ def load_config(path: Path) -> Config:
             lookup.count("per_minute") or few.per_minute,
             lookup.count("bulk_keys") or few.bulk_keys,
         ),
+        prices=prices_of(document.section("prices")),
     )
 
 

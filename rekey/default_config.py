@@ -72,6 +72,17 @@ freeze_timeout = "60s"       # capture "dual-write": a freeze that is not draine
 per_minute = 20              # look-ups, counted over all processes that share the state file
 bulk_keys = 1000             # keys that one file may ask for; a file counts as one look-up
 
+# What a plan reckons with, if money is wanted. rekey knows no price: they differ by region, redundancy and
+# contract. The Azure pricing page "Azure Table Storage pricing" has them, and so has your bill. The figures
+# here are examples, not prices.
+# [prices]
+# currency = "USD"
+# scan = 0.00036             # of 10,000 pages of queries
+# read = 0.00036             # of 10,000 rows read by both keys
+# write = 0.00036            # of 10,000 rows or batches written
+# delete = 0.00036           # of 10,000 deletes
+# storage = 0.045            # of a GB for a month
+
 # The key that signs evidence for auditors; one of key_file, key_vault. `rekey evidence keygen` makes a file.
 # [evidence]
 # key_file = "evidence.pem"

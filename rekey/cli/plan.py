@@ -78,15 +78,18 @@ async def _make(
     shell: Shell, project: Project, chosen: Sequence[Declared], exact: bool, show_keys: bool
 ) -> Plan:
     from rekey.advice.service import is_cosmos
-    from rekey.planner.plan import PlanOptions, make_plan
+    from rekey.planner.plan import make_plan
+    from rekey.planner.subject import PlanOptions
     from rekey.state.store import State
 
     config = project.config
     options = PlanOptions(
         exact=exact,
         show_keys=show_keys,
-        limits=config.limits,
+        limits=config.rates,
         is_cosmos=is_cosmos(config.tables.endpoint),
+        gates=config.gates,
+        prices=config.prices,
     )
     accounts = shell.connect(config)
     try:

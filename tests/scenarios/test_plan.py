@@ -16,7 +16,8 @@ from rekey.errors import CredentialRefused, EndpointDown, ExitCode
 from rekey.model import Row
 from rekey.planner.as_json import plan_json
 from rekey.planner.inventory import SampleSize
-from rekey.planner.plan import PlanOptions, Subject, make_plan
+from rekey.planner.plan import make_plan
+from rekey.planner.subject import PlanOptions, Subject
 from rekey.planner.problems import Started
 from rekey.planner.render import WIDTH, plan_text
 from rekey.rehearse import generate

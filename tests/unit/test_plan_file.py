@@ -82,7 +82,8 @@ def test_check_plan_raises_moved_with_everything_at_once() -> None:
 async def test_a_written_plan_is_read_back_and_holds_no_key_even_if_keys_were_shown(
     memory: object, tmp_path: Path
 ) -> None:
-    from rekey.planner.plan import PlanOptions, make_plan, take_basis
+    from rekey.planner.plan import make_plan, take_basis
+    from rekey.planner.subject import PlanOptions
     from rekey.tables.memory import MemoryTableService
 
     assert isinstance(memory, MemoryTableService)
@@ -105,7 +106,8 @@ async def test_a_written_plan_is_read_back_and_holds_no_key_even_if_keys_were_sh
 async def test_a_file_that_is_not_what_was_written_is_refused(
     memory: object, tmp_path: Path, harm: str
 ) -> None:
-    from rekey.planner.plan import PlanOptions, make_plan
+    from rekey.planner.plan import make_plan
+    from rekey.planner.subject import PlanOptions
     from rekey.tables.memory import MemoryTableService
 
     assert isinstance(memory, MemoryTableService)
