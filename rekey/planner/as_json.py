@@ -256,6 +256,7 @@ def _portrait_json(one: Portrait) -> dict[str, Any]:
         "key_lengths": {
             key: {str(low): count for low, count in lengths.items()} for key, lengths in one.lengths.items()
         },
+        "mean_key_bytes": round(one.key_bytes, 1),
         "batches_by_rows": {str(rows): count for rows, count in one.fills.items()},
     }
 

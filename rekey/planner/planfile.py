@@ -67,6 +67,20 @@ def plan_document(plan: Plan) -> dict[str, Any]:
 def write_plan(plan: Plan, path: Path) -> None:
     """Write a plan file, whole or not at all. Raises ConfigurationError when the path cannot be written."""
     text = json.dumps(plan_document(plan), sort_keys=True, indent=1, ensure_ascii=False) + "\n"
+    write_whole(text, path, option="--out")
+
+
+def write_whole(text: str, path: Path, *, option: str) -> None:
+    """Write a file, whole or not at all.
+
+    Args:
+        text: its content.
+        path: where.
+        option: the option that named the path.
+
+    Raises:
+        ConfigurationError: the path cannot be written.
+    """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         beside.write_text(text, encoding="utf-8")
@@ -74,8 +88,8 @@ def write_plan(plan: Plan, path: Path) -> None:
     except OSError as error:
         beside.unlink(missing_ok=True)
         raise ConfigurationError(
-            f"the plan file {path} cannot be written ({error.strerror or 'I/O error'})",
-            hint="choose another path for --out",
+            f"the file {path} cannot be written ({error.strerror or 'I/O error'})",
+            hint=f"choose another path for {option}",
         ) from None
 
 

@@ -50,6 +50,7 @@ class Portrait:
         sizes: how many partitions are of which size, in rows that were looked at.
         largest: the largest partitions by safe id, with their rows.
         lengths: for each key its lengths: lower end of a class of 8 characters, and how many keys.
+        key_bytes: of both keys of a row on average, at two bytes a UTF-16 unit.
         fills: how many batches hold so many rows, of those that were packed; empty for the source.
     """
 
@@ -59,6 +60,7 @@ class Portrait:
     sizes: Mapping[str, int]
     largest: tuple[tuple[str, int], ...]
     lengths: Mapping[str, Mapping[int, int]]
+    key_bytes: float
     fills: Mapping[int, int] = field(default_factory=dict)
 
 
@@ -133,6 +135,7 @@ class Portrayer:
                     name: column.by_length(LENGTH_STEP)
                     for name, column in zip((_PARTITION, _ROW), columns[number], strict=True)
                 },
+                key_bytes=2 * sum(column.lengths.mean for column in columns[number]),
                 fills=dict(sorted(fills[number - 1].fills.items())) if number else {},
             )
             for number, table in enumerate(self._tables)

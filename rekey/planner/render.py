@@ -277,6 +277,20 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], align: Sequence[s
         yield from _clipped("  ".join(cells))
 
 
+def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return a table of texts whose cells are wrapped, two columns narrower than other text."""
+    first = min(34, max(len(line[0]) for line in [head, *rows]))
+    rest = (WIDTH - 2 - first) // (len(head) - 1) - 2
+    widths = [first, *([rest] * (len(head) - 1))]
+    lines = []
+    for line in [head, *rows]:
+        cells = [textwrap.wrap(cell, width) or [""] for cell, width in zip(line, widths, strict=True)]
+        for part in range(max(map(len, cells))):
+            parts = (cell[part] if part < len(cell) else "" for cell in cells)
+            lines.append("  ".join(f"{one:<{width}}" for one, width in zip(parts, widths, strict=True)))
+    return [line.rstrip() for line in lines]
+
+
 def _clipped(line: str) -> Iterator[str]:
     line = line.rstrip()
     if len(line) <= WIDTH:

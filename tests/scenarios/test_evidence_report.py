@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 import pytest
 
 from rekey.evidence import contents
-from rekey.evidence.plots import Pair, pairs, timeline
+from rekey.pages.plots import Pair, pairs, timeline
 from rekey.model import content_of
 from tests.commands import Commands
 from tests.evidence import TO_CUTOVER, exported, rows, with_key
