@@ -72,8 +72,8 @@ def plan(
     """Show what applying the scripts would do; writes nothing.
 
     For each migration: rows and bytes, example rows, collisions, batches, requests, durations, money, and
-    what will be refused. A SCRIPT is an id, a beginning of it, or a path; without one all migrations are planned
-    that are not complete. Exit code 1 when something would be refused.
+    what will be refused. A SCRIPT is an id, a beginning of it, or a path; without one all migrations are
+    planned that are not complete. Exit code 1 when something would be refused.
     """
     from rekey.planner.as_json import plan_json
     from rekey.planner.page import plan_page

@@ -35,7 +35,7 @@ h3{font-size:1rem;margin:1.4rem 0 .3rem}
 p{margin:.4rem 0 .8rem}.soft{color:var(--soft)}
 .verdict{border-left:.35rem solid var(--good);padding:.4rem 1rem;margin:1rem 0;background:var(--card)}
 .verdict.bad{border-color:var(--bad)}.verdict strong{display:block}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(10.5rem,1fr));gap:.75rem;margin:1.2rem 0}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(9rem,1fr));gap:.75rem;margin:1.2rem 0}
 .tile{background:var(--card);border:1px solid var(--line);border-radius:.5rem;padding:.6rem .9rem}
 .tile b{display:block;font-size:1.3rem;line-height:1.3;font-variant-numeric:tabular-nums}
 .tile span{color:var(--soft);font-size:.85rem}

@@ -11,12 +11,14 @@ Rules kept here:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from html import escape
 
 _WIDTH = 720
+_NARROW = 440
 _LABEL = 150
 _LABEL_CHARACTERS = 20
 _RIGHT = 90
@@ -26,6 +28,7 @@ _BAR = 14
 _AXIS = 30
 _LEAST = 2.0
 _TICKS = 4
+_WIDE_LANES = 16
 DARK, LIGHT, WARN = "dark", "light", "warn"
 BEFORE, AFTER = "before", "after"
 
@@ -60,10 +63,11 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """One lane of a map: its name, and its amounts over time."""
+    """One lane of a map: its name, and its amounts over time; `sums`: it sums up lanes that are not shown."""
 
     name: str
     values: Sequence[int]
+    sums: bool = False
 
 
 def timeline(spans: Sequence[Span], title: str) -> str:
@@ -119,7 +123,13 @@ def pairs(amounts: Sequence[Pair], title: str, names: tuple[str, str]) -> str:
 
 
 def columns(
-    labels: Sequence[str], series: Sequence[Series], title: str, across: str, *, values: bool = False
+    labels: Sequence[str],
+    series: Sequence[Series],
+    title: str,
+    across: str,
+    *,
+    values: bool = False,
+    narrow: bool = False,
 ) -> str:
     """Return columns side by side for each label.
 
@@ -129,10 +139,12 @@ def columns(
         title: what it shows.
         across: what the labels are.
         values: write each column's value on top of it.
+        narrow: two such plots stand beside each other.
     """
     if not labels or not series or not any(any(one.values) for one in series):
         return ""
-    top, bottom, left, right = 26.0, 250.0, 62.0, _WIDTH - 10.0
+    width = _NARROW if narrow else _WIDTH
+    top, bottom, left, right = 26.0, 200.0 if narrow else 250.0, 52.0, width - 10.0
     ticks = _nice(max(max(one.values) for one in series))
     scale = (bottom - top) / ticks[-1]
     parts = []
@@ -141,31 +153,33 @@ def columns(
         parts.append(f'<line x1="{left}" y1="{at:.1f}" x2="{right}" y2="{at:.1f}" class="grid"/>')
         parts.append(_text(left - 8, at + 4, f"{tick:,}", "end", soft=True))
     slot = (right - left) / len(labels)
-    width = min(46.0, 0.78 * slot / len(series))
-    every = max(1, -(-len(labels) * 46 // int(right - left)))
+    bar = min(46.0, 0.78 * slot / len(series))
+    longest = max(map(len, labels)) * 6.6 + 10
+    every = max(1, math.ceil(longest / slot))
     for number, label in enumerate(labels):
         middle = left + (number + 0.5) * slot
-        begin = middle - width * len(series) / 2
+        begin = middle - bar * len(series) / 2
         for place, one in enumerate(series):
             value = one.values[number]
             height = max(value * scale, _LEAST if value else 0.0)
-            x = begin + place * width
+            x = begin + place * bar
             parts.append(
-                f'<rect x="{x + 0.5:.1f}" y="{bottom - height:.1f}" width="{width - 1:.1f}"'
+                f'<rect x="{x + 0.5:.1f}" y="{bottom - height:.1f}" width="{bar - 1:.1f}"'
                 f' height="{height:.1f}" rx="2" class="{one.colour}"/>'
             )
             if values and value:
-                parts.append(_text(x + width / 2, bottom - height - 5, _short(value), "middle"))
+                parts.append(_text(x + bar / 2, bottom - height - 5, _short(value), "middle"))
         if number % every == 0:
             parts.append(_text(middle, bottom + 16, label, "middle", soft=True))
     parts.append(_text((left + right) / 2, bottom + 34, across, "middle", soft=True))
-    parts += _legend(series, left, bottom + 50)
+    if len(series) > 1:
+        parts += _legend(series, left, bottom + 50)
     told = "; ".join(
         f"{one.name}: "
         + ", ".join(f"{label}: {value:,}" for label, value in zip(labels, one.values, strict=True) if value)
         for one in series
     )
-    return _svg(title, told, parts, int(bottom + 64))
+    return _svg(title, told, parts, int(bottom + (64 if len(series) > 1 else 42)), width)
 
 
 def heat(lanes: Sequence[Lane], times: Sequence[str], title: str, colour: str) -> str:
@@ -179,13 +193,13 @@ def heat(lanes: Sequence[Lane], times: Sequence[str], title: str, colour: str) -
     """
     if not lanes or not times:
         return ""
-    top, step, left = 8.0, 20.0, 130.0
+    top, step, left = 8.0, 20.0 if len(lanes) <= _WIDE_LANES else 13.0, 110.0
     width = (_WIDTH - 10 - left) / len(times)
-    most = max(1, *(max(lane.values, default=0) for lane in lanes))
+    most = max([1, *(max(lane.values, default=0) for lane in lanes if not lane.sums)])
     parts = []
     for row, lane in enumerate(lanes):
         y = top + row * step
-        parts.append(_text(left - 8, y + 13, lane.name, "end", soft=True))
+        parts.append(_text(left - 8, y + step / 2 + 3, lane.name, "end", soft=True))
         parts.append(
             f'<rect x="{left}" y="{y}" width="{_WIDTH - 10 - left:.1f}" height="{step - 3}" class="cell"'
             ' fill-opacity="0.35"/>'
@@ -193,17 +207,14 @@ def heat(lanes: Sequence[Lane], times: Sequence[str], title: str, colour: str) -
         for column, value in enumerate(lane.values):
             if value:
                 # The root, so that little is seen beside much.
-                strength = 0.12 + 0.88 * (value / most) ** 0.5
+                of = max(lane.values) * 2 if lane.sums else most
+                strength = 0.12 + 0.88 * (value / of) ** 0.5
                 parts.append(
                     f'<rect x="{left + column * width:.2f}" y="{y}" width="{max(width - 0.6, 0.8):.2f}"'
                     f' height="{step - 3}" class="{colour}" fill-opacity="{strength:.2f}"/>'
                 )
     bottom = top + len(lanes) * step
-    shown = max(1, -(-len(times) * 84 // int(_WIDTH - left)))
-    parts += [
-        _text(left + column * width, bottom + 14, times[column], soft=True)
-        for column in range(0, len(times), shown)
-    ]
+    parts += _times(times, left, width, bottom + 14)
     told = f"{len(times)} times from {times[0]} to {times[-1]}; " + "; ".join(
         f"{lane.name}: {sum(lane.values):,} rows, most of them {max(lane.values, default=0):,} at "
         f"{times[_at_most(lane.values)]}"
@@ -230,18 +241,27 @@ def lines(series: Sequence[Series], times: Sequence[str], title: str, unit: str 
             for side in (0, 1)
         )
         parts.append(
-            f'<polyline points="{points}" fill="none" stroke="var(--{one.colour})" stroke-width="2.5"/>'
+            f'<polyline points="{points}" fill="none" stroke="var(--{one.colour})"'
+            f' stroke-width="{5 if one.colour == BEFORE else 2}"/>'
         )
-    shown = max(1, -(-len(times) * 84 // int(right - left)))
-    parts += [
-        _text(left + column * width, bottom + 16, times[column], soft=True)
-        for column in range(0, len(times), shown)
-    ]
+    parts += _times(times, left, width, bottom + 16)
     parts += _legend(series, left, bottom + 32)
     told = "; ".join(
         f"{one.name}: between {min(one.values):,} and {max(one.values):,} {unit}" for one in series
     )
     return _svg(title, told, parts, int(bottom + 46))
+
+
+def _times(times: Sequence[str], left: float, width: float, base: float) -> list[str]:
+    """Return the labels of a time axis: as many as have room, each at the beginning of its column."""
+    room = max(map(len, times)) * 7 + 16
+    every = max(1, math.ceil(room / width))
+    most = len(times) * width - room + 16
+    return [
+        _text(left + column * width, base, times[column], soft=True)
+        for column in range(0, len(times), every)
+        if column * width <= most
+    ]
 
 
 def _at_most(values: Sequence[int]) -> int:
@@ -283,9 +303,9 @@ def duration(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
-def _svg(title: str, told: str, parts: Sequence[str], height: int) -> str:
+def _svg(title: str, told: str, parts: Sequence[str], height: int, width: int = _WIDTH) -> str:
     return (
-        f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" xmlns="http://www.w3.org/2000/svg">'
+        f'<svg viewBox="0 0 {width} {height}" role="img" xmlns="http://www.w3.org/2000/svg">'
         f"<title>{escape(title)}</title><desc>{escape(told)}</desc>{''.join(parts)}</svg>"
     )
 

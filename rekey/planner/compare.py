@@ -141,13 +141,14 @@ def _advice(plans: Sequence[MigrationPlan]) -> Iterator[Line]:
         for plan in plans
     ]
     codes = sorted({code for one in given for code in one})
-    if not codes:
-        yield _line("Advice", "on planned keys", ["no advice"] * len(plans))
     for code in codes:
         yield _line("Advice", code, [one.get(code, "–") for one in given])
     problems = [{one.code: one.severity.value for one in reversed(plan.problems)} for plan in plans]
-    for code in sorted({code for one in problems for code in one}):
+    others = sorted({code for one in problems for code in one})
+    for code in others:
         yield _line("Advice", code, [one.get(code, "–") for one in problems])
+    if not codes and not others:
+        yield _line("Advice", "on planned keys", ["none"] * len(plans))
 
 
 def _queries(plans: Sequence[MigrationPlan]) -> Iterator[Line]:

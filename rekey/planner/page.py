@@ -147,7 +147,12 @@ def _largest(portrait: Portrait, colour: str) -> str:
     labels = [str(number + 1) for number in range(len(portrait.largest))]
     series = [Series("rows", [rows for _, rows in portrait.largest], colour)]
     return columns(
-        labels, series, f"Largest partitions of {portrait.table}", "the largest, the next, …", values=True
+        labels,
+        series,
+        f"Largest partitions of {portrait.table}",
+        "the largest, the next, …",
+        values=True,
+        narrow=True,
     )
 
 
@@ -163,7 +168,7 @@ def _lengths(source: Portrait, target: Portrait, key: str) -> str:
         )
     ]
     labels = [f"{low} to {low + LENGTH_STEP - 1}" for low in lows]
-    return columns(labels, series, f"Lengths of the {key}", "characters")
+    return columns(labels, series, f"Lengths of the {key}", "characters", narrow=True)
 
 
 def _percentages(counts: Sequence[int]) -> list[float]:
@@ -178,7 +183,12 @@ def _fills(portrait: Portrait) -> str:
     ]
     series = [Series("batches", counts, AFTER)]
     return columns(
-        labels, series, f"Batches to {portrait.table} by their rows", "rows in a batch", values=True
+        labels,
+        series,
+        f"Batches to {portrait.table} by their rows",
+        "rows in a batch",
+        values=True,
+        narrow=True,
     )
 
 
@@ -194,7 +204,7 @@ def _load(loads: Sequence[Load]) -> Iterator[str]:
         colour = BEFORE if load.today else AFTER
         lanes = [Lane(name, rows) for name, rows in load.lanes]
         if load.others:
-            lanes.append(Lane(f"{load.others:,} others", load.others_rows))
+            lanes.append(Lane(f"{load.others:,} others", load.others_rows, sums=True))
         when = "today" if load.today else "planned"
         yield figure(heat(lanes, load.times, f"Load of {load.table} over time", colour), load.table, when)
     series = [

@@ -26,7 +26,7 @@ from rekey.planner.result import TableFill
 from rekey.planner.tally import PartitionSizes, PartitionTally
 
 LARGEST = 8
-LANES = 12
+LANES = 40
 TIMES = 60
 ALL_ROWS = 20_000
 STRIDE = 8
