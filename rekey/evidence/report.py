@@ -18,7 +18,7 @@ from html import escape
 from typing import Any
 
 from rekey.evidence import contents, note
-from rekey.pages.page import mark, page, table, verdict
+from rekey.pages.page import mark, page, table, verdict, when
 from rekey.pages.plots import Pair, Span, duration, pairs, timeline
 
 
@@ -112,7 +112,7 @@ def _phases(state: Mapping[str, Any]) -> str:
     rows = [
         [
             escape(run["phase"]),
-            escape(run["started_at"]),
+            when(run["started_at"]),
             duration((span.end - span.begin).total_seconds()),
             mark(run["outcome"] == "done", run["outcome"]),
             escape(
@@ -133,7 +133,7 @@ def _comparisons(full: Sequence[Mapping[str, Any]], checks: Sequence[Mapping[str
     rows = [
         [
             escape(one["mode"]),
-            escape(one["finished_at"]),
+            when(one["finished_at"]),
             f"{one.get('source_rows', sum(part['checked'] for part in one.get('directions', []))):,}",
             mark(not _wrong(one), f"{_wrong(one):,}") if one["mode"] != "count" else _counted(one),
             f"seed {one['seed']}" if "seed" in one else "",
@@ -162,7 +162,7 @@ def _counted(check: Mapping[str, Any]) -> str:
 def _gates(gates: Iterable[Mapping[str, Any]]) -> str:
     rows = [
         [
-            escape(one["at"]),
+            when(one["at"]),
             escape(one["phase"]),
             mark(one["open"], "open" if one["open"] else "closed"),
             escape("; ".join(one["reasons"])) or _saw(one["saw"]),
@@ -189,7 +189,7 @@ def _events(events: Sequence[Mapping[str, Any]], script_id: str) -> str:
     rows = [
         [
             str(event["seq"]),
-            escape(event["at"]),
+            when(event["at"]),
             escape(event["event"]),
             escape(f"{event['actor']}@{event.get('host') or '?'}"),
             f"<code>{escape(event.get('command') or '')}</code>",

@@ -46,7 +46,7 @@ figcaption{font-weight:600;margin-bottom:.3rem}figcaption span{font-weight:400;c
 table{border-collapse:collapse;width:100%;font-size:.9rem;font-variant-numeric:tabular-nums}
 th,td{text-align:left;vertical-align:top;padding:.3rem .9rem .3rem 0;border-bottom:1px solid var(--line)}
 th{color:var(--soft);font-weight:600}td.number,th.number{text-align:right;white-space:nowrap}
-th:last-child,td:last-child{padding-right:0}tr.sum td{font-weight:600}
+th:last-child,td:last-child{padding-right:0}.when{white-space:nowrap}tr.sum td{font-weight:600}
 code{font:.85em/1.4 ui-monospace,monospace;overflow-wrap:anywhere}
 .good{color:var(--good)}.bad{color:var(--bad);font-weight:600}.mild{color:var(--mild);font-weight:600}
 svg{display:block;width:100%;height:auto;font:12px system-ui,sans-serif}svg text{fill:var(--ink)}
@@ -128,6 +128,11 @@ def figure(plot: str, caption: str, remark: str = "") -> str:
         return ""
     more = f" <span>{escape(remark)}</span>" if remark else ""
     return f"<figure><figcaption>{escape(caption)}{more}</figcaption>{plot}</figure>"
+
+
+def when(moment: str) -> str:
+    """Return a moment, as it was kept, on one line."""
+    return f'<span class="when">{escape(moment)}</span>'
 
 
 def mark(good: bool, text: str) -> str:

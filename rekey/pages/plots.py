@@ -78,6 +78,12 @@ def timeline(spans: Sequence[Span], title: str) -> str:
     whole = max((max(span.end for span in spans) - first).total_seconds(), 1e-3)
     scale = (_WIDTH - _LABEL - _RIGHT) / whole
     parts, told = [], []
+    bottom = _TOP + len(spans) * _ROW
+    for tick in range(_TICKS + 1):
+        at = _LABEL + (_WIDTH - _LABEL - _RIGHT) * tick / _TICKS
+        parts.append(f'<line x1="{at:.1f}" y1="{_TOP - 4}" x2="{at:.1f}" y2="{bottom}" class="grid"/>')
+        anchor = "middle" if tick else "start"
+        parts.append(_text(at, bottom + 16, f"+{duration(whole * tick / _TICKS)}", anchor))
     for row, span in enumerate(spans):
         top = _TOP + row * _ROW
         seconds = (span.end - span.begin).total_seconds()
@@ -88,12 +94,6 @@ def timeline(spans: Sequence[Span], title: str) -> str:
         parts.append(f'<rect x="{left:.1f}" y="{top}" width="{width:.1f}" height="{_BAR}" class="{colour}"/>')
         parts.append(_text(left + width + 6, top + 11, duration(seconds)))
         told.append(f"{span.name}: {duration(seconds)}" + ("" if span.done else ", not finished"))
-    bottom = _TOP + len(spans) * _ROW
-    for tick in range(_TICKS + 1):
-        at = _LABEL + (_WIDTH - _LABEL - _RIGHT) * tick / _TICKS
-        parts.append(f'<line x1="{at:.1f}" y1="{_TOP - 4}" x2="{at:.1f}" y2="{bottom}" class="grid"/>')
-        anchor = "middle" if tick else "start"
-        parts.append(_text(at, bottom + 16, f"+{duration(whole * tick / _TICKS)}", anchor))
     return _svg(title, "; ".join(told), parts, bottom + _AXIS)
 
 

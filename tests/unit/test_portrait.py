@@ -84,10 +84,8 @@ def test_a_moment_in_a_row_key_or_an_index_counts_and_none_is_no_load() -> None:
 def test_times_get_coarser_when_there_are_too_many_cells() -> None:
     cells = _Cells()
     for number in range(2 * MOST_CELLS):
-        cells.add(
-            f"p{number % 50}",
-            f"{2000 + number % 40}-{number // 40 % 12 + 1:02}-{number // 480 % 28 + 1:02}T{number // 13_440:02}",
-        )
+        year, month, day = 2000 + number % 40, number // 40 % 12 + 1, number // 480 % 28 + 1
+        cells.add(f"p{number % 50}", f"{year}-{month:02}-{day:02}T{number // 13_440:02}")
     assert len(cells.counts) <= MOST_CELLS
     assert sum(cells.counts.values()) == 2 * MOST_CELLS
     assert cells.step < 13
