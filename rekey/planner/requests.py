@@ -10,8 +10,8 @@ Rules kept here:
   and is taken to get through `FILTERED_ROWS` in that time.
 * A batch of one row is a single insert, as it is sent.
 * The service's clock tells whole seconds and is asked until it has moved on: half a second's questions on
-  average, for each pass and each freeze. Locks, control row and clients cost what was counted (`tests/scenarios/
-  test_plan_against_actual.py` holds that against runs).
+  average, for each pass and each freeze. Locks, control row and clients cost what was counted;
+  `tests/scenarios/test_plan_against_actual.py` holds that against runs.
 """
 
 from __future__ import annotations
