@@ -39,8 +39,9 @@ p{margin:.4rem 0 .8rem}.soft{color:var(--soft)}
 .tile{background:var(--card);border:1px solid var(--line);border-radius:.5rem;padding:.6rem .9rem}
 .tile b{display:block;font-size:1.3rem;line-height:1.3;font-variant-numeric:tabular-nums}
 .tile span{color:var(--soft);font-size:.85rem}
-.side{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,26rem),1fr));gap:1rem}
-figure{margin:.6rem 0;padding:.8rem;border:1px solid var(--line);border-radius:.5rem;background:var(--card)}
+.side{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,26rem),1fr));gap:1rem}
+figure{margin:.6rem 0;padding:.8rem;border:1px solid var(--line);border-radius:.5rem;background:var(--card);
+overflow-x:auto}figure svg.wide{min-width:34rem}
 figcaption{font-weight:600;margin-bottom:.3rem}figcaption span{font-weight:400;color:var(--soft)}
 .scroll{overflow-x:auto}
 table{border-collapse:collapse;width:100%;font-size:.9rem;font-variant-numeric:tabular-nums}
@@ -58,7 +59,8 @@ dt{color:var(--soft)}dd{margin:0;min-width:0}
 @page{size:A4;margin:16mm}
 @media print{:root{color-scheme:light;LIGHT}
 body{margin:0;max-width:none;padding:0;font-size:10pt;print-color-adjust:exact;-webkit-print-color-adjust:exact}
-.scroll{overflow:visible}h1,h2,h3{break-after:avoid}tr,svg,figure,.verdict,.tile{break-inside:avoid}
+.scroll,figure{overflow:visible}figure svg.wide{min-width:0}
+h1,h2,h3{break-after:avoid}tr,svg,figure,.verdict,.tile{break-inside:avoid}
 thead{display:table-header-group}code{font-size:.78em}}
 """.replace("LIGHT", _LIGHT).replace("DARK", _DARK)
 

@@ -305,7 +305,7 @@ def duration(seconds: float) -> str:
 
 def _svg(title: str, told: str, parts: Sequence[str], height: int, width: int = _WIDTH) -> str:
     return (
-        f'<svg viewBox="0 0 {width} {height}" role="img" xmlns="http://www.w3.org/2000/svg">'
+        f'<svg class="{"wide" if width == _WIDTH else "narrow"}" viewBox="0 0 {width} {height}" role="img" xmlns="http://www.w3.org/2000/svg">'
         f"<title>{escape(title)}</title><desc>{escape(told)}</desc>{''.join(parts)}</svg>"
     )
 
