@@ -151,7 +151,11 @@ def test_two_designs_are_put_side_by_side_on_the_same_rows(rekey: Commands) -> N
     assert counted == pytest.approx(by_itself["requests_total"], rel=0.03)
     rows_in_a_batch = [float(one) for one in lines["Tables", "rows in a batch"]]
     assert rows_in_a_batch[0] > 3 * rows_in_a_batch[1]
-    assert lines["Advice", "thin-batches"] == ["warning", "warning"]
+    advice = {what: values for (section, what), values in lines.items() if section == "Advice"}
+    for number, one in enumerate(said["plans"]):
+        given = {problem["code"]: problem["severity"] for problem in one["problems"]}
+        assert {what: values[number] for what, values in advice.items() if values[number] != "–"} == given
+    assert "warning" in [values[1] for values in advice.values()], "rows by author stand alone"
     assert all("EUR" in value for value in lines["Cost", "money, batch billed by its rows"])
     assert [one["script_id"] for one in said["plans"]] == said["designs"]
     text = rekey("plan", "--compare", first, second, "--exact").out
