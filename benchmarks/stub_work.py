@@ -3,7 +3,8 @@
     python -m benchmarks.stub_work SIDE WORK URL
 
 SIDE is `rekey` or `sdk`; WORK is `copy` (with mapping rows), `copy-targets` (without) or `verify`, for rekey
-also `copy-limited` (with mapping rows, at the rates that rekey keeps to against the service). The loops
+also `copy-limited` (with mapping rows, at the rates that rekey keeps to against the service), `inspect`
+(every row) and `scan` (the same pages, read and dropped). The loops
 over azure-data-tables are those that teams write by hand (`sdk_loop`). Writes `work.json` into the current
 folder: rows, seconds, and seconds of this process's processor, its start and imports left out.
 """
@@ -27,10 +28,11 @@ from benchmarks.stub import ACCOUNT, KEY
 from rekey.backfill.copier import GATHERED_WINDOWS, Copier, CopyWindow
 from rekey.backfill.engine import copy_segments
 from rekey.backfill.gather import Write
-from rekey.backfill.reading import WindowSize
+from rekey.backfill.reading import window_of
 from rekey.backfill.throttle import Throttle
 from rekey.bounds import Limits
 from rekey.dualwrite.propagate import Propagator
+from rekey.inspection.inspect import inspect_table
 from rekey.mapper import Mapper
 from rekey.mapping.ids import SafeIds
 from rekey.mapping.rows import MAPPING_TABLE, MappingRows
@@ -79,7 +81,7 @@ async def _copy(service: AzureTableService, kind: type[Copier], limits: Limits) 
                 copier.propagator.source,
                 segments,
                 gathering.copy,
-                size=WindowSize(limits.window_rows // 2, limits.window_bytes // 2),
+                size=window_of(limits),
                 checkpoint=state.checkpoint,
                 stop_requested=lambda: False,
                 advance=lambda _: None,
@@ -117,6 +119,14 @@ async def _verify(service: AzureTableService) -> int:
     return report.source_rows + sum(table.actual_rows for table in report.tables)
 
 
+async def _inspect(service: AzureTableService, *, scan_only: bool) -> int:
+    source = service.table(USERS.source)
+    if scan_only:
+        return sum([len(page.rows) async for page in source.scan()])
+    found, _ = await inspect_table(source, exact=True)
+    return found.inventory.rows.rows
+
+
 def rekey(work: str, endpoint: str) -> int:
     """Do one piece of work with rekey; return the rows it was about."""
 
@@ -125,6 +135,8 @@ def rekey(work: str, endpoint: str) -> int:
         try:
             if work == "verify":
                 return await _verify(service)
+            if work in ("inspect", "scan"):
+                return await _inspect(service, scan_only=work == "scan")
             limits = Limits().with_targets() if work == "copy-limited" else Limits()
             return await _copy(service, TargetsOnly if work == "copy-targets" else Copier, limits)
         finally:

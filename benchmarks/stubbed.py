@@ -50,4 +50,21 @@ def measure(count: int, say: Callable[[str], None], *, tries: int = TRIES) -> di
             "sdk_loop_rows_per_cpu_second": round(rates["sdk"]),
             "ratio": round(rates["rekey"] / rates["sdk"], 1),
         }
-    return figures
+    return figures | {"inspect": inspect(count, say, tries=tries)}
+
+
+def inspect(count: int, say: Callable[[str], None], *, tries: int = TRIES) -> dict[str, Any]:
+    """Return how an exact inspection compares with reading the same pages and dropping them."""
+    best: dict[str, dict[str, Any]] = {}
+    for kind in ("inspect", "scan"):
+        say(f"stub, {count:,} rows: {kind}")
+        runs = [work("rekey", kind, count) for _ in range(tries)]
+        best[kind] = min(runs, key=lambda one: float(one["seconds"]))
+    rates = {kind: one["rows"] / one["seconds"] for kind, one in best.items()}
+    return {
+        "rows_per_second": round(rates["inspect"]),
+        "scan_rows_per_second": round(rates["scan"]),
+        "of_scan_speed": round(rates["inspect"] / rates["scan"], 2),
+        "rows_per_cpu_second": round(best["inspect"]["rows"] / best["inspect"]["cpu_seconds"]),
+        "peak_rss_mib": round(best["inspect"]["peak_mib"], 1),
+    }

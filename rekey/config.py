@@ -18,15 +18,17 @@ import binascii
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from rekey import keyvault, secrets_source
+from rekey import secrets_source
 from rekey.bounds import Gates, Limits
 from rekey.errors import ConfigurationError, SecretMissing
+from rekey.prices import Prices, prices_of
+from rekey.secret_sections import Sealing, is_variable, read_sealing, read_secrets
 from rekey.secrets_source import SecretKind, SecretSource
 from rekey.sections import Section
 from rekey.spread.settings import Executor, read_executor
@@ -38,13 +40,10 @@ AZURITE_ACCOUNT = "devstoreaccount1"
 AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
 _LOOPBACK = frozenset({"127.0.0.1", "::1"})
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-PASTED_CHARACTERS = 24
 _SECTIONS = (
     *("tables", "restricted", "state", "migrations", "secrets", "sealing", "limits", "gates", "lookup"),
-    *("evidence", "executor"),
+    *("evidence", "executor", "prices"),
 )
-_SECRET_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +84,6 @@ class EvidenceKey:
 
 
 @dataclass(frozen=True, slots=True)
-class Sealing:
-    """Where the wrapping key of sealed mappings is, and the one before it; None where none is configured."""
-
-    key: SecretSource | None = None
-    previous: SecretSource | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class LookupLimits:
     """How much may be looked up.
 
@@ -126,6 +117,8 @@ class Config:
     def endpoints(self) -> str:
         """Which accounts these are, as state files and tasks record it."""
         return f"{self.tables.endpoint} {self.restricted.endpoint}"
+
+    prices: Prices = field(default_factory=Prices)
 
     @property
     def rates(self) -> Limits:
@@ -179,7 +172,7 @@ def load_config(path: Path) -> Config:
         restricted=_account(document.section("restricted", required=True)),
         state=_path(document.section("state"), ".rekey/state.sqlite"),
         migrations=_path(document.section("migrations"), "migrations"),
-        secrets=_secrets(document.section("secrets")),
+        secrets=read_secrets(document.section("secrets")),
         limits=Limits(
             concurrency=limits.count("concurrency") or bounds.concurrency,
             scans=limits.count("scans") or bounds.scans,
@@ -197,12 +190,13 @@ def load_config(path: Path) -> Config:
             mapping_retention_s=gates.duration("mapping_retention", usual.mapping_retention_s),
         ),
         evidence=_evidence(document.section("evidence")),
-        sealing=_sealing(document),
+        sealing=read_sealing(document),
         lookup=LookupLimits(
             lookup.count("per_minute") or few.per_minute,
             lookup.count("bulk_keys") or few.bulk_keys,
         ),
         executor=read_executor(document.section("executor")),
+        prices=prices_of(document.section("prices")),
     )
 
 
@@ -290,7 +284,7 @@ def _account(section: Section) -> Account:
     if endpoint is None:
         section.fail("endpoint", "is missing", 'write endpoint = "https://ACCOUNT.table.core.windows.net"')
     key_env = section.text("key_env")
-    if key_env is not None and not _is_variable(key_env):
+    if key_env is not None and not is_variable(key_env):
         section.fail(
             "key_env",
             "is not the name of an environment variable",
@@ -330,12 +324,6 @@ def _endpoint(section: Section, text: str) -> str:
     return text.rstrip("/")
 
 
-def _is_variable(text: str) -> bool:
-    """Tell whether this can be a variable's name. A long run without `_` is rather a pasted secret (hex,
-    say), which a later message would echo as a name."""
-    return _VARIABLE.fullmatch(text) is not None and (len(text) < PASTED_CHARACTERS or "_" in text)
-
-
 def _path(section: Section, usual: str) -> Path:
     section.allow("path")
     # absolute, not resolved: a link that the operator set up stays one
@@ -349,54 +337,3 @@ def _evidence(section: Section) -> EvidenceKey:
         section.fail("", "has both key_file and key_vault", "keep one of them")
     path = None if file is None else section.path.parent / Path(file).expanduser()
     return EvidenceKey(None if path is None else Path(os.path.normpath(path)), vault)
-
-
-def _secrets(section: Section) -> dict[str, SecretSource]:
-    return {name: _secret(section, name) for name in section.content}
-
-
-def _secret(secrets: Section, name: str) -> SecretSource:
-    if not _SECRET_NAME.fullmatch(name):
-        secrets.fail(name, "is not a name", "use letters, digits, `_` and `-`")
-    return _where(secrets.section(name), vault_holds="secret")
-
-
-def _sealing(document: Section) -> Sealing:
-    section = document.section("sealing")
-    if not section.content:
-        return Sealing()
-    previous = section.section("previous")
-    section.content = {name: value for name, value in section.content.items() if name != "previous"}
-    return Sealing(
-        _where(section, vault_holds="key"),
-        _where(previous, vault_holds="key") if previous.content else None,
-    )
-
-
-def _where(section: Section, *, vault_holds: str) -> SecretSource:
-    """Read where a secret is, or a key that may also stay in Key Vault."""
-    kinds: Iterable[SecretKind] = SecretKind
-    section.allow(*kinds)
-    given = [kind for kind in kinds if kind in section.content]
-    if len(given) != 1:
-        section.fail("", "must have exactly one of env, file, key_vault", 'write for example env = "NAME"')
-    kind = given[0]
-    where = section.text(kind) or ""
-    if kind is SecretKind.ENV and not _is_variable(where):
-        section.fail(
-            "env",
-            "is not the name of an environment variable",
-            "write the variable's name, not the secret; a secret that was pasted here is no longer one",
-        )
-    if kind is SecretKind.FILE:
-        where = str(Path(os.path.normpath(section.path.parent / Path(where).expanduser())))
-    if kind is SecretKind.KEY_VAULT:
-        try:
-            keyvault.split_url(where, f"{vault_holds}s")
-        except ValueError:
-            section.fail(
-                "key_vault",
-                f"is not the https URL of a Key Vault {vault_holds}",
-                f'write key_vault = "https://VAULT.vault.azure.net/{vault_holds}s/NAME"',
-            )
-    return SecretSource(kind, where)

@@ -79,6 +79,16 @@ bulk_keys = 1000             # keys that one file may ask for; a file counts as 
 # factory = "rekey.executors:processes"
 # tasks = 4                  # at a time; as many as the executor says when absent
 # slice = "15s"              # after this long a task ends at its next window, and a next one goes on
+# What a plan reckons with, if money is wanted. rekey knows no price: they differ by region, redundancy and
+# contract. The Azure pricing page "Azure Table Storage pricing" has them, and so has your bill. The figures
+# here are examples, not prices.
+# [prices]
+# currency = "USD"
+# scan = 0.00036             # of 10,000 pages of queries
+# read = 0.00036             # of 10,000 rows read by both keys
+# write = 0.00036            # of 10,000 rows or batches written
+# delete = 0.00036           # of 10,000 deletes
+# storage = 0.045            # of a GB for a month
 
 # The key that signs evidence for auditors; one of key_file, key_vault. `rekey evidence keygen` makes a file.
 # [evidence]

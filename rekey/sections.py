@@ -8,6 +8,7 @@ Rules kept here:
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -72,6 +73,15 @@ class Section:
         if type(value) is not int or value < 1:
             self.fail(key, "is not a whole number of at least 1", f"write for example {key} = 16")
         return value
+
+    def amount(self, key: str) -> float | None:
+        """Read a number of at least 0, e.g. a price; None when absent."""
+        value = self.content.get(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            self.fail(key, "is not a number of at least 0", f"write for example {key} = 0.05")
+        return float(value)
 
     def duration(self, key: str, usual: float) -> float:
         """Read `"90s"`, `"15m"`, `"24h"`, `"30d"` as seconds; `"0s"` is none at all."""

@@ -13,8 +13,9 @@ from rekey.mapper import Mapper
 from rekey.mapping.ids import SafeIds
 from rekey.model import PARTITION_KEY, EntityKey, Row
 from rekey.planner.inventory import SampleSize
-from rekey.planner.plan import PlanOptions, Subject, make_plan
+from rekey.planner.plan import make_plan
 from rekey.planner.result import MigrationPlan
+from rekey.planner.subject import PlanOptions, Subject
 from rekey.tables.base import Operation, TableService, Verb
 from rekey.tables.clock import FakeClock
 from tests.worlds import SECRET

@@ -15,6 +15,7 @@ from rekey.declaration import Index, Migration, Target
 from rekey.inspection.columns import KeyColumn
 from rekey.inspection.order import Order
 from rekey.planner.result import Severity
+from rekey.prices import Prices
 
 HARDLY_ANY_TOGETHER = 1.02
 """Rows for each partition met, in a sample of one row in twenty. Where partitions have one row it is 1.0,
@@ -135,6 +136,7 @@ class Facts:
         unrepeatable: how many of them came out with other keys the second time.
         hash_inputs: what unkeyed hashes are made of.
         is_cosmos: the endpoint is Cosmos DB's.
+        prices: as configured.
     """
 
     today: TableFacts
@@ -145,6 +147,7 @@ class Facts:
     unrepeatable: int = 0
     hash_inputs: tuple[HashInput, ...] = ()
     is_cosmos: bool = False
+    prices: Prices = field(default_factory=Prices)
 
     @property
     def tables(self) -> tuple[TableFacts, ...]:

@@ -5,7 +5,7 @@ Rules kept here:
 * `%` and `+` in keys are decoded twice by old clients and proxies, spaces at the ends are trimmed by
   others: a warning. What is merely escaped is a note.
 * A key is stored in each row, and once more in every pointer and mapping row. Long keys are told with their
-  bytes.
+  bytes, and with what those cost where `[prices]` says it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from rekey.advice.facts import Advice, Facts, TableFacts, advice, count, percent
 from rekey.declaration import Index
 from rekey.inspection.columns import Mark
 from rekey.planner.result import Severity
+from rekey.prices import amount_text
 
 TRAPS = "%+"
 ESCAPED = "%+'&\"<>^`{}"
@@ -76,14 +77,20 @@ def long_keys(facts: Facts) -> Iterator[Advice]:
         # An index row is little else than keys: there only their length counts.
         mostly_keys = units >= LONG_UNITS and share >= MUCH and not isinstance(table.declared, Index)
         if units >= VERY_LONG_UNITS or mostly_keys:
-            size = 2 * units * table.rows / 1024**2
+            size = round(2 * units * table.rows)
+            monthly = facts.prices.stored(size)
+            cost = (
+                ""
+                if monthly is None
+                else f": {amount_text(monthly, facts.prices.currency or '')} a month to store"
+            )
             yield advice(
                 "long-keys",
                 Severity.WARNING,
                 table,
-                f"both keys take {units:.0f} characters on average: {size:,.1f} MiB in"
+                f"both keys take {units:.0f} characters on average: {size / 1024**2:,.1f} MiB in"
                 f" {count(table.rows, 'row')},"
-                f" {percent(min(1.0, share))} of the bytes",
+                f" {percent(min(1.0, share))} of the bytes{cost}",
                 reason="keys are billed with every row, sent with every answer, and repeated in pointers",
                 cure="shorten what is repeated in every key, or use keys.opaque: 32 characters",
             )

@@ -22,7 +22,7 @@ from rekey.inspection.shapes import Shape
 from rekey.keys.base import Expression
 from rekey.keys.row import Prop
 from rekey.model import PARTITION_KEY, ROW_KEY
-from rekey.planner.estimate import pages
+from rekey.planner.requests import pages
 from rekey.query import Query
 
 NEARLY_ALL = 0.95

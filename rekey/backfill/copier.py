@@ -28,12 +28,12 @@ from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row, key_of
 from rekey.tables.base import Table, Verb
 from rekey.tables.bulk import insert_absent, read_keys
 
-_MAPPING_WINDOWS = 2
-_TARGET_WINDOWS = 5
+MAPPING_WINDOWS = 2
+TARGET_WINDOWS = 5
 """For how many windows rows may wait for others of their partition. Mapping rows spread over 64 partitions,
 which one more window fills."""
 
-GATHERED_WINDOWS = _TARGET_WINDOWS + 1
+GATHERED_WINDOWS = TARGET_WINDOWS + 1
 """Windows that must be able to be under way: the oldest is written when the last of them begins."""
 
 
@@ -196,8 +196,8 @@ class Gathering:
     def __init__(self, copier: Copier) -> None:
         self._copier = copier
         propagator = copier.propagator
-        self._mapping = Held(propagator.mapping.table, _MAPPING_WINDOWS)
-        self._targets = [Held(table, _TARGET_WINDOWS) for table in propagator.targets]
+        self._mapping = Held(propagator.mapping.table, MAPPING_WINDOWS)
+        self._targets = [Held(table, TARGET_WINDOWS) for table in propagator.targets]
         self._slots = asyncio.Semaphore(copier.concurrency)
         self._newest = 0
         self._draining = False

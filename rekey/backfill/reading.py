@@ -20,6 +20,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 from rekey.backfill.throttle import Throttle
+from rekey.bounds import Limits
 from rekey.concurrency import cancel, together
 from rekey.model import PARTITION_KEY, EntityKey, Row, key_of
 from rekey.state.models import Segment
@@ -39,6 +40,11 @@ class WindowSize:
 
     rows: int
     bytes: int
+
+
+def window_of(limits: Limits) -> WindowSize:
+    """Return when a window of backfill is full, so that several on their way keep within the limits."""
+    return WindowSize(max(1, limits.window_rows // 2), max(1, limits.window_bytes // 2))
 
 
 @dataclass(slots=True)

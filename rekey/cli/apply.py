@@ -150,8 +150,10 @@ def _chosen(project: Project, names: Sequence[str], goal: Phase | None) -> list[
 
 def _hold_to_plan(session: Session, chosen: Sequence[Declared], path: Path) -> None:
     """Refuse when what is there is not what was planned. Only migrations that are not begun are asked."""
-    from rekey.planner.plan import PlanOptions, take_basis
+    from rekey.advice.service import is_cosmos
+    from rekey.planner.plan import take_basis
     from rekey.planner.planfile import check_plan, read_plan
+    from rekey.planner.subject import PlanOptions
 
     file: PlanFile = read_plan(path)
     if file.errors:
@@ -160,7 +162,10 @@ def _hold_to_plan(session: Session, chosen: Sequence[Declared], path: Path) -> N
             kept="everything: nothing was begun",
             hint="`rekey plan` shows them with their cures; apply a plan without errors",
         )
-    options = PlanOptions(exact=file.exact, limits=session.config.limits)
+    config = session.config
+    options = PlanOptions(
+        exact=file.exact, limits=config.rates, is_cosmos=is_cosmos(config.tables.endpoint), gates=config.gates
+    )
     fresh = [one for one in chosen if not session.ledger.applied(one.script_id)]
     bases = []
     for declared in fresh:

@@ -99,6 +99,7 @@ def _told(shell: Shell, status: Status) -> list[str]:
     if facts.is_delta and status.lag_s is not None:
         lines += field("lag", f"{duration(status.lag_s)}: changes since then come with the next pass")
     lines += _clients(status) + _journal(status) + _counted(status)
+    lines += _spent(status)
     if status.retention_ends_at is not None:
         lines += field("retention", f"ends {moment(status.retention_ends_at)}")
     lines += _mapping(status)
@@ -187,6 +188,27 @@ def _counted(status: Status) -> list[str]:
     text = f"{counted.get('writes', 0):,} writes, {counted.get('replica_failures', 0):,} replica failures"
     compared = [f"{counted.get(name, 0):,} {name}" for name in ("matched", "mismatched", "ignored")]
     return field("counted", f"{text}; shadow reads: {', '.join(compared)}")
+
+
+def _spent(status: Status) -> list[str]:
+    """Return the requests that were sent, beside those that were estimated."""
+    cost = status.spent
+    if cost is None or not cost.phases:
+        return []
+    estimated, sent = cost.requests
+    apart = f" ({(sent - estimated) / estimated:+.1%})" if estimated else ""
+    lines = field(
+        "requests",
+        f"{sent:,} sent, {estimated:,} estimated{apart}, in phases done;"
+        f" {cost.estimated_whole:,} estimated for the whole",
+    )
+    for one in cost.phases:
+        planned, actual = one.requests
+        said = f"{one.phase}: {actual:,} sent, {planned:,} estimated"
+        if one.expected_s is not None:
+            said += f"; took {duration(one.took_s)}, {duration(one.expected_s)} expected"
+        lines += field("", said if one.done else f"{said}; not done")
+    return lines
 
 
 def _backfill(status: Status) -> list[str]:

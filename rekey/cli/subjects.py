@@ -16,7 +16,7 @@ from rekey.errors import SecretMissing
 if TYPE_CHECKING:
     from rekey.config import Config
     from rekey.declaration import Declared
-    from rekey.planner.plan import Subject
+    from rekey.planner.subject import Subject
     from rekey.state.store import State
     from rekey.tables.base import Accounts
 
@@ -33,8 +33,8 @@ async def subject_of(config: Config, declared: Declared, accounts: Accounts, sta
     from rekey.mapper import Mapper
     from rekey.mapping.ids import SafeIds, new_key
     from rekey.mapping.opening import wrapping_for
-    from rekey.planner.plan import Subject
     from rekey.planner.problems import Started
+    from rekey.planner.subject import Subject
     from rekey.runner.session import fingerprints_of, mapping_of
 
     found: dict[str, bytes] = {}

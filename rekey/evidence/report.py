@@ -18,37 +18,15 @@ from html import escape
 from typing import Any
 
 from rekey.evidence import contents, note
-from rekey.evidence.plots import Pair, Span, duration, pairs, timeline
+from rekey.pages.page import mark, page, table, verdict, when
+from rekey.pages.plots import Pair, Span, duration, pairs, timeline
 from rekey.state.audit import ERASURE_BEGUN, ERASURE_ENDED
 
-_STYLE = """
-:root{color-scheme:light;--ink:#1b1f24;--soft:#57606a;--line:#d0d7de;--good:#1a6b35;--bad:#b3261e}
-*{box-sizing:border-box}
-body{margin:2rem auto;padding:0 1.25rem;max-width:60rem;font:16px/1.5 system-ui,sans-serif;color:var(--ink)}
-h1{font-size:1.6rem;line-height:1.25;margin:0 0 .25rem}
-h2{font-size:1.15rem;margin:2.2rem 0 .6rem;border-bottom:1px solid var(--line);padding-bottom:.25rem}
-p{margin:.4rem 0 .8rem}.soft{color:var(--soft)}
-.verdict{border-left:.35rem solid var(--good);padding:.4rem 1rem;margin:1rem 0;background:#f6f8fa}
-.verdict.bad{border-color:var(--bad)}.verdict strong{display:block}
-.scroll{overflow-x:auto}
-table{border-collapse:collapse;width:100%;font-size:.9rem;font-variant-numeric:tabular-nums}
-th,td{text-align:left;vertical-align:top;padding:.3rem .6rem .3rem 0;border-bottom:1px solid var(--line)}
-th{color:var(--soft);font-weight:600}td.number,th.number{text-align:right}
-code{font:.85em/1.4 ui-monospace,monospace;overflow-wrap:anywhere}
-.good{color:var(--good)}.bad{color:var(--bad);font-weight:600}
-svg{width:100%;height:auto;font:12px system-ui,sans-serif}svg .grid{stroke:#d0d7de;stroke-width:1}
-dl{display:grid;grid-template-columns:max-content 1fr;gap:.2rem 1.2rem;margin:0}
-dt{color:var(--soft)}dd{margin:0}
-@page{size:A4;margin:16mm}
-@media print{body{margin:0;max-width:none;padding:0;font-size:10pt}.scroll{overflow:visible}
-h2,h1{break-after:avoid}tr,svg,.verdict{break-inside:avoid}thead{display:table-header-group}}
-"""
 _ERASED = (
     *("forward_rows", "reverse_rows", "source_rows", "source_rows_gone"),
     *("unreadable", "deleted_rows", "kept_rows"),
 )
 """Counts of what an erasure deleted, as its event names them."""
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def render(files: Mapping[str, bytes]) -> str:
@@ -79,13 +57,7 @@ def render(files: Mapping[str, bytes]) -> str:
         _events(events, exported["script_id"]),
         _files(files),
     ]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n"
-        f"<body>{''.join(part for part in parts if part)}</body></html>\n"
-    )
+    return page(title, parts)
 
 
 def _targets(declaration: Mapping[str, Any]) -> str:
@@ -94,12 +66,12 @@ def _targets(declaration: Mapping[str, Any]) -> str:
 
 def _verdicts(last: Mapping[str, Any] | None, checkpoint: note.Note) -> list[str]:
     if last is None:
-        found = [_verdict(False, "Nothing was verified in full.", "No statement about the rows can be made.")]
+        found = [verdict(False, "Nothing was verified in full.", "No statement about the rows can be made.")]
     elif _wrong(last):
         said = (
             f"The last full verification, of {last['finished_at']}, found {_wrong(last):,} rows that differ."
         )
-        found = [_verdict(False, said, "See below, and the events after it.")]
+        found = [verdict(False, said, "See below, and the events after it.")]
     else:
         rows = " ".join(
             f"{one['table']} held {one['actual_rows']:,} rows, as its source rows give;"
@@ -107,17 +79,12 @@ def _verdicts(last: Mapping[str, Any] | None, checkpoint: note.Note) -> list[str
         )
         said = f"Every row and every property was compared on {last['finished_at']}: none differed."
         found = [
-            _verdict(True, said, f"{last['source_rows']:,} source rows of {last['source']}. {rows[:-1]}.")
+            verdict(True, said, f"{last['source_rows']:,} source rows of {last['source']}. {rows[:-1]}.")
         ]
     if not checkpoint.is_signed:
         said = "No key was configured: this bundle proves nothing against whoever can write its files."
-        found.append(_verdict(False, "Nobody signed this.", said))
+        found.append(verdict(False, "Nobody signed this.", said))
     return found
-
-
-def _verdict(good: bool, strong: str, text: str) -> str:
-    kind = "verdict" if good else "verdict bad"
-    return f'<div class="{kind}"><strong>{escape(strong)}</strong>{escape(text)}</div>'
 
 
 def _wrong(check: Mapping[str, Any]) -> int:
@@ -153,17 +120,19 @@ def _phases(state: Mapping[str, Any]) -> str:
     rows = [
         [
             escape(run["phase"]),
-            escape(run["started_at"]),
+            when(run["started_at"]),
             duration((span.end - span.begin).total_seconds()),
-            _mark(run["outcome"] == "done", run["outcome"]),
+            mark(run["outcome"] == "done", run["outcome"]),
             escape(
                 ", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in run["counters"].items())
             ),
         ]
         for run, span in zip(runs, spans, strict=True)
     ]
-    table = _table(("phase", "begun", "took", "ended", "counts"), rows)
-    return f"<h2>Phases</h2>{timeline(spans, 'Phases over time')}{table}{_of(contents.STATE)}" if rows else ""
+    listed = table(("phase", "begun", "took", "ended", "counts"), rows)
+    return (
+        f"<h2>Phases</h2>{timeline(spans, 'Phases over time')}{listed}{_of(contents.STATE)}" if rows else ""
+    )
 
 
 def _comparisons(full: Sequence[Mapping[str, Any]], checks: Sequence[Mapping[str, Any]]) -> str:
@@ -172,15 +141,15 @@ def _comparisons(full: Sequence[Mapping[str, Any]], checks: Sequence[Mapping[str
     rows = [
         [
             escape(one["mode"]),
-            escape(one["finished_at"]),
+            when(one["finished_at"]),
             f"{one.get('source_rows', sum(part['checked'] for part in one.get('directions', []))):,}",
-            _mark(not _wrong(one), f"{_wrong(one):,}") if one["mode"] != "count" else _counted(one),
+            mark(not _wrong(one), f"{_wrong(one):,}") if one["mode"] != "count" else _counted(one),
             f"seed {one['seed']}" if "seed" in one else "",
         ]
         for one in checks
     ]
     parts = ["<h2>Verifications</h2>"]
-    parts.append(_table(("mode", "finished", "rows looked at", "rows that differ", ""), rows, numbers=(2,)))
+    parts.append(table(("mode", "finished", "rows looked at", "rows that differ", ""), rows, numbers=(2,)))
     if full:
         amounts = [Pair(t["table"], t["expected_rows"], t["actual_rows"]) for t in full[-1]["tables"]]
         names = ("rows that the source gives", "rows that are there")
@@ -189,27 +158,27 @@ def _comparisons(full: Sequence[Mapping[str, Any]], checks: Sequence[Mapping[str
             [escape(t["table"]), f"<code>{t['expected_digest']}</code>", f"<code>{t['actual_digest']}</code>"]
             for t in full[-1]["tables"]
         ]
-        parts.append(_table(("table", "content digest expected", "content digest found"), digests))
+        parts.append(table(("table", "content digest expected", "content digest found"), digests))
     return "".join(parts) + _of(contents.RECONCILIATION)
 
 
 def _counted(check: Mapping[str, Any]) -> str:
     differing = sum(one["differing"] for one in check["tables"])
-    return _mark(not differing, f"{differing:,} partitions")
+    return mark(not differing, f"{differing:,} partitions")
 
 
 def _gates(gates: Iterable[Mapping[str, Any]]) -> str:
     rows = [
         [
-            escape(one["at"]),
+            when(one["at"]),
             escape(one["phase"]),
-            _mark(one["open"], "open" if one["open"] else "closed"),
+            mark(one["open"], "open" if one["open"] else "closed"),
             escape("; ".join(one["reasons"])) or _saw(one["saw"]),
         ]
         for one in gates
     ]
     head = ("when", "gate before", "was", "because, or what it saw")
-    return f"<h2>Gates</h2>{_table(head, rows)}{_of(contents.GATES)}" if rows else ""
+    return f"<h2>Gates</h2>{table(head, rows)}{_of(contents.GATES)}" if rows else ""
 
 
 def _saw(saw: Mapping[str, Any]) -> str:
@@ -233,14 +202,14 @@ def _erasures(events: Iterable[Mapping[str, Any]]) -> str:
             escape(event["at"]),
             escape(_meant(event["details"])),
             escape(event["details"]["reason"]),
-            _mark(seq in ended, ended[seq]["at"] if seq in ended else "not ended"),
+            mark(seq in ended, ended[seq]["at"] if seq in ended else "not ended"),
             escape(_counts(ended[seq]["details"])) if seq in ended else "",
         ]
         for seq, event in begun.items()
     ]
     head = ("begun", "what", "why", "ended", "what was deleted")
     said = "<p>Rows are named by safe id. Rows of target tables are the application's to delete.</p>"
-    return f"<h2>Erasures</h2>{said}{_table(head, rows)}{_of(contents.EVENTS)}" if rows else ""
+    return f"<h2>Erasures</h2>{said}{table(head, rows)}{_of(contents.EVENTS)}" if rows else ""
 
 
 def _meant(details: Mapping[str, Any]) -> str:
@@ -267,7 +236,7 @@ def _events(events: Sequence[Mapping[str, Any]], script_id: str) -> str:
     rows = [
         [
             str(event["seq"]),
-            escape(event["at"]),
+            when(event["at"]),
             escape(event["event"]),
             escape(f"{event['actor']}@{event.get('host') or '?'}"),
             f"<code>{escape(event.get('command') or '')}</code>",
@@ -275,10 +244,10 @@ def _events(events: Sequence[Mapping[str, Any]], script_id: str) -> str:
         for event in events
         if event["script_id"] in (script_id, None)
     ]
-    table = _table(("event", "when", "what", "who", "command"), rows, numbers=(0,))
+    listed = table(("event", "when", "what", "who", "command"), rows, numbers=(0,))
     others = len(events) - len(rows)
     more = f"<p>{others:,} events of other migrations are in the file.</p>" if others else ""
-    return f"<h2>Audit log</h2>{table}{more}{_of(contents.EVENTS)}"
+    return f"<h2>Audit log</h2>{listed}{more}{_of(contents.EVENTS)}"
 
 
 def _files(files: Mapping[str, bytes]) -> str:
@@ -288,22 +257,6 @@ def _files(files: Mapping[str, bytes]) -> str:
         " <code>rekey evidence verify</code> checks it, and docs/verify-by-hand.md of rekey does so with"
         f" openssl, jq and sha256sum alone.</p><p>{listed}</p>"
     )
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = ()) -> str:
-    def row(cells: Sequence[str], kind: str) -> str:
-        return "".join(
-            f'<{kind} class="number">{cell}</{kind}>' if at in numbers else f"<{kind}>{cell}</{kind}>"
-            for at, cell in enumerate(cells)
-        )
-
-    body = "".join(f"<tr>{row(cells, 'td')}</tr>" for cells in rows)
-    heads = row([escape(cell) for cell in head], "th")
-    return f'<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _mark(good: bool, text: str) -> str:
-    return f'<span class="{"good" if good else "bad"}">{escape(text)}</span>'
 
 
 def _of(name: str) -> str:

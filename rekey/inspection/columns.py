@@ -112,6 +112,12 @@ class KeyColumn:
                 break
         return Lengths(used[0], median, used[-1], self._total_units / self.keys)
 
+    def by_length(self, step: int) -> dict[int, int]:
+        """Return how many keys are how long: the lower end of a class of `step` UTF-16 units, and the number
+        of keys; all classes from 0 to the longest."""
+        used = max((units for units, count in enumerate(self._units) if count), default=-1)
+        return {low: sum(self._units[low : low + step]) for low in range(0, used + 1, step)}
+
     @property
     def sample(self) -> list[str]:
         """Return up to 2,000 of the keys, drawn evenly; for rules, never for reports."""

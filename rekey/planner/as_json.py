@@ -13,7 +13,8 @@ from typing import Any
 from rekey.advice.facts import Advice
 from rekey.advice.rating import Answer
 from rekey.model import EntityKey
-from rekey.planner.result import Basis, Example, MigrationPlan, Plan
+from rekey.planner.portrait import Load, Portrait
+from rekey.planner.result import Basis, Example, MigrationPlan, Money, Plan, Storage
 
 
 def plan_json(plan: Plan, *, keys: bool | None = None) -> dict[str, Any]:
@@ -64,10 +65,13 @@ def _migration_json(migration: MigrationPlan, keys: bool) -> dict[str, Any]:
                 "partitions": fill.partitions,
                 "partitions_exact": fill.partitions_exact,
                 "largest_partition": fill.largest_partition,
+                "stored_bytes": fill.stored_bytes,
             }
             for fill in migration.fills
         ],
         "estimate": _estimate_json(migration),
+        "portraits": [_portrait_json(one) for one in migration.portraits],
+        "loads": [_load_json(one) for one in migration.loads],
         "problems": [
             {
                 "code": problem.code,
@@ -125,6 +129,7 @@ def _basis_json(basis: Basis) -> dict[str, Any]:
             {"table": target.table, "exists": target.exists, "holds_rows": target.holds_rows}
             for target in basis.targets
         ],
+        "advice": {code: severity.value for code, severity in basis.advice.items()},
     }
 
 
@@ -192,8 +197,20 @@ def _estimate_json(migration: MigrationPlan) -> dict[str, Any] | None:
     if estimate is None:
         return None
     return {
-        "requests": [{"phase": one.phase, "kind": one.kind, "count": one.count} for one in estimate.requests],
+        "requests": [
+            {
+                "phase": one.phase,
+                "what": one.what,
+                "kind": one.kind.value,
+                "count": one.count,
+                **({"operations": one.operations} if one.operations else {}),
+            }
+            for one in estimate.requests
+        ],
         "requests_total": estimate.requests_total,
+        "storage": _storage_json(estimate.storage),
+        "money": _money_json(estimate.money),
+        "prices_missing": list(estimate.prices_missing),
         "durations": [
             {
                 "phase": one.phase,
@@ -204,4 +221,53 @@ def _estimate_json(migration: MigrationPlan) -> dict[str, Any] | None:
             }
             for one in estimate.durations
         ],
+    }
+
+
+def _storage_json(storage: Storage | None) -> dict[str, Any] | None:
+    if storage is None:
+        return None
+    return {
+        "source_bytes": storage.source_bytes,
+        "target_bytes": storage.target_bytes,
+        "mapping_bytes": storage.mapping_bytes,
+        "days": round(storage.days, 2),
+    }
+
+
+def _money_json(money: Money | None) -> dict[str, Any] | None:
+    if money is None:
+        return None
+    return {
+        "currency": money.currency,
+        "requests_batch_as_one": round(money.batch_as_one, 6),
+        "requests_batch_each": round(money.batch_each, 6),
+        "storage": round(money.storage, 6),
+    }
+
+
+def _portrait_json(one: Portrait) -> dict[str, Any]:
+    return {
+        "table": one.table,
+        "keys": "today" if one.today else "planned",
+        "rows": one.rows,
+        "partitions_by_rows": dict(one.sizes),
+        "largest": [{"partition_id": name, "rows": rows} for name, rows in one.largest],
+        "key_lengths": {
+            key: {str(low): count for low, count in lengths.items()} for key, lengths in one.lengths.items()
+        },
+        "mean_key_bytes": round(one.key_bytes, 1),
+        "batches_by_rows": {str(rows): count for rows, count in one.fills.items()},
+    }
+
+
+def _load_json(one: Load) -> dict[str, Any]:
+    return {
+        "table": one.table,
+        "keys": "today" if one.today else "planned",
+        "times": list(one.times),
+        "partitions": [{"partition_id": name, "rows": list(rows)} for name, rows in one.lanes],
+        "other_partitions": one.others,
+        "others_rows": list(one.others_rows),
+        "busiest": [round(share, 4) for share in one.busiest],
     }

@@ -1,125 +1,124 @@
-"""Requests and durations, from what was counted; arithmetic only.
+"""Requests, durations, storage and money, from what was counted; arithmetic only. Pure.
 
 Rules kept here:
 
 * Targets of the service: 20,000 entities/s an account, 2,000 entities/s a partition ("Scalability and
   performance targets for Table storage"). What they allow is a lower bound on time: a promise of nothing.
-* A scan of one range is serial: page after page. The request time assumed is `ASSUMED_REQUEST_SECONDS`, and
-  the plan says so.
-* Requests are those of an undisturbed run in capture "delta" with nothing changing meanwhile: every pass,
-  sweep and verification reads all of its tables once. Changes and retries come on top.
+* A scan of one range is serial: page after page; the copy reads several ranges at a time. The request time
+  assumed is `ASSUMED_REQUEST_SECONDS`, and the plan says so.
+* A configured rate counts source rows read and target rows written, as the throttle does.
+* Storage is billed by the documented formula (`rekey.limits.entity_bytes`); target and mapping come on top of
+  the source until `retire`, which the retention period puts off.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from rekey.limits import ACCOUNT_TARGET, PARTITION_TARGET
-from rekey.planner.result import Duration, Estimate, Requests, TableFill
-from rekey.tables.base import MAX_PAGE_ROWS
+from rekey.planner.requests import BACKFILL, CUTOVER, RECONCILE, Workload, pages, requests_of
+from rekey.planner.result import Duration, Estimate, Money, Requests, Storage
+from rekey.prices import Prices
+from rekey.tables.sent import OPERATIONS
 
 ASSUMED_REQUEST_SECONDS = 0.05
 MAPPING_ROWS_PER_SOURCE_ROW = 2
 """One forward, one reverse."""
-MAPPING_PARTITIONS_A_DIRECTION = 32
-
-BACKFILL, RECONCILE, CUTOVER = "backfill", "reconcile", "cutover"
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """What is to be moved.
-
-    Attributes:
-        source_rows: rows of the source.
-        largest_source_partition: rows of its largest partition.
-        mapping_batches: transactions that write the mapping rows.
-        fills: what each target table gets.
-    """
-
-    source_rows: int
-    largest_source_partition: int
-    mapping_batches: int
-    fills: Sequence[TableFill]
-
-    @property
-    def target_rows(self) -> int:
-        """Return the rows of all target tables."""
-        return sum(fill.rows for fill in self.fills)
-
-    @property
-    def target_batches(self) -> int:
-        """Return the batches of all target tables."""
-        return sum(fill.batches for fill in self.fills)
+_DAY = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The configured limits: requests in flight, and target rows a second (None: no limit)."""
+    """The configured limits, and what the operator pays.
+
+    Attributes:
+        concurrency: writes in flight.
+        entities_per_second: rows read and written a second; None: no limit.
+        partition_entities_per_second: the same of one partition.
+        scans: parts of the source read at a time.
+        retention_s: seconds from `complete` to `retire`.
+        prices: as configured.
+    """
 
     concurrency: int
     entities_per_second: int | None = None
+    partition_entities_per_second: int | None = None
+    scans: int = 1
+    retention_s: float = 0.0
+    prices: Prices = field(default_factory=Prices)
 
 
 def estimate(work: Workload, pace: Pace) -> Estimate:
-    """Return the requests and durations of a migration."""
-    source_pages = pages(work.source_rows)
-    mapping_pages = MAPPING_PARTITIONS_A_DIRECTION * pages(
-        -(-work.source_rows // MAPPING_PARTITIONS_A_DIRECTION)
+    """Return the requests, durations, storage and money of a migration."""
+    reading = [_reading(RECONCILE, work, scans=3 if work.follows else 1)]
+    if work.follows:
+        reading.append(_reading(CUTOVER, work, scans=4))
+    durations = (_backfill(work, pace), *reading)
+    requests = requests_of(work, durations[0].at_limits_s)
+    expected = sum(one.at_limits_s for one in durations)
+    storage = Storage(
+        source_bytes=work.source_bytes,
+        target_bytes=sum(fill.stored_bytes for fill in work.fills),
+        mapping_bytes=work.mapping_bytes,
+        days=(expected + pace.retention_s) / _DAY,
     )
-    target_pages = sum(pages(fill.rows) for fill in work.fills)
-    backfill = [
-        Requests(BACKFILL, "read source pages", source_pages),
-        Requests(BACKFILL, "write mapping batches", work.mapping_batches),
-        *(Requests(BACKFILL, f"write batches to {fill.table}", fill.batches) for fill in work.fills),
-        Requests(BACKFILL, "sweep: read source and mapping", source_pages + mapping_pages),
-    ]
-    after = [
-        Requests(phase, kind, count)
-        for phase in (RECONCILE, CUTOVER)
-        for kind, count in (
-            ("delta pass: read source pages", source_pages),
-            ("sweep: read source and mapping", source_pages + mapping_pages),
-            ("verification: read source and targets", source_pages + target_pages),
-        )
-    ]
-    strays = Requests(CUTOVER, "look for stray writers: read source", source_pages)
     return Estimate(
-        requests=(*backfill, *after, strays),
-        durations=(
-            _backfill(work, pace, source_pages),
-            _reading(RECONCILE, work, scans=3),
-            _reading(CUTOVER, work, scans=4),
-        ),
+        requests=requests,
+        durations=durations,
+        storage=storage,
+        money=money_of(requests, storage, pace.prices),
+        prices_missing=pace.prices.missing,
     )
 
 
-def pages(rows: int) -> int:
-    """Return how many requests reading so many rows of one range takes: at least one."""
-    return max(1, -(-rows // MAX_PAGE_ROWS))
+def counts_of(requests: Iterable[Requests]) -> Counter[str]:
+    """Return requests by kind, as the runner counts those that it sends."""
+    counts: Counter[str] = Counter()
+    for one in requests:
+        counts[one.kind.value] += one.count
+        counts[OPERATIONS] += one.operations
+    return counts
 
 
-def _backfill(work: Workload, pace: Pace, source_pages: int) -> Duration:
+def money_of(requests: Iterable[Requests], storage: Storage, prices: Prices) -> Money | None:
+    """Return what it costs, None when a price is missing."""
+    counts = counts_of(requests)
+    as_one = prices.requests(counts, batch_each=False)
+    each = prices.requests(counts, batch_each=True)
+    stored = prices.stored(storage.added_bytes, storage.days)
+    if as_one is None or each is None or stored is None or prices.currency is None:
+        return None
+    return Money(prices.currency, as_one, each, stored)
+
+
+def _backfill(work: Workload, pace: Pace) -> Duration:
     rows = work.source_rows
     swept = _scan_seconds(rows)
+    hottest = sum(fill.hottest_seconds for fill in work.fills)
     targets = {
         "20,000 entities/s of the account": (rows + work.target_rows) / ACCOUNT_TARGET,
         "20,000 entities/s of the restricted account": MAPPING_ROWS_PER_SOURCE_ROW * rows / ACCOUNT_TARGET,
         "2,000 entities/s of the largest source partition": work.largest_source_partition / PARTITION_TARGET,
-        "2,000 entities/s of the targets' hottest partitions": sum(
-            fill.hottest_seconds for fill in work.fills
-        ),
+        "2,000 entities/s of the targets' hottest partitions": hottest,
     }
-    writes = work.mapping_batches + work.target_batches
+    writes = work.mapping.requests + work.target_batches
     limits = {
         **targets,
         f"{pace.concurrency} requests at a time": writes * ASSUMED_REQUEST_SECONDS / pace.concurrency,
-        "source pages, one after another": source_pages * ASSUMED_REQUEST_SECONDS,
+        f"source pages, {pace.scans} at a time": work.source_pages
+        * ASSUMED_REQUEST_SECONDS
+        / min(pace.scans, work.source_pages),
     }
     if pace.entities_per_second is not None:
         limits[f"{pace.entities_per_second:,} entities/s configured"] = (
-            work.target_rows / pace.entities_per_second
+            rows + work.target_rows
+        ) / pace.entities_per_second
+    if pace.partition_entities_per_second is not None:
+        slower = PARTITION_TARGET / pace.partition_entities_per_second
+        limits[f"{pace.partition_entities_per_second:,} entities/s of a partition configured"] = slower * max(
+            hottest, work.largest_source_partition / PARTITION_TARGET
         )
     return _duration(BACKFILL, targets, limits, swept, swept_at_limits=_scan_seconds(rows, serial=True))
 
@@ -135,12 +134,11 @@ def _reading(phase: str, work: Workload, *, scans: int) -> Duration:
     }
     limits = {
         **targets,
-        "pages, one after another": scans * pages(work.source_rows) * ASSUMED_REQUEST_SECONDS,
+        "pages, one after another": scans * work.source_pages * ASSUMED_REQUEST_SECONDS,
     }
-    mapping = work.source_rows / ACCOUNT_TARGET
-    return _duration(
-        phase, targets, limits, mapping, swept_at_limits=_scan_seconds(work.source_rows, serial=True)
-    )
+    mapping = work.source_rows / ACCOUNT_TARGET if work.follows else 0.0
+    at_limits = _scan_seconds(work.source_rows, serial=True) if work.follows else 0.0
+    return _duration(phase, targets, limits, mapping, swept_at_limits=at_limits)
 
 
 def _scan_seconds(rows: int, *, serial: bool = False) -> float:

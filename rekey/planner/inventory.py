@@ -36,7 +36,7 @@ class SampleSize:
         requests: at most so many requests in all, head included; None: `probes` alone bounds them.
     """
 
-    head_rows: int = 12_000
+    head_rows: int = 30_000
     probes: int = 45
     requests: int | None = None
 

@@ -9,6 +9,8 @@ Rules kept here:
 
   - always: declaration, a secret's fingerprint, the source table's existence, a target that came into
     being or now holds rows of somebody else;
+  - always: an error or a warning on the planned keys that came or went, or weighs otherwise. The codes count
+    and not their figures, which move with every row; notes refuse nothing and are not held to;
   - for a plan made with `--exact`: any insert, update or delete in the source. That is what one wants of a
     source that stands still; nobody can apply such a plan to a live one;
   - for a sampled plan, which is what a live source needs: the number of rows only, and only when it is now
@@ -28,9 +30,9 @@ from typing import Any
 
 from rekey.errors import ConfigurationError, Moved
 from rekey.planner.as_json import plan_json
-from rekey.planner.result import Basis, Plan, TableState
+from rekey.planner.result import Basis, Plan, Severity, TableState
 
-FORMAT = "rekey/plan/v1"
+FORMAT = "rekey/plan/v2"
 SAMPLED_FACTOR = 2.0
 SAMPLED_ROWS = 1_000
 
@@ -65,6 +67,20 @@ def plan_document(plan: Plan) -> dict[str, Any]:
 def write_plan(plan: Plan, path: Path) -> None:
     """Write a plan file, whole or not at all. Raises ConfigurationError when the path cannot be written."""
     text = json.dumps(plan_document(plan), sort_keys=True, indent=1, ensure_ascii=False) + "\n"
+    write_whole(text, path, option="--out")
+
+
+def write_whole(text: str, path: Path, *, option: str) -> None:
+    """Write a file, whole or not at all.
+
+    Args:
+        text: its content.
+        path: where.
+        option: the option that named the path.
+
+    Raises:
+        ConfigurationError: the path cannot be written.
+    """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         beside.write_text(text, encoding="utf-8")
@@ -72,8 +88,8 @@ def write_plan(plan: Plan, path: Path) -> None:
     except OSError as error:
         beside.unlink(missing_ok=True)
         raise ConfigurationError(
-            f"the plan file {path} cannot be written ({error.strerror or 'I/O error'})",
-            hint="choose another path for --out",
+            f"the file {path} cannot be written ({error.strerror or 'I/O error'})",
+            hint=f"choose another path for {option}",
         ) from None
 
 
@@ -106,7 +122,7 @@ def read_plan(path: Path) -> PlanFile:
             ),
             bases=tuple(_basis(migration["basis"]) for migration in content["migrations"]),
         )
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, ValueError, AttributeError):
         raise _unusable(path, f"it lacks parts of the format {FORMAT}") from None
 
 
@@ -130,7 +146,7 @@ def moved(planned: Basis, now: Basis) -> list[str]:
             changes.append(f"target table {target.table} exists now")
         if target.holds_rows and not was.holds_rows:
             changes.append(f"target table {target.table} holds rows now")
-    return changes
+    return changes + _moved_advice(planned, now)
 
 
 def check_plan(file: PlanFile, now: Sequence[Basis]) -> None:
@@ -183,6 +199,24 @@ def _moved_source(planned: Basis, now: Basis) -> list[str]:
     return []
 
 
+def _moved_advice(planned: Basis, now: Basis) -> list[str]:
+    before, after = planned.advice, now.advice
+    came = [f"{code} ({after[code]})" for code in sorted(after.keys() - before.keys())]
+    went = [f"{code} ({before[code]})" for code in sorted(before.keys() - after.keys())]
+    other = [
+        f"the advice {code} is {_a(after[code])} now, {_a(before[code])} when planned"
+        for code in sorted(before.keys() & after.keys())
+        if before[code] != after[code]
+    ]
+    changes = [f"advice that the plan did not have: {', '.join(came)}"] if came else []
+    changes += [f"advice of the plan that is given no more: {', '.join(went)}"] if went else []
+    return changes + other
+
+
+def _a(severity: Severity) -> str:
+    return f"{'an' if severity is Severity.ERROR else 'a'} {severity}"
+
+
 def _basis(content: dict[str, Any]) -> Basis:
     return Basis(
         script_id=content["script_id"],
@@ -197,6 +231,7 @@ def _basis(content: dict[str, Any]) -> Basis:
             TableState(target["table"], target["exists"], target["holds_rows"])
             for target in content["targets"]
         ),
+        advice={code: Severity(severity) for code, severity in content["advice"].items()},
     )
 
 

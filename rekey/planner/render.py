@@ -18,13 +18,16 @@ from rekey.model import EntityKey
 from rekey.planner.estimate import ASSUMED_REQUEST_SECONDS
 from rekey.planner.result import (
     CollisionGroup,
+    Estimate,
     Example,
     MigrationPlan,
+    Money,
     NewKey,
     Plan,
     Problem,
     Severity,
 )
+from rekey.prices import amount_text
 
 WIDTH = 100
 _LABEL = 14
@@ -121,10 +124,63 @@ def _requests(migration: MigrationPlan) -> Iterator[str]:
     estimate = migration.estimate
     if estimate is None:
         return
-    rows = [(one.phase, one.kind, f"{one.count:,}") for one in estimate.requests]
-    rows.append(("", "all", f"{estimate.requests_total:,}"))
-    yield from _table(("Phase", "requests", "count"), rows, ["", "", ">"])
+    rows = [(phase, what, f"{count:,}", kinds) for phase, what, count, kinds in told_requests(estimate)]
+    rows.append(("", "all", f"{estimate.requests_total:,}", ""))
+    yield from _table(("Phase", "requests", "count", "of kind"), rows, ["", "", ">", ""])
     yield ""
+    yield from _cost(estimate)
+
+
+def told_requests(estimate: Estimate) -> list[tuple[str, str, int, str]]:
+    """Return phase, purpose, number and kinds of the requests; what serves one purpose in one line."""
+    lines: dict[tuple[str, str], dict[str, int]] = {}
+    for one in estimate.requests:
+        lines.setdefault((one.phase, one.what), {})[one.kind.value] = one.count
+    return [
+        (phase, what, sum(kinds.values()), ", ".join(kinds) if len(kinds) > 1 else next(iter(kinds)))
+        for (phase, what), kinds in lines.items()
+    ]
+
+
+def _cost(estimate: Estimate) -> Iterator[str]:
+    storage = estimate.storage
+    if storage is None:
+        return
+    yield "Storage while both tables exist"
+    parts = (
+        f"source {size_text(storage.source_bytes)}, targets {size_text(storage.target_bytes)}, mapping"
+        f" {size_text(storage.mapping_bytes)}: {size_text(storage.added_bytes)} more than now, for about"
+        f" {storage.days:,.1f} days (expected duration and retention)"
+    )
+    yield from _wrapped(parts, first="  ", rest="  ")
+    yield ""
+    yield "Money"
+    money = estimate.money
+    if money is None:
+        missing = ", ".join(estimate.prices_missing)
+        yield from _wrapped(
+            f"no prices: set {missing} under [prices] in rekey.toml. The Azure pricing page for Table"
+            " Storage, or your bill, has them.",
+            first="  ",
+            rest="  ",
+        )
+    else:
+        rows = [
+            (f"{name}", *(amount_text(amount, money.currency) for amount in amounts))
+            for name, amounts in money_lines(money)
+        ]
+        head = ("", "batch billed as one", "batch billed by its rows")
+        yield from (f"  {line}" for line in _table(head, rows, ["", ">", ">"]))
+    yield ""
+
+
+def money_lines(money: Money) -> list[tuple[str, tuple[float, float]]]:
+    """Return what is paid for, with the amounts under both readings of how batches are billed."""
+    return [
+        ("requests", (money.batch_as_one, money.batch_each)),
+        ("storage", (money.storage, money.storage)),
+        ("all", (money.batch_as_one + money.storage, money.batch_each + money.storage)),
+    ]
 
 
 def _durations(migration: MigrationPlan) -> Iterator[str]:
@@ -219,6 +275,20 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], align: Sequence[s
             f"{cell:{side or '<'}{width}}" for cell, side, width in zip(line, align, widths, strict=True)
         )
         yield from _clipped("  ".join(cells))
+
+
+def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return a table of texts whose cells are wrapped, two columns narrower than other text."""
+    first = min(34, max(len(line[0]) for line in [head, *rows]))
+    rest = (WIDTH - 2 - first) // (len(head) - 1) - 2
+    widths = [first, *([rest] * (len(head) - 1))]
+    lines = []
+    for line in [head, *rows]:
+        cells = [textwrap.wrap(cell, width) or [""] for cell, width in zip(line, widths, strict=True)]
+        for part in range(max(map(len, cells))):
+            parts = (cell[part] if part < len(cell) else "" for cell in cells)
+            lines.append("  ".join(f"{one:<{width}}" for one, width in zip(parts, widths, strict=True)))
+    return [line.rstrip() for line in lines]
 
 
 def _clipped(line: str) -> Iterator[str]:

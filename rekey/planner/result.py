@@ -1,4 +1,4 @@
-"""The frozen values a plan consists of. Whoever adds prices adds a field here and its section in `render.py`.
+"""The frozen values a plan consists of. Whoever adds a figure adds its section in `render.py`.
 
 Rules kept here:
 
@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING
 from rekey.errors import ExitCode
 from rekey.model import EntityKey
 from rekey.planner.inventory import Inventory
+from rekey.tables.sent import Kind
 
 if TYPE_CHECKING:
     from rekey.advice.facts import Advice
     from rekey.advice.rating import Rated
+    from rekey.planner.portrait import Load, Portrait
 
 
 class Severity(StrEnum):
@@ -130,6 +132,8 @@ class TableFill:
             bounds.
         largest_partition: rows of the largest partition.
         hottest_seconds: seconds its hottest partitions take, window after window, at 2,000 entities/s.
+        stored_bytes: what the service will bill for these rows.
+        fills: how full batches were, of those that were packed: rows in the batch, and how many such.
     """
 
     table: str
@@ -139,6 +143,8 @@ class TableFill:
     partitions_exact: bool
     largest_partition: int
     hottest_seconds: float
+    stored_bytes: int = 0
+    fills: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def rows_per_batch(self) -> float:
@@ -148,11 +154,21 @@ class TableFill:
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Requests of one kind in one phase."""
+    """Requests of one kind in one phase.
+
+    Attributes:
+        phase: the phase.
+        what: what they are for.
+        kind: what the service does for each (`rekey.tables.sent`).
+        count: how many.
+        operations: of batches, the rows in them; 0 of other kinds.
+    """
 
     phase: str
-    kind: str
+    what: str
+    kind: Kind
     count: int
+    operations: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +190,61 @@ class Duration:
 
 
 @dataclass(frozen=True, slots=True)
+class Storage:
+    """What is stored while both tables exist, by the documented formula, and for how long.
+
+    Attributes:
+        source_bytes: the source: it is there anyway until `retire`.
+        target_bytes: all target tables.
+        mapping_bytes: the mapping, in the restricted account.
+        days: from `apply` to `retire`: the expected duration and the retention period.
+    """
+
+    source_bytes: int
+    target_bytes: int
+    mapping_bytes: int
+    days: float
+
+    @property
+    def added_bytes(self) -> int:
+        """Return what comes on top of the source."""
+        return self.target_bytes + self.mapping_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Money:
+    """What a migration costs, in the currency of the configured prices.
+
+    Attributes:
+        currency: as it was configured.
+        batch_as_one: all requests, a batch billed as one transaction.
+        batch_each: all requests, a batch billed as one transaction for each operation in it.
+        storage: of what is added while both tables exist.
+    """
+
+    currency: str
+    batch_as_one: float
+    batch_each: float
+    storage: float
+
+
+@dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a migration costs."""
+    """What a migration costs.
+
+    Attributes:
+        requests: by phase and kind.
+        durations: of the phases that take time.
+        storage: while both tables exist.
+        money: None when prices are missing.
+        prices_missing: which keys of `[prices]` are not set.
+    """
 
     requests: tuple[Requests, ...]
     durations: tuple[Duration, ...]
+    storage: Storage | None = None
+    money: Money | None = None
+    prices_missing: tuple[str, ...] = ()
 
     @property
     def requests_total(self) -> int:
@@ -209,6 +275,7 @@ class Basis:
         rows: rows, read or estimated.
         inventory: digest over all rows' ETags and Timestamps when `exact`, else None.
         targets: the target tables, main first.
+        advice: warnings and errors on the planned keys: code and severity.
     """
 
     script_id: str
@@ -220,6 +287,7 @@ class Basis:
     rows: int
     inventory: str | None
     targets: tuple[TableState, ...]
+    advice: Mapping[str, Severity] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +309,8 @@ class MigrationPlan:
         estimate: requests and durations, None when nothing could be mapped.
         advice: on the planned keys, then on today's.
         queries: how each declared query is answered today and by the planned keys.
+        portraits: the tables in figures, the source first.
+        loads: load over time, of the source and the main target; empty where no key holds a moment.
     """
 
     script_id: str
@@ -257,6 +327,8 @@ class MigrationPlan:
     estimate: Estimate | None = None
     advice: tuple[Advice, ...] = ()
     queries: tuple[Rated, ...] = ()
+    portraits: tuple[Portrait, ...] = ()
+    loads: tuple[Load, ...] = ()
 
     @property
     def errors(self) -> tuple[Problem, ...]:

@@ -2,36 +2,36 @@
 
 Rules kept here:
 
-* Rows are mapped by the very `Mapper` that backfill uses and packed by its rules (one partition, 100
-  operations, 4 MiB); windows end where backfill's end, at a page's end. So a whole read counts the batches
-  that backfill will send.
-* A sample packs only the stretch read from the table's beginning; single pages would make batches look
-  emptier than they get.
-* Constant memory: one window's partitions, a bounded tally, digests on disk.
+* Rows are mapped by the very `Mapper` that backfill uses and packed by its rules (`packing`).
+* What mapping rows take is measured on the first rows, built and, if the mapping is sealed, sealed as
+  backfill does; the key is made up and forgotten.
+* Constant memory: a few windows' keys, bounded tallies, digests on disk.
 """
 
 from __future__ import annotations
 
 import hashlib
 import heapq
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeAlias
 
 from rekey.backfill.packing import SizeOf
-from rekey.backfill.reading import row_bytes
+from rekey.backfill.reading import WindowSize
 from rekey.errors import RowRefused
-from rekey.limits import utf16_units
-from rekey.mapping.ids import SafeIds
+from rekey.limits import entity_bytes, utf16_units
+from rekey.mapping.ids import SafeIds, new_key
+from rekey.mapping.rows import MappingRows, TargetKey
+from rekey.mapping.sealing import Sealer, new_data_key
 from rekey.model import EntityKey, Row, key_of
 from rekey.planner.collisions import CollisionSearch
+from rekey.planner.packing import Packing
 from rekey.planner.result import Example, NewKey, RefusedRows
-from rekey.tables.base import MAX_BATCH_BYTES, MAX_BATCH_OPERATIONS, Operation, Verb
+from rekey.planner.tally import PartitionTally
+from rekey.tables.base import Operation, Verb
 
 EXAMPLES = 5
 FIRST_ROWS = 20
-MAPPING_PARTITIONS = 32
-TALLIED_PARTITIONS = 50_000
+MEASURED_ROWS = 500
 
 Witness: TypeAlias = Callable[[Row, Sequence[tuple[int, Row]]], None]
 """Is shown a source row and (table number, row) of each of its target rows."""
@@ -52,71 +52,35 @@ class MapsRows(Protocol):
         """Return (table number, row) of every target row. Raises RowRefused."""
 
 
-class PartitionTally:
-    """Counts rows per partition in bounded memory (Misra and Gries, "Finding repeated elements", 1982).
+class MappingSizes:
+    """Measures what mapping rows take, on the first rows."""
 
-    Exact while there are at most `capacity` partitions; beyond, `largest` is a lower bound.
-    """
+    def __init__(self, script_id: str, source: str, tables: Sequence[str], *, sealed: bool) -> None:
+        """Take what the rows are made of, and whether they are sealed."""
+        sealer = None
+        if sealed:
+            sealer = Sealer()
+            sealer.use(new_data_key("0000-00"))
+        self._rows = MappingRows(script_id, source, tables, SafeIds(new_key()), sealer)
+        self._measured = 0
+        self._bytes = 0
 
-    def __init__(self, capacity: int = TALLIED_PARTITIONS) -> None:
-        self._capacity = capacity
-        self._counts: dict[str, int] = {}
-        self._seen = 0
-        self.exact = True
-
-    def add(self, partition: str, rows: int) -> None:
-        """Count rows of a partition."""
-        if partition in self._counts:
-            self._counts[partition] += rows
+    def take(self, key: EntityKey, targets: Iterable[tuple[int, EntityKey]]) -> None:
+        """Measure the forward and the reverse row of one source row, unless enough were."""
+        if self._measured == MEASURED_ROWS:
             return
-        self._seen += 1
-        self._counts[partition] = rows
-        if len(self._counts) > self._capacity:
-            self.exact = False
-            # Taking the median from all drops half of them: each is paid for by rows counted before.
-            less = sorted(self._counts.values())[len(self._counts) // 2]
-            self._counts = {name: count - less for name, count in self._counts.items() if count > less}
+        listed = [TargetKey(number, *target) for number, target in targets]
+        try:
+            forward = self._rows.forward_row(key, listed)
+        except RowRefused:
+            return
+        self._measured += 1
+        self._bytes += entity_bytes(forward) + entity_bytes(self._rows.reverse_row(key, listed[0].key))
 
     @property
-    def partitions(self) -> int:
-        """Return how many partitions were met; when not exact, how many there are at least."""
-        return self._seen if self.exact else self._capacity
-
-    @property
-    def largest(self) -> int:
-        """Return the rows of the largest partition."""
-        return max(self._counts.values(), default=0)
-
-
-@dataclass(slots=True)
-class TablePacking:
-    """What packing counted for one target table."""
-
-    rows: int = 0
-    batches: int = 0
-    hottest: int = 0
-    """Sum over windows of the rows of the window's largest partition."""
-    tally: PartitionTally = field(default_factory=PartitionTally)
-
-
-class _Window:
-    """The partitions of one window: operations and bytes of the open batch, batches closed."""
-
-    def __init__(self, tables: int) -> None:
-        self.rows = 0
-        self.bytes = 0
-        self.open: list[dict[str, list[int]]] = [{} for _ in range(tables)]
-        self.mapping = [0] * (2 * MAPPING_PARTITIONS)
-
-    def add(self, table: int, partition: str, size: int) -> None:
-        batch = self.open[table].get(partition)
-        if batch is None:
-            self.open[table][partition] = [1, size, 1, 1]
-            return
-        operations, held, batches, total = batch
-        if operations == MAX_BATCH_OPERATIONS or held + size > MAX_BATCH_BYTES:
-            operations, held, batches = 0, 0, batches + 1
-        batch[:] = operations + 1, held + size, batches, total + 1
+    def mean(self) -> float:
+        """Return the bytes that the service bills for the mapping rows of one source row; 0.0 without any."""
+        return self._bytes / self._measured if self._measured else 0.0
 
 
 class Survey:
@@ -130,8 +94,8 @@ class Survey:
         search: CollisionSearch,
         *,
         size_of: Sequence[SizeOf],
-        window_rows: int,
-        window_bytes: int,
+        window: WindowSize,
+        mapping: MappingSizes,
         show_keys: bool = False,
         advance: Callable[[int], None] = lambda _rows: None,
         witness: Witness = lambda _row, _mapped: None,
@@ -140,8 +104,8 @@ class Survey:
 
         Args:
             size_of: for each target table, the bytes an operation takes in a batch to it.
-            window_rows: rows of a window of backfill.
-            window_bytes: bytes of one, whichever is reached first.
+            window: when a window of backfill is full.
+            mapping: measures mapping rows.
             show_keys: keep the keys of example rows and of refused rows in the result.
             advance: told the rows of every page.
             witness: shown every source row that could be mapped, with its target rows.
@@ -150,36 +114,30 @@ class Survey:
         self._ids = ids
         self._source = source
         self._search = search
-        self._window_rows = window_rows
-        self._window_bytes = window_bytes
         self._show_keys = show_keys
         self._advance = advance
         self._witness = witness
         self._size_of = size_of
-        self._window = _Window(len(mapper.tables))
-        self._packing_ended = False
+        self.mapping = mapping
+        self.packing = Packing(len(mapper.tables), window)
+        self.partitions = [PartitionTally() for _ in mapper.tables]
         self._examples: list[tuple[bytes, EntityKey, tuple[tuple[int, EntityKey], ...]]] = []
         self._refused: dict[tuple[str, str], tuple[RowRefused, int, list[EntityKey]]] = {}
         self.rows = 0
         self.refused_rows = 0
         self.target_rows = [0] * len(mapper.tables)
-        self.packed_rows = 0
-        self.packing = [TablePacking() for _ in mapper.tables]
-        self.mapping_batches = 0
 
     def take(self, rows: Sequence[Row], continues: bool) -> None:
         """Map the rows of one page; `continues`: they follow the page before without a gap."""
         if not continues and self.rows:
-            self._end_packing()
-        for row in rows:
-            self._take_row(row)
+            self.packing.end(whole=False)
+        for start in range(0, len(rows), self.packing.page_rows):
+            page = rows[start : start + self.packing.page_rows]
+            for row in page:
+                self._take_row(row)
+            if self.packing.open:
+                self.packing.page(page)
         self.rows += len(rows)
-        if not self._packing_ended:
-            self.packed_rows += len(rows)
-            self._window.rows += len(rows)
-            self._window.bytes += sum(map(row_bytes, rows))
-            if self._window.rows >= self._window_rows or self._window.bytes >= self._window_bytes:
-                self._close_window()
         self._advance(len(rows))
 
     @property
@@ -187,9 +145,9 @@ class Survey:
         """Return the target tables, main first."""
         return self._mapper.tables
 
-    def finish(self) -> None:
-        """Close the last window."""
-        self._end_packing()
+    def finish(self, *, whole: bool) -> None:
+        """End; `whole`: the rows taken are all there are."""
+        self.packing.end(whole=whole)
 
     @property
     def refused(self) -> tuple[RefusedRows, ...]:
@@ -222,16 +180,17 @@ class Survey:
             return
         self._witness(row, mapped)
         targets = {(number, key_of(target)): target for number, target in mapped}
+        packing = self.packing if self.packing.open else None
         for (number, target_key), target in targets.items():
             self._search.add(number, target_key, raw)
             self.target_rows[number] += 1
-            if not self._packing_ended:
-                size = self._size_of[number](Operation(Verb.INSERT, target))
-                self._window.add(number, target_key.partition, size)
-        if not self._packing_ended:
-            owner = self._ids.raw(self._mapper.tables[0], key_of(mapped[0][1]))
-            self._window.mapping[raw[0] >> 3] += 1
-            self._window.mapping[MAPPING_PARTITIONS + (owner[0] >> 3)] += 1
+            self.partitions[number].add(target_key.partition, 1)
+            if packing is not None:
+                packing.target(number, target_key, self._size_of[number](Operation(Verb.INSERT, target)))
+        self.mapping.take(key, targets)
+        if packing is not None:
+            packing.mapping(raw, reverse=False)
+            packing.mapping(self._ids.raw(self._mapper.tables[0], key_of(mapped[0][1])), reverse=True)
         self._draw(raw, key, tuple(targets))
 
     def _note_refusal(self, refused: RowRefused, key: EntityKey) -> None:
@@ -265,23 +224,6 @@ class Survey:
             ),
             old_key=key if self._show_keys else None,
         )
-
-    def _end_packing(self) -> None:
-        if not self._packing_ended:
-            self._close_window()
-            self._packing_ended = True
-
-    def _close_window(self) -> None:
-        for packing, partitions in zip(self.packing, self._window.open, strict=True):
-            hottest = 0
-            for partition, (_, _, batches, total) in partitions.items():
-                packing.rows += total
-                packing.batches += batches
-                packing.tally.add(partition, total)
-                hottest = max(hottest, total)
-            packing.hottest += hottest
-        self.mapping_batches += sum(-(-count // MAX_BATCH_OPERATIONS) for count in self._window.mapping)
-        self._window = _Window(len(self.packing))
 
 
 def _inverted(rank: bytes) -> bytes:

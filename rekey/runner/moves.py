@@ -29,8 +29,9 @@ from rekey.mapper import Mapper
 from rekey.mapping.ids import SafeIds, new_key
 from rekey.mapping.opening import wrapping_for
 from rekey.phases import GATED, LEAVES, ORDER, ControlPhase, Phase, following
-from rekey.planner.plan import PlanOptions, Subject, make_plan
+from rekey.planner.plan import make_plan
 from rekey.planner.result import MigrationPlan, Plan
+from rekey.planner.subject import PlanOptions, Subject
 from rekey.progress import Interruptible
 from rekey.reconcile.count import count
 from rekey.reconcile.report import Report
@@ -94,6 +95,7 @@ def apply(session: Session, script_id: str, *, to: Phase | None = None, check_ro
             "`apply` does not retire a table",
             hint=f"`rekey retire {script_id}`, which asks for the table's name",
         )
+    session.count_anew()
     planned = None
     if not session.ledger.applied(script_id):
         planned = check_before_first_write(session, script_id, check_rows=check_rows)
@@ -161,8 +163,11 @@ def check_before_first_write(session: Session, script_id: str, *, check_rows: bo
     )
     options = PlanOptions(
         exact=check_rows,
-        limits=session.config.limits,
+        limits=session.config.rates,
         is_cosmos=is_cosmos(session.config.tables.endpoint),
+        gates=session.config.gates,
+        prices=session.config.prices,
+        tries_rows=check_rows,
     )
     progress = Interruptible(session.progress, session.stop.check)
     plan = session.do(make_plan([subject], session.accounts.tables, options, progress=progress))
@@ -337,6 +342,7 @@ def retire(session: Session, script_id: str) -> None:
         GateClosed: the gate before `retire` is closed.
         Findings: rows that changed after the freeze were not deleted.
     """
+    session.count_anew()
     require_begun(session, script_id)
     run = session.begin(script_id)
     reasons = session.do(PHASES[Phase.RETIRE].gate(run))

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rekey.backfill.copier import Copier
-from rekey.backfill.reading import WindowSize
+from rekey.backfill.reading import WindowSize, window_of
 from rekey.config import Config
 from rekey.declaration import Declared
 from rekey.dualwrite.control import ControlStore
@@ -96,6 +96,8 @@ class Run:
     lease_id: str = ""
     factory: Factory | None = None
     """Begins the executor whose workers copy and compare; None: the runner does it itself."""
+    keep_count: Callable[[], None] = lambda: None
+    """Stores how many requests were sent, for a run that may be killed."""
 
     @property
     def script_id(self) -> str:
@@ -152,8 +154,7 @@ class Run:
     @property
     def window(self) -> WindowSize:
         """When a window of rows is full: several are on their way at a time."""
-        limits = self.config.limits
-        return WindowSize(max(1, limits.window_rows // 2), max(1, limits.window_bytes // 2))
+        return window_of(self.config.limits)
 
     @property
     def is_delta(self) -> bool:

@@ -59,6 +59,7 @@ from rekey.state.store import State
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Accounts
 from rekey.tables.clock import Clock, SystemClock
+from rekey.tables.sent import since
 
 T = TypeVar("T")
 
@@ -97,6 +98,7 @@ class Session:
     ledger: Ledger = field(init=False)
     runs: dict[str, Run] = field(default_factory=dict)
     leases: AsyncExitStack = field(default_factory=AsyncExitStack)
+    counted: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         listed = [
@@ -164,6 +166,14 @@ class Session:
             )
             stack.callback(lambda: loop.run(session.leases.aclose()))
             yield session
+
+    def sent(self) -> dict[str, int]:
+        """Return the requests sent since `count_anew`, by kind."""
+        return since(self.accounts.sent, self.counted)
+
+    def count_anew(self) -> None:
+        """Count requests from here: what comes before a phase in a command is counted with that phase."""
+        self.counted = self.accounts.sent
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         """Run asynchronous work to its end on the session's loop."""
@@ -330,14 +340,17 @@ class Session:
     def _run_phase(self, script_id: str, phase: Phase) -> None:
         run = self.runs[script_id]
         number = self.state.start_phase(script_id, phase)
+        run.keep_count = lambda: self.state.count_phase(number, self.sent())
         self.state.audit("phase-begun", script_id, {"phase": phase, "digest": run.declared.digest})
         try:
             counters = self.do(self._with_clients(run, PHASES[phase].run))
         except Exception as error:
-            self.state.finish_phase(number, type(error).__name__, {})
+            self.state.finish_phase(number, type(error).__name__, {}, self.sent())
+            self.count_anew()
             self.state.audit("phase-stopped", script_id, {"phase": phase, "error": type(error).__name__})
             raise
-        self.state.finish_phase(number, "done", counters)
+        self.state.finish_phase(number, "done", counters, self.sent())
+        self.count_anew()
         self.state.audit("phase-done", script_id, {"phase": phase, "counters": counters})
         make_checkpoint(self.state, self.signer, f"{script_id}: `{phase}` done", self.progress)
 

@@ -18,7 +18,9 @@ from rekey.dualwrite.registry import ClientRow, Standing, over_at, standing
 from rekey.phases import FOLLOWED, ControlPhase, Phase
 from rekey.runner.capture import WATERMARK
 from rekey.runner.facts import ESTIMATED_ROWS, Facts, verification_problem
+from rekey.runner.spent import Spent, spent
 from rekey.runner.verdict import verdict
+from rekey.state.models import PLAN_FACT
 from rekey.tables.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 
 
@@ -101,6 +103,7 @@ class Status:
         sentence: what that means.
         command: the next command's words behind `rekey`, "" when there is nothing to do.
         remark: what to do first, to know, or to do instead; "" when there is nothing to add.
+        spent: requests estimated and sent, None when no estimate was kept.
     """
 
     facts: Facts
@@ -116,6 +119,7 @@ class Status:
     remark: str = ""
     clients: tuple[Client, ...] = ()
     counted: Mapping[str, int] = field(default_factory=dict)
+    spent: Spent | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object without keys."""
@@ -165,6 +169,7 @@ class Status:
                 }
                 for one in facts.cohorts
             ],
+            "requests": None if self.spent is None else self.spent.as_json(),
             "waits_for": [{"script_id": one.script_id, "phase": str(one.phase)} for one in facts.waits_for],
             "unreachable": facts.unreachable,
             "safe": self.safe,
@@ -195,6 +200,7 @@ def judge(facts: Facts) -> Status:
         remark=said.remark,
         clients=tuple(_client(facts, row) for row in facts.clients),
         counted=_counted(facts.clients),
+        spent=spent(facts.facts.get(PLAN_FACT), facts.runs),
     )
 
 

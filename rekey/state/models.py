@@ -25,6 +25,8 @@ PLAN_FACT = "plan"
 
 KEYS_FORGOTTEN = "keys_forgotten"
 """The fact that all keys of a migration's segments were taken out of the file, and the file written anew."""
+REQUESTS = "requests."
+"""What the counters of a phase run begin with that count requests."""
 
 METADATA = MetaData()
 
@@ -216,7 +218,12 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class PhaseRun:
-    """One attempt at one phase. `finished_at` and `outcome` are None while it runs, or when it was killed."""
+    """One attempt at one phase. `finished_at` and `outcome` are None while it runs, or when it was killed.
+
+    Attributes:
+        counters: what it did.
+        requests: what it sent, by kind (`rekey.tables.sent`), as far as it was kept.
+    """
 
     id: int
     script_id: str
@@ -225,6 +232,7 @@ class PhaseRun:
     finished_at: str | None
     outcome: str | None
     counters: Mapping[str, int]
+    requests: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

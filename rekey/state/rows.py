@@ -9,6 +9,7 @@ Rules kept here:
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import Row
@@ -16,6 +17,7 @@ from sqlalchemy import Row
 from rekey.state.audit import AuditEvent, canonical_json
 from rekey.state.keytexts import KeyTexts
 from rekey.state.models import (
+    REQUESTS,
     MigrationRecord,
     PhaseRun,
     Segment,
@@ -54,6 +56,7 @@ def segment(row: Row[Any], keys: KeyTexts) -> Segment:
 
 def phase_run(row: Row[Any]) -> PhaseRun:
     """Read a row of `phase_run`."""
+    counted: dict[str, int] = json.loads(row.counters)
     return PhaseRun(
         id=row.id,
         script_id=row.script_id,
@@ -61,8 +64,18 @@ def phase_run(row: Row[Any]) -> PhaseRun:
         started_at=row.started_at,
         finished_at=row.finished_at,
         outcome=row.outcome,
-        counters=json.loads(row.counters),
+        counters={name: number for name, number in counted.items() if not name.startswith(REQUESTS)},
+        requests={
+            name.removeprefix(REQUESTS): number
+            for name, number in counted.items()
+            if name.startswith(REQUESTS)
+        },
     )
+
+
+def of_counters(counters: Mapping[str, int], requests: Mapping[str, int]) -> str:
+    """Return both kinds of counters of a phase run as they are stored."""
+    return canonical_json({**counters, **{REQUESTS + name: number for name, number in requests.items()}})
 
 
 def verification(row: Row[Any]) -> Verification:

@@ -22,13 +22,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
-from sqlalchemy import Connection, NullPool, create_engine, delete, insert, select, update
+from sqlalchemy import Connection, NullPool, create_engine, delete, insert, select
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from rekey.errors import StateUnusable
 from rekey.model import EntityKey, KeyRange
 from rekey.runner.filelock import FileLock
-from rekey.state import audit, backend, events, files, rows
+from rekey.state import audit, backend, events, files, rows, runs
 from rekey.state import facts as facts_in_file
 from rekey.state import segments as in_file
 from rekey.state import sums as partial_sums
@@ -39,7 +39,6 @@ from rekey.state.models import (
     AUDIT_EVENT,
     KEYS_FORGOTTEN,
     MIGRATION,
-    PHASE_RUN,
     SEGMENT,
     VERIFICATION,
     MigrationRecord,
@@ -279,29 +278,24 @@ class State:
     def start_phase(self, script_id: str, phase: str) -> int:
         """Record that a phase is entered and return the number of this run."""
         with self._writing() as connection:
-            made = connection.execute(
-                insert(PHASE_RUN).values(
-                    script_id=script_id, phase=str(phase), started_at=self._now(), counters="{}"
-                )
-            )
-            return made.lastrowid
+            return runs.start(connection, script_id, str(phase), self._now())
 
-    def finish_phase(self, run: int, outcome: str, counters: Mapping[str, int]) -> None:
-        """Record how a run of a phase ended."""
+    def count_phase(self, run: int, requests: Mapping[str, int]) -> None:
+        """Record what a run of a phase that goes on has sent until now, by kind."""
         with self._writing() as connection:
-            connection.execute(
-                update(PHASE_RUN)
-                .where(PHASE_RUN.c.id == run)
-                .values(finished_at=self._now(), outcome=outcome, counters=canonical_json(dict(counters)))
-            )
+            runs.count(connection, run, requests)
+
+    def finish_phase(
+        self, run: int, outcome: str, counters: Mapping[str, int], requests: Mapping[str, int] | None = None
+    ) -> None:
+        """Record how a run of a phase ended, what it did, and what it sent."""
+        with self._writing() as connection:
+            runs.finish(connection, run, outcome, counters, requests or {}, self._now())
 
     def phase_runs(self, script_id: str) -> list[PhaseRun]:
         """Return all runs of all phases of a migration, oldest first."""
         with self._reading() as connection:
-            found = connection.execute(
-                select(PHASE_RUN).where(PHASE_RUN.c.script_id == script_id).order_by(PHASE_RUN.c.id)
-            )
-            return [rows.phase_run(row) for row in found]
+            return runs.listed(connection, script_id)
 
     # --- verifications ------------------------------------------------------------------------------------
 

@@ -43,6 +43,7 @@ from rekey.tables.readers import Fetched, read_batch, read_done, read_etag, read
 from rekey.tables.requests import Outcome, Requester
 from rekey.tables.retry import RetryPolicy
 from rekey.tables.rules import check_batch, check_table_name
+from rekey.tables.sent import Sent
 from rekey.tables.settle import Landed, all_landed
 from rekey.tables.transport import Request, Timeouts, Transport
 from rekey.tables.wire import (
@@ -121,6 +122,11 @@ class AzureTableService:
         """When an attempt to write was last left without an answer, in ticks of this machine's clock."""
         return self._requester.last_open
 
+    @property
+    def sent(self) -> Sent:
+        """The requests sent so far, by kind; each attempt counts."""
+        return self._transport.sent
+
     def listen(self, listener: Callable[[int, float], None]) -> None:
         """Let somebody hear of every answer: its status, and the seconds it took."""
         self._transport.listener = listener
@@ -128,7 +134,7 @@ class AzureTableService:
     def table(self, name: str) -> AzureTable:
         """Return a handle; nothing is asked of the service. Raises RequestRejected for an impossible name."""
         check_table_name(name)
-        return AzureTable(name, self._endpoint, self._requester)
+        return AzureTable(name, self._endpoint, self._requester, self._transport.sent)
 
     async def create_table(self, name: str) -> bool:
         """Create a table; False when it was there already. Raises TableBeingDeleted."""
@@ -193,8 +199,9 @@ class AzureTableService:
 class AzureTable:
     """One table of an account."""
 
-    def __init__(self, name: str, endpoint: str, requester: Requester) -> None:
+    def __init__(self, name: str, endpoint: str, requester: Requester, sent: Sent) -> None:
         self._name = name
+        self._sent = sent
         self._requester = requester
         self._encoder = Encoder(endpoint, name)
 
@@ -256,6 +263,7 @@ class AzureTable:
         doing = f"write a batch to {self._name}"
         headers = {**_COMMON, "Content-Type": f"multipart/mixed; boundary=batch_{mark}"}
         request = Request("POST", "$batch", doing, headers, batch_body(parts, mark))
+        self._sent.add_operations(len(operations))
         outcome = await self._requester.call(request, lambda answer: read_batch(answer, doing, operations))
         return await self._settled(operations, outcome)
 

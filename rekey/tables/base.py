@@ -14,12 +14,14 @@ Rules kept here:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
 from rekey.model import EVERYTHING, EntityKey, KeyRange, Row, key_of
+from rekey.tables.sent import Sent
 
 MAX_BATCH_OPERATIONS = 100
 MAX_BATCH_BYTES = 4 * 1024 * 1024 - 1024
@@ -134,6 +136,10 @@ class TableService(Protocol):
         """When an attempt to write was last left without an answer, also one that was repeated with success:
         in ticks of this machine's clock, None if never. Until then it may have been under way."""
 
+    @property
+    def sent(self) -> Sent:
+        """The requests sent so far, by kind."""
+
     def table(self, name: str) -> Table:
         """Return a handle; nothing is asked of the service."""
 
@@ -159,6 +165,11 @@ class Accounts:
 
     tables: TableService
     restricted: TableService
+
+    @property
+    def sent(self) -> Counter[str]:
+        """Return the requests sent to both so far, by kind."""
+        return self.tables.sent.counts + self.restricted.sent.counts
 
     async def close(self) -> None:
         """Close both."""

@@ -39,10 +39,23 @@ from rekey.tables.base import MAX_BATCH_BYTES, MAX_PAGE_ROWS, Operation, Page, V
 from rekey.tables.clock import TICKS_PER_SECOND, Clock, SystemClock, format_ticks, ticks_of
 from rekey.tables.faults import Call, Fault, FaultKind, Faults, NoFaults
 from rekey.tables.rules import check_batch, check_key_part, check_table_name, merged, stored_form
+from rekey.tables.sent import Kind, Sent
 from rekey.tables.stored import Order, StoredRow, StoredRows
 from rekey.tables.wire import Encoder
 
 Gate = Callable[[Call], Awaitable[None]]
+
+_KINDS = {
+    "get": Kind.READ,
+    "page": Kind.SCAN,
+    "table_exists": Kind.SCAN,
+    "transact": Kind.BATCH,
+    "delete": Kind.DELETE,
+    "create_table": Kind.TABLE,
+    "delete_table": Kind.TABLE,
+    "server_time": Kind.TABLE,
+}
+"""What the service's own requests for these calls are; all other calls write one row."""
 
 
 async def _pass(_call: Call) -> None:
@@ -76,6 +89,7 @@ class MemoryTableService:
         self._tables: dict[str, StoredRows] = {}
         self._being_deleted: dict[str, int] = {}
         self._calls = 0
+        self.sent = Sent()
         self.last_open: int | None = None
         """When an attempt to write was last left without an answer, in ticks of the clock."""
 
@@ -126,6 +140,9 @@ class MemoryTableService:
         Raises the fault's error at once when the call is not applied; otherwise `leave` raises it.
         """
         self._calls += 1
+        self.sent.add(_KINDS.get(action, Kind.WRITE))
+        if action == "transact":
+            self.sent.add_operations(len(operations))
         call = Call(action, table, operations, self._calls)
         await self.gate(call)
         fault = self.faults.decide(call)

@@ -38,6 +38,7 @@ from yarl import URL
 
 from rekey.errors import CredentialRefused
 from rekey.tables.credentials import Credential, auth_policy
+from rekey.tables.sent import Sent, kind_of
 
 _LOG = logging.getLogger("rekey.tables")
 _IDLE_SECONDS = 4.0
@@ -120,6 +121,7 @@ class Transport:
         self._closed = False
         self.listener: Callable[[int, float], None] | None = None
         """Hears of every answer: its status, and the seconds it took."""
+        self.sent = Sent()
 
     async def send(self, request: Request) -> Answer:
         """Send once. Raises NotSent, NoAnswer, CredentialRefused (no token)."""
@@ -135,6 +137,7 @@ class Transport:
                 message.data = body
         started = time.monotonic()
         outcome = "cancelled"
+        self.sent.add(kind_of(request.method, request.path))
         try:
             ran = await pipeline.run(message, trace_request_ctx=sends)
             response = ran.http_response

@@ -27,6 +27,7 @@ def test_a_quick_run_prints_every_figure(tmp_path: Path) -> None:
     assert document["memory_of_apply"]["largest_to_smallest"] > 0
     for work in ("copy", "copy_targets", "verify"):
         assert document["on_the_stub"][work]["ratio"] > 0
+    assert document["on_the_stub"]["inspect"]["of_scan_speed"] > 0
     written = document["dual_write"]["key_derived"]
     for moment in ("before_cutover", "after_cutover"):
         for view in ("same_view", "cross_view"):

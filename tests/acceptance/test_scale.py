@@ -1,4 +1,4 @@
-"""Ten thousand rows from the first plan to `complete`, with the installed command, in one sitting."""
+"""Ten thousand rows from the first plan to `complete`, in one sitting; requests are as many as estimated."""
 
 from __future__ import annotations
 
@@ -32,6 +32,9 @@ def test_ten_thousand_rows_go_all_the_way(tmp_path: Path, azurite: Azurite) -> N
     assert (report["source_rows"], table["actual_rows"]) == (ROWS, ROWS)
     assert table["expected_digest"] == table["actual_digest"]
     project.run("apply", "--to", "complete", "--writers-stopped").ended(0)
+    [status] = project.run("status", "--json").ended(0).document["migrations"]
+    estimated, sent = (status["requests"][f"{one}_phases_done"] for one in ("estimated_of", "sent_in"))
+    assert abs(estimated - sent) <= 0.05 * sent, "what was planned is what the service was asked"
     assert len(project.wire.rows(project.source)) == ROWS
     assert len(project.wire.rows(project.target)) == ROWS
     assert len(project.mapping()) == 2 * ROWS

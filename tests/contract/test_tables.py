@@ -19,6 +19,7 @@ from rekey.errors import (
 )
 from rekey.model import EntityKey, Row, content_of, etag_of, key_of
 from rekey.tables.base import MAX_BATCH_BYTES, Operation, Table, TableService, Verb
+from rekey.tables.sent import OPERATIONS, Kind, requests_in, since
 
 KEY = EntityKey("p", "r")
 
@@ -373,3 +374,25 @@ async def test_the_services_clock_is_that_of_its_timestamps(service: TableServic
 async def test_closing_twice_is_allowed(service: TableService) -> None:
     await service.close()
     await service.close()
+
+
+async def test_requests_are_counted_by_kind_alike(service: TableService, table: Table) -> None:
+    before = dict(service.sent.counts)
+    await table.insert(row("a"))
+    await table.replace(row("a", N=1))
+    await table.transact([Operation(Verb.INSERT, row(f"b{n}")) for n in range(7)])
+    await read(table, "a")
+    await all_keys(table)
+    await table.delete(EntityKey("p", "a"))
+    await service.table_exists(table.name)
+    await service.server_time()
+    assert since(service.sent.counts, before) == {
+        Kind.WRITE: 2,
+        Kind.BATCH: 1,
+        OPERATIONS: 7,
+        Kind.READ: 1,
+        Kind.SCAN: 2,
+        Kind.DELETE: 1,
+        Kind.TABLE: 1,
+    }
+    assert requests_in(since(service.sent.counts, before)) == 8

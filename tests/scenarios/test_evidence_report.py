@@ -9,21 +9,20 @@ from __future__ import annotations
 import asyncio
 import html.parser
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from rekey.evidence import contents
-from rekey.evidence.plots import Pair, pairs, timeline
 from rekey.model import content_of
+from rekey.pages.page import POLICY
+from rekey.pages.plots import Pair, pairs, timeline
+from tests.browser import complaints, drawn, needs_browser, opened, run
 from tests.commands import Commands
 from tests.evidence import TO_CUTOVER, exported, rows, with_key
 from tests.projects import USERS_SCRIPT, Project
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "headless_shell")
 SVG = "{http://www.w3.org/2000/svg}"
 NASTY = '<script>alert("x")</script> & <b>'
 
@@ -179,42 +178,30 @@ def test_it_is_made_to_be_printed(rekey: Commands) -> None:
     assert "thead{display:table-header-group}" in page
 
 
-def browser() -> str | None:
-    return next((found for name in BROWSERS if (found := shutil.which(name))), None)
-
-
-@pytest.mark.skipif(browser() is None, reason="no Chromium on this machine")
+@needs_browser
 def test_chromium_opens_it_and_prints_it(rekey: Commands, tmp_path: Path) -> None:
     with_key(rekey.project.folder)
     rekey("apply", "0001")
     page = exported(rekey) / "data" / contents.REPORT
     pdf = tmp_path / "report.pdf"
-    quiet = (
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--no-first-run",
-        "--disable-background-networking",
-    )
-    quiet += ("--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path / 'profile'}")
-    done = subprocess.run(
-        [
-            browser() or "",
-            *quiet,
-            "--enable-logging=stderr",
-            "--no-pdf-header-footer",
-            f"--print-to-pdf={pdf}",
-            page.as_uri(),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0
+    run(tmp_path, "--no-pdf-header-footer", f"--print-to-pdf={pdf}", page.as_uri())
     assert pdf.read_bytes().startswith(b"%PDF-")
-    assert "Refused to" not in done.stderr, "the page's own policy forbade something of the page"
-    shown = subprocess.run(
-        [browser() or "", *quiet, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=60
+    shown = opened(page, tmp_path)
+    assert complaints(shown) == []
+    assert "Every row and every property was compared" in shown.dom
+    plots = drawn(page, tmp_path)
+    assert len(plots) == 2
+    for plot in plots:
+        assert plot["width"] > 300 and plot["height"] > 50 and plot["shapes"] >= 2
+
+
+@needs_browser
+def test_the_browser_would_tell_of_a_page_that_complains_or_loads(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text(
+        f'<html><head><meta http-equiv="Content-Security-Policy" content="{POLICY}"></head><body>'
+        '<img src="https://pictures.example/one.png"><svg width="9" height="0"></svg></body></html>',
+        "utf-8",
     )
-    assert "Every row and every property was compared" in shown.stdout
-    assert shown.stdout.count("<svg") == 2
+    assert complaints(opened(page, tmp_path))
+    assert drawn(page, tmp_path)[0]["height"] == 0

@@ -12,9 +12,10 @@ import pytest
 from rekey import Migration, query
 from rekey.errors import ExitCode
 from rekey.planner.as_json import plan_json
-from rekey.planner.plan import PlanOptions, make_plan
+from rekey.planner.plan import make_plan
 from rekey.planner.planfile import read_plan, write_plan
 from rekey.planner.render import WIDTH, plan_text
+from rekey.planner.subject import PlanOptions
 from rekey.rehearse.generate import rows_for
 from rekey.scripts import load_scripts
 from rekey.state.models import PLAN_FACT

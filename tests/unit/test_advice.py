@@ -19,6 +19,7 @@ from rekey.keys import Expression
 from rekey.keys.keyed import opaque
 from rekey.model import Row
 from rekey.planner.result import Severity
+from rekey.prices import Prices
 from rekey.tables.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 from tests.advising import facts, index, migration, planned
 
@@ -375,3 +376,16 @@ def test_waived_advice_stays_visible_with_its_reason_and_blocks_nothing() -> Non
     waived = migration(row_key=keys.prop("Email"), waive={"personal-data": "addresses of machines"})
     [found] = [one for one in advise(facts(rows(), waived)) if one.code == "personal-data"]
     assert (found.severity, found.waived, found.blocks) == (Severity.ERROR, "addresses of machines", False)
+
+
+def test_long_keys_are_told_with_what_they_cost_where_storage_has_a_price() -> None:
+    what = facts(CASES["long-keys"].rows, CASES["long-keys"].fires, scale=1_000_000)
+    priced = replace(what, prices=Prices(currency="EUR", storage=0.5))
+    [free] = [one for one in advise(what) if one.code == "long-keys" and not one.today]
+    [told] = [one for one in advise(priced) if one.code == "long-keys" and not one.today]
+    assert "a month" not in free.evidence
+    assert told.evidence.startswith(free.evidence)
+    assert told.evidence.endswith(" EUR a month to store")
+    units = sum(column.lengths.mean for _, column in what.planned[0].columns)
+    expected = 0.5 * 2 * units * what.planned[0].rows / (1 << 30)
+    assert f"{expected:,.2f} EUR" in told.evidence

@@ -4,35 +4,94 @@ from __future__ import annotations
 
 import pytest
 
-from rekey.planner.estimate import Pace, Workload, estimate, pages
+from rekey.planner.estimate import Pace, counts_of, estimate
+from rekey.planner.requests import Batches, Workload, pages
 from rekey.planner.result import TableFill
+from rekey.tables.sent import OPERATIONS, Kind
 
 
-def work(rows: int, *, largest: int = 100, batches: int | None = None, hottest: float = 0.0) -> Workload:
-    fill = TableFill("T", rows, batches or -(-rows // 100), 10, True, largest, hottest)
-    return Workload(rows, largest, 2 * -(-rows // 100), [fill])
+def work(rows: int, *, fill: int = 100, largest: int = 100, hottest: float = 0.0, **more: object) -> Workload:
+    """Rows into one table, in batches of `fill`; the mapping in full ones."""
+    fills = {fill: -(-rows // fill)} if rows else {}
+    target = TableFill(
+        "T", rows, Batches.of(rows, fills).requests, 10, True, largest, hottest, 200 * rows, fills
+    )
+    mapping = Batches.of(2 * rows, {100: 1})
+    return Workload(
+        rows, largest, mapping, [target], source_bytes=100 * rows, mapping_bytes=500 * rows, **more
+    )  # type: ignore[arg-type]
 
 
-def test_requests_are_counted_by_kind() -> None:
-    counted = {(one.phase, one.kind): one.count for one in estimate(work(100_000), Pace(16)).requests}
-    assert counted["backfill", "read source pages"] == 100
-    assert counted["backfill", "write mapping batches"] == 2_000
-    assert counted["backfill", "write batches to T"] == 1_000
-    assert counted["backfill", "sweep: read source and mapping"] == 100 + 32 * 4
-    assert counted["cutover", "verification: read source and targets"] == 200
-    assert counted["cutover", "look for stray writers: read source"] == 100
+def counted(what: Workload) -> dict[tuple[str, str], int]:
+    """Requests by phase and purpose, locks and the like left out."""
+    return {
+        (one.phase, one.what): one.count
+        for one in estimate(what, Pace(16)).requests
+        if not one.what.startswith("locks")
+    }
+
+
+def test_requests_are_counted_by_phase_and_purpose() -> None:
+    found = counted(work(100_000))
+    assert found["prepare", "try every row: read the source"] == 100
+    assert found["backfill", "copy: read the source"] >= 100
+    assert found["backfill", "write batches to the mapping"] == 2_000
+    assert found["backfill", "write batches to T"] == 1_000
+    assert found["backfill", "sweep: read source and mapping"] == 100 + 32 * 4
+    assert found["reconcile", "delta pass: read the source for changes"] == 2
+    assert found["cutover", "verification: read source and targets"] == 200
+    assert found["cutover", "look for stray writers: read the source"] == 2
+    assert found["retire", "drop the source"] == 1
+
+
+def test_what_depends_on_the_way_of_following_is_left_out_where_it_is_not_done() -> None:
+    found = counted(work(10_000, follows=False, tries_rows=False))
+    assert ("prepare", "try every row: read the source") not in found
+    assert not [what for phase, what in found if phase == "cutover"]
+    assert not [what for phase, what in found if "pass" in what or (phase == "reconcile" and "sweep" in what)]
+    assert found["backfill", "journal: clients and intents"] > 1
+    assert found["backfill", "rows that moved: read the source"] == 1
+
+
+def test_rows_alone_are_single_writes_and_batches_carry_their_rows() -> None:
+    assert Batches.of(1_000, {1: 50, 100: 5, 50: 9}) == Batches(14, 50, 950)
+    assert Batches.of(2_000, {1: 50, 100: 5, 50: 9}) == Batches(28, 100, 1_900), "scaled"
+    assert Batches.of(10, {1: 4}) == Batches(0, 10, 0)
+    assert Batches.of(0, {}) == Batches(0, 0, 0)
+    counts = counts_of(estimate(work(1_000, fill=1), Pace(16)).requests)
+    assert counts[OPERATIONS] == 2_000 and counts[Kind.WRITE] >= 1_000
+
+
+def test_small_windows_read_small_pages() -> None:
+    usual, small = counted(work(8_000)), counted(work(8_000, page_rows=100))
+    assert usual["backfill", "copy: read the source"] == 8
+    assert small["backfill", "copy: read the source"] == 80
+
+
+def test_both_tables_are_stored_until_the_retention_is_over() -> None:
+    storage = estimate(work(1_000), Pace(16, retention_s=30 * 86_400)).storage
+    assert storage is not None
+    assert (storage.source_bytes, storage.target_bytes, storage.mapping_bytes) == (100_000, 200_000, 500_000)
+    assert storage.added_bytes == 700_000
+    assert 30 < storage.days < 30.01
 
 
 @pytest.mark.parametrize(
     ("workload", "pace", "seconds", "bound"),
     [
-        (work(2_000_000), Pace(1_000), 200.0, "20,000 entities/s of the account"),
+        (work(2_000_000), Pace(1_000, scans=100), 200.0, "20,000 entities/s of the account"),
         (work(100_000, largest=100_000), Pace(1_000), 50.0, "largest source partition"),
         (work(100_000, hottest=70.0), Pace(1_000), 70.0, "hottest partitions"),
-        (work(100_000, batches=100_000), Pace(4), 1_275.0, "4 requests at a time"),
-        (work(100_000), Pace(1_000, entities_per_second=100), 1_000.0, "100 entities/s configured"),
+        (work(100_000, fill=1), Pace(4), 1_275.0, "4 requests at a time"),
+        (work(100_000), Pace(1_000, entities_per_second=100), 2_000.0, "100 entities/s configured"),
+        (
+            work(100_000, largest=50_000),
+            Pace(1_000, partition_entities_per_second=100),
+            500.0,
+            "100 entities/s of a partition configured",
+        ),
     ],
-    ids=["account", "one source partition", "hot target", "batches of one", "configured rate"],
+    ids=["account", "one partition", "hot target", "batches of one", "rate", "partition rate"],
 )
 def test_backfill_is_as_slow_as_its_tightest_bound(
     workload: Workload, pace: Pace, seconds: float, bound: str

@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from rekey import keys
+from rekey.advice.facts import Advice
 from rekey.errors import ConfigurationError, ExitCode, Moved
+from rekey.planner.making import weighty
 from rekey.planner.planfile import PlanFile, check_plan, moved, read_plan, write_plan
-from rekey.planner.result import Basis, TableState
+from rekey.planner.result import Basis, Severity, TableState
+from rekey.planner.subject import PlanOptions
 from tests.planning import fill, subject
 from tests.worlds import USERS, user
 
@@ -43,6 +47,62 @@ EXACT = replace(SAMPLED, exact=True, inventory="a" * 32)
 def test_each_thing_that_moved_is_named(now: Basis, said: str) -> None:
     assert len(moved(SAMPLED, now)) == 1
     assert said in moved(SAMPLED, now)[0]
+
+
+ADVISED = replace(SAMPLED, advice={"long-keys": Severity.WARNING, "one-partition": Severity.WARNING})
+
+
+@pytest.mark.parametrize(
+    ("advice", "said"),
+    [
+        (
+            {"long-keys": Severity.WARNING},
+            "advice of the plan that is given no more: one-partition (warning)",
+        ),
+        (
+            {**ADVISED.advice, "personal-data": Severity.ERROR, "fan-out": Severity.WARNING},
+            "advice that the plan did not have: fan-out (warning), personal-data (error)",
+        ),
+        (
+            {**ADVISED.advice, "one-partition": Severity.ERROR},
+            "the advice one-partition is an error now, a warning when planned",
+        ),
+    ],
+)
+def test_advice_that_came_or_went_or_weighs_otherwise_is_named(
+    advice: dict[str, Severity], said: str
+) -> None:
+    assert moved(ADVISED, ADVISED) == []
+    assert moved(ADVISED, replace(ADVISED, advice=advice)) == [said]
+
+
+async def test_a_plan_is_held_to_the_advice_that_it_gives(memory: object, tmp_path: Path) -> None:
+    """Long keys come into a live table between plan and apply: neither script nor size moved."""
+    from rekey.planner.plan import make_plan, take_basis
+    from rekey.tables.memory import MemoryTableService
+
+    assert isinstance(memory, MemoryTableService)
+    options = PlanOptions()
+    copied = replace(USERS, target=replace(USERS.target, row_key=keys.prop("RowKey")), mapping="plain")
+    what = subject(replace(copied, waive={"personal-data": "made up"}))
+    await fill(memory, "Users", [user(f"n{number}") for number in range(300)])
+    plan = await make_plan([what], memory, options)
+    write_plan(plan, tmp_path / "plan.json")
+    check_plan(read_plan(tmp_path / "plan.json"), [await take_basis(what, memory, options)])
+    assert "long-keys" not in plan.migrations[0].basis.advice
+    for number in range(600):
+        await memory.table("Users").insert(user(f"{number:03}-" + "long" * 60))
+    with pytest.raises(Moved, match=r"advice that the plan did not have: long-keys \(warning\)"):
+        check_plan(read_plan(tmp_path / "plan.json"), [await take_basis(what, memory, options)])
+
+
+def test_notes_and_figures_move_no_plan_and_the_heaviest_of_a_code_counts() -> None:
+    def given(code: str, severity: Severity, *, today: bool = False, evidence: str = "") -> Advice:
+        return Advice(code, severity, "T", today, evidence, "", "")
+
+    before = [given("a", Severity.WARNING), given("a", Severity.ERROR), given("b", Severity.NOTE)]
+    after = [given("a", Severity.ERROR, evidence="other figures"), given("c", Severity.ERROR, today=True)]
+    assert weighty(before) == weighty(after) == {"a": Severity.ERROR}
 
 
 def test_a_target_that_got_rows_is_named() -> None:
@@ -82,7 +142,7 @@ def test_check_plan_raises_moved_with_everything_at_once() -> None:
 async def test_a_written_plan_is_read_back_and_holds_no_key_even_if_keys_were_shown(
     memory: object, tmp_path: Path
 ) -> None:
-    from rekey.planner.plan import PlanOptions, make_plan, take_basis
+    from rekey.planner.plan import make_plan, take_basis
     from rekey.tables.memory import MemoryTableService
 
     assert isinstance(memory, MemoryTableService)
@@ -105,7 +165,7 @@ async def test_a_written_plan_is_read_back_and_holds_no_key_even_if_keys_were_sh
 async def test_a_file_that_is_not_what_was_written_is_refused(
     memory: object, tmp_path: Path, harm: str
 ) -> None:
-    from rekey.planner.plan import PlanOptions, make_plan
+    from rekey.planner.plan import make_plan
     from rekey.tables.memory import MemoryTableService
 
     assert isinstance(memory, MemoryTableService)

@@ -88,6 +88,7 @@ async def _copy_here(run: Run, segments: list[Segment], advance: Advance) -> tup
     def checkpoint(moved: list[Segment]) -> None:
         run.still_alone()
         run.state.checkpoint(moved)
+        run.keep_count()
 
     def split(segment: Segment, middle: EntityKey) -> Segment:
         run.still_alone()

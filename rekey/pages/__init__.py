@@ -1,0 +1,1 @@
+"""Pages for people: one HTML file each, with plots, that need nothing from outside."""

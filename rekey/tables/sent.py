@@ -1,0 +1,78 @@
+"""Counting the requests that are sent, by what the service does for them. Pure.
+
+Rules kept here:
+
+* Each attempt counts, also one that is repeated: the service works for each, and may bill it.
+* A batch is one request; the operations in it are counted beside it, because it is not settled everywhere
+  which of the two is billed.
+* Nothing is kept of a request but its kind.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """What a request asks of the service."""
+
+    SCAN = "scan"
+    """A page of a query."""
+    READ = "read"
+    """One row, by both keys."""
+    WRITE = "write"
+    """One row inserted or changed."""
+    DELETE = "delete"
+    """One row deleted."""
+    BATCH = "batch"
+    """A transaction of up to 100 operations of one partition."""
+    TABLE = "table"
+    """Tables made, deleted, listed; the service's clock is read off such an answer."""
+
+
+OPERATIONS = "operations"
+"""The name under which the operations of batches are counted."""
+
+
+@dataclass(slots=True)
+class Sent:
+    """The requests sent to one account since it was opened."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def add(self, kind: Kind) -> None:
+        """Count one request."""
+        self.counts[kind.value] += 1
+
+    def add_operations(self, number: int) -> None:
+        """Count the operations of a batch, once however often it is sent."""
+        self.counts[OPERATIONS] += number
+
+
+def kind_of(method: str, path: str) -> Kind:
+    """Return the kind of an HTTP request, by its method and its path below the endpoint."""
+    resource = path.partition("?")[0]
+    if resource == "$batch":
+        return Kind.BATCH
+    if resource == "Tables" or resource.startswith("Tables("):
+        return Kind.TABLE
+    if method == "GET":
+        return Kind.SCAN if resource.endswith("()") else Kind.READ
+    return Kind.DELETE if method == "DELETE" else Kind.WRITE
+
+
+def since(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
+    """Return what was counted after `before`, without zeros."""
+    return {
+        name: number - before.get(name, 0)
+        for name, number in sorted(now.items())
+        if number > before.get(name, 0)
+    }
+
+
+def requests_in(counts: Mapping[str, int]) -> int:
+    """Return how many requests there are in counts: all but the operations of batches."""
+    return sum(number for name, number in counts.items() if name != OPERATIONS)

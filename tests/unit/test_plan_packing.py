@@ -1,0 +1,93 @@
+"""Packing for a plan: windows, what is held back, what a sample leaves open; tallies in bounded memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from rekey.backfill.reading import WindowSize
+from rekey.model import EntityKey, Row
+from rekey.planner.packing import STEADY_WINDOWS, Packing
+from rekey.planner.tally import PartitionSizes, PartitionTally
+from rekey.tables.base import MAX_BATCH_BYTES
+
+
+def packed(
+    partitions: list[str], *, window: int = 100, size: int = 100, whole: bool = True, table: int = 0
+) -> Packing:
+    """Pack rows of these partitions, a window after the other."""
+    packing = Packing(table + 1, WindowSize(window, 1 << 30))
+    row: Row = {"PartitionKey": "p", "RowKey": "r"}
+    for start in range(0, len(partitions), packing.page_rows):
+        page = partitions[start : start + packing.page_rows]
+        for number, partition in enumerate(page, start):
+            packing.target(table, EntityKey(partition, f"{number:09}"), size)
+            packing.mapping(number.to_bytes(20, "little"), reverse=False)
+        packing.page([row] * len(page))
+    packing.end(whole=whole)
+    return packing
+
+
+def test_full_batches_of_one_partition() -> None:
+    [sends] = packed(["p"] * 1_000).sends
+    assert sends.rows == sends.given == 1_000
+    assert sends.fills == Counter({100: 10})
+
+
+def test_a_batch_ends_at_four_mebibytes() -> None:
+    [sends] = packed(["p"] * 10, size=MAX_BATCH_BYTES // 3).sends
+    assert sends.fills == Counter({3: 3, 1: 1})
+
+
+def test_a_rare_partition_is_filled_across_windows() -> None:
+    """Ten rows of it in each window: they wait for those of a few windows, not for ever."""
+    rare = (["rare"] * 10 + ["p"] * 90) * 40
+    fills = packed(rare).sends[0].fills
+    waited = [fill for fill in fills if fill < 100]
+    assert waited and max(fills.items(), key=lambda one: one[1])[0] == 100
+    assert sum(number for fill, number in fills.items() if 30 <= fill <= 70) >= 5
+    assert fills[10] <= 5, "a window alone would have given forty of ten"
+
+
+def test_a_stretch_that_ends_early_leaves_out_what_would_have_been_filled() -> None:
+    rows = [f"p{number % 20}" for number in range(100 * (STEADY_WINDOWS + 3))]
+    cut_off, whole = packed(rows, whole=False), packed(rows)
+    assert cut_off.steady
+    assert cut_off.sends[0].rows < cut_off.sends[0].given < whole.sends[0].rows == len(rows)
+    per_batch = [one.sends[0].rows / one.sends[0].batches for one in (cut_off, whole)]
+    long = packed(rows * 20)
+    truth = long.sends[0].rows / long.sends[0].batches
+    assert abs(per_batch[0] - truth) <= abs(per_batch[1] - truth)
+
+
+def test_a_short_stretch_is_packed_to_its_end() -> None:
+    packing = packed(["p"] * 250, whole=False)
+    assert not packing.steady
+    assert packing.sends[0].rows == 250 and packing.mapping_sends.rows == 250
+
+
+def test_the_mapping_is_packed_by_its_partitions() -> None:
+    sends = packed(["p"] * 6_400, window=3_200).mapping_sends
+    assert sends.rows == 6_400
+    assert 64 <= sends.batches <= 100
+
+
+def test_sizes_of_partitions_are_told_from_a_share_of_them() -> None:
+    few, many = PartitionSizes(), PartitionSizes(capacity=500)
+    for number in range(20_000):
+        for sizes in (few, many):
+            for _ in range(1 + number % 3):
+                sizes.add(f"p{number}")
+    assert few.by_class == {"1": 6_667, "2 to 9": 13_333}
+    for name, count in few.by_class.items():
+        assert many.by_class[name] == pytest.approx(count, rel=0.25)
+
+
+def test_the_largest_partitions_are_found_among_very_many() -> None:
+    tally = PartitionTally(capacity=100)
+    for number in range(5_000):
+        tally.add(f"p{number}", 1)
+        tally.add("large", 1)
+    assert tally.top(1)[0][0] == "large" and not tally.exact
+    assert tally.largest <= 5_000

@@ -1,0 +1,103 @@
+"""Load over time: lanes of partitions by the moment in the keys, in bounded memory and without keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from rekey import Index, Migration, Target, keys, props
+from rekey.inspection.columns import KeyColumn
+from rekey.mapper import Mapper
+from rekey.mapping.ids import SafeIds
+from rekey.model import EntityKey, Row
+from rekey.planner.portrait import LANES, MOST_CELLS, TIMES, Portrayer, _Cells
+from rekey.planner.result import TableFill
+
+IDS = SafeIds(bytes(32))
+IDS_KEY = EntityKey("all", "")
+BY_MONTH = Migration(
+    source="Events",
+    target=Target(
+        "EventsByMonth",
+        partition_key=keys.date("yyyy-MM", "At"),
+        row_key=keys.prop("RowKey"),
+        properties=[props.copy("PartitionKey", to="Old"), props.copy("RowKey", to="OldRow")],
+    ),
+    capture="delta",
+)
+
+
+def events(months: int, each: int = 3) -> Iterator[Row]:
+    for month in range(months):
+        for number in range(each):
+            yield {
+                "PartitionKey": "all",
+                "RowKey": f"{month:04}-{number:02}",
+                "At": f"{2000 + month // 12}-{month % 12 + 1:02}-0{number + 1}T00:00:00Z",
+                "At@odata.type": "Edm.DateTime",
+            }
+
+
+def portrayed(what: Migration, rows: Iterator[Row]) -> Portrayer:
+    mapper, portrayer = Mapper(what, {}), Portrayer(what)
+    for row in rows:
+        portrayer.take(row, mapper.map(row))
+    return portrayer
+
+
+def test_the_source_is_one_lane_and_the_target_runs_down_like_stairs() -> None:
+    before, after = portrayed(BY_MONTH, events(24)).loads(IDS)
+    assert before.today and not after.today and before.times == after.times
+    assert len(before.times) == 24 and before.times[0] == "2000-01"
+    [(name, rows)] = before.lanes
+    assert rows == (3,) * 24 and name == IDS.short("Events", IDS_KEY)
+    assert [lane[1].index(3) for lane in after.lanes] == list(range(24))
+    assert set(before.busiest) == {1.0}
+
+
+def test_more_partitions_than_lanes_are_summed_up() -> None:
+    _, after = portrayed(BY_MONTH, events(100)).loads(IDS)
+    assert len(after.lanes) == LANES and after.others == 100 - LANES
+    assert sum(after.others_rows) == 3 * (100 - LANES)
+    assert len(after.times) <= TIMES, "years, where months were too many"
+
+
+def test_a_moment_in_a_row_key_or_an_index_counts_and_none_is_no_load() -> None:
+    target = BY_MONTH.target
+    by_row = replace(
+        BY_MONTH,
+        target=replace(
+            target,
+            partition_key=keys.prop("PartitionKey"),
+            row_key=keys.join("_", keys.inverted_ticks("At"), keys.prop("RowKey")),
+        ),
+    )
+    assert len(portrayed(by_row, events(5)).loads(IDS)) == 2
+    plain = replace(
+        BY_MONTH, target=replace(target, partition_key=keys.prop("PartitionKey"), row_key=keys.prop("RowKey"))
+    )
+    assert portrayed(plain, events(5)).loads(IDS) == ()
+    index = Index("ByDay", partition_key=keys.date("yyyy-MM-dd", "At"), row_key=keys.prop("RowKey"))
+    assert len(portrayed(replace(plain, indexes=(index,)), events(5)).loads(IDS)) == 2
+
+
+def test_times_get_coarser_when_there_are_too_many_cells() -> None:
+    cells = _Cells()
+    for number in range(2 * MOST_CELLS):
+        year, month, day = 2000 + number % 40, number // 40 % 12 + 1, number // 480 % 28 + 1
+        cells.add(f"p{number % 50}", f"{year}-{month:02}-{day:02}T{number // 13_440:02}")
+    assert len(cells.counts) <= MOST_CELLS
+    assert sum(cells.counts.values()) == 2 * MOST_CELLS
+    assert cells.step < 13
+
+
+def test_a_portrait_names_partitions_by_safe_id() -> None:
+    portrayer = portrayed(BY_MONTH, events(3))
+    column = KeyColumn()
+    column.add("all")
+    columns = [(column, column)] * 2
+    fill = TableFill("EventsByMonth", 9, 3, 3, True, 3, 0.0, fills={3: 3})
+    source, target = portrayer.portraits(IDS, columns, [fill])
+    assert source.largest == ((IDS.short("Events", IDS_KEY), 9),) and source.sizes == {"1": 0, "2 to 9": 1}
+    assert target.sizes == {"1": 0, "2 to 9": 3} and target.fills == {3: 3} and not source.fills
+    assert source.lengths["RowKey"] == {0: 1} and source.key_bytes == 12
