@@ -23,6 +23,7 @@ import sys
 import time
 import urllib.request
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
@@ -67,13 +68,13 @@ def _error(code: str) -> bytes:
 class Bucket:
     """An allowance that refills: entities a second."""
 
-    def __init__(self, rate: int) -> None:
-        self._rate, self._size = rate, rate * _BURST_SECONDS
-        self._left, self._at = self._size, time.monotonic()
+    def __init__(self, rate: float, now: Callable[[], float] = time.monotonic) -> None:
+        self._rate, self._size, self._now = rate, rate * _BURST_SECONDS, now
+        self._left, self._at = self._size, now()
 
     def take(self, count: int) -> bool:
         """Take `count` if they are there (or the allowance is full)."""
-        now = time.monotonic()
+        now = self._now()
         self._left = min(self._size, self._left + (now - self._at) * self._rate)
         self._at = now
         if count > self._left and self._left < self._size:
@@ -113,8 +114,10 @@ class Stub:
         if method == "GET" and path.endswith("()"):
             return self._page(path.rpartition("/")[2][:-2], dict(parse_qsl(query)))
         self.counts["others"] += 1
-        if method == "GET" or "Tables" in path:
+        if method == "GET":
             return b"404 Not Found", _JSON, _error("ResourceNotFound")
+        if "/Tables" in path:
+            return b"204 No Content", b"", b""
         self.counts["written"] += 1
         return b"204 No Content", b"ETag: " + _ETAG + b"\r\n", b""
 

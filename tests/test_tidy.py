@@ -93,6 +93,10 @@ PURE = {
     "reconcile.report",
     "reconcile.sums",
     "runner.align",
+    "stress.render",
+    "stress.report",
+    "stress.spread",
+    "stress.steps",
     "tables.answers",
     "tables.filters",
     "tables.rules",
@@ -148,6 +152,7 @@ LAYERS: dict[str, set[str]] = {
     "evidence": {"backfill", "delta", "dualwrite", "planner", "runner", "cli", "rehearse"},
     "runner": {"cli", "rehearse"},
     "doctor": {"cli", "rehearse", "backfill", "delta", "reconcile"},
+    "stress": {"cli", "rehearse", "runner", "state", "backfill", "delta", "dualwrite", "reconcile"},
 }
 """What a package must not import, so that it can be read, tested and replaced without it."""
 
