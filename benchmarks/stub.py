@@ -73,11 +73,12 @@ class Bucket:
         self._left, self._at = self._size, now()
 
     def take(self, count: int) -> bool:
-        """Take `count` if they are there (or the allowance is full)."""
+        """Take `count`. What is left may be overdrawn once, by a request of any size: nobody knows before how
+        many rows a page will have. Then nothing is given until it is made up for."""
         now = self._now()
         self._left = min(self._size, self._left + (now - self._at) * self._rate)
         self._at = now
-        if count > self._left and self._left < self._size:
+        if self._left <= 0:
             return False
         self._left -= count
         return True
@@ -92,7 +93,8 @@ class Stub:
         self.random = random.Random(1)
         self.counts: Counter[str] = Counter()
         self.written: Counter[str] = Counter()
-        self.keys: set[tuple[bytes, bytes]] = set()
+        self.requests: Counter[str] = Counter()
+        self.keys: dict[str, set[bytes]] = defaultdict(set)
         self.first = self.last = 0.0
         self.account = Bucket(ACCOUNT_RATE)
         self.partitions: defaultdict[tuple[str, str], Bucket] = defaultdict(lambda: Bucket(PARTITION_RATE))
@@ -118,7 +120,12 @@ class Stub:
             return b"404 Not Found", _JSON, _error("ResourceNotFound")
         if "/Tables" in path:
             return b"204 No Content", b"", b""
+        table = path.rpartition("/")[2].partition("(")[0]
         self.counts["written"] += 1
+        self.written[table] += 1
+        self.requests[table] += 1
+        if self.options.remember:
+            self.keys[table].update(_ROW.findall(body))
         return b"204 No Content", b"ETag: " + _ETAG + b"\r\n", b""
 
     def stats(self) -> dict[str, Any]:
@@ -126,7 +133,8 @@ class Stub:
         return {
             **self.counts,
             "tables": dict(self.written),
-            "distinct": len(self.keys),
+            "requests": dict(self.requests),
+            "distinct_of": {table: len(keys) for table, keys in self.keys.items()},
             "seconds": self.last - self.first,
         }
 
@@ -148,8 +156,9 @@ class Stub:
         self.counts["batches"] += 1
         self.counts["written"] += count
         self.written[table] += count
+        self.requests[table] += 1
         if self.options.remember:
-            self.keys.update((table.encode(), key) for key in _ROW.findall(body))
+            self.keys[table].update(_ROW.findall(body))
         return b"202 Accepted", _MULTIPART, _BATCHES[count]
 
     def _page(self, table: str, query: dict[str, str]) -> tuple[bytes, bytes, bytes]:

@@ -94,7 +94,7 @@ def stress(
     batch: int | None,
     **bounds: float | None,
 ) -> ExitCode:
-    """Find the rate at which a partition, and a distribution of keys, saturate.
+    """Find the rate at which a partition, and a design, saturate.
 
     Makes a test table, aims at one partition, then spreads rows as TABLE or the script's targets do, ramps
     up, and tells throughput against 2,000 rows/s, latencies, refusals, and where each saturates. Rows are
