@@ -29,6 +29,9 @@ from rekey.tables.base import MAX_BATCH_OPERATIONS, MAX_PAGE_ROWS
 LATENCY = 0.03
 Say = Callable[[str], None]
 
+WANTED = {"copy": 15, "copy_targets": 25, "verify": 6}
+"""Rows per second of processor, times the loop's."""
+LEAST_ON_AZURITE = 3
 LEAST_OF_ALLOWED, LEAST_THROTTLED = 0.90, 0.85
 MOST_REQUESTS, MOST_MIB, LEAST_RATE = 1.1, 250, 0.9
 
@@ -169,4 +172,34 @@ def sizes(counts: tuple[int, ...], base: int, say: Say) -> dict[str, Any]:
             sizes={str(rows): round(rate) for rows, rate in rates.items()},
             by_processor=round(per_cpu[largest] / per_cpu[base], 3),
         ),
+    }
+
+
+# --- all of it ------------------------------------------------------------------------------------------
+
+
+def asked_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return every figure that something is asked of: what, what was measured, whether it is met."""
+    found: dict[str, dict[str, Any]] = {}
+    if "side_by_side" in document:
+        ratio = document["side_by_side"]["ratio_same_rows"]["wall"]
+        found["wall clock on Azurite"] = figure(
+            f"at least {LEAST_ON_AZURITE} times the loop", ratio, ratio >= LEAST_ON_AZURITE
+        )
+    for work_done, wanted in WANTED.items() if "on_the_stub" in document else ():
+        ratio = document["on_the_stub"][work_done]["ratio"]
+        found[f"rows per second of processor, {work_done}"] = figure(
+            f"at least {wanted} times the loop", ratio, ratio >= wanted
+        )
+    if "limits" in document:
+        found["at the service's limits"] = document["limits"]
+    if "throttled" in document:
+        found["a tenth of requests refused"] = document["throttled"]
+    for name, case in document.get("requests", {}).get("cases", {}).items():
+        found[f"requests, {name}"] = case
+    for name, one in document.get("sizes", {}).items():
+        found[f"sizes, {name}"] = one
+    return {
+        name: {"asked": one["asked"], "measured": one["measured"], "met": one["met"]}
+        for name, one in found.items()
     }

@@ -94,7 +94,7 @@ class Stub:
         self.counts: Counter[str] = Counter()
         self.written: Counter[str] = Counter()
         self.requests: Counter[str] = Counter()
-        self.keys: dict[str, set[bytes]] = defaultdict(set)
+        self.keys: dict[str, set[tuple[bytes, bytes]]] = defaultdict(set)
         self.first = self.last = 0.0
         self.account = Bucket(ACCOUNT_RATE)
         self.partitions: defaultdict[tuple[str, str], Bucket] = defaultdict(lambda: Bucket(PARTITION_RATE))
@@ -125,7 +125,7 @@ class Stub:
         self.written[table] += 1
         self.requests[table] += 1
         if self.options.remember:
-            self.keys[table].update(_ROW.findall(body))
+            self.keys[table].update(zip(_PARTITION.findall(body), _ROW.findall(body), strict=True))
         return b"204 No Content", b"ETag: " + _ETAG + b"\r\n", b""
 
     def stats(self) -> dict[str, Any]:
@@ -158,7 +158,7 @@ class Stub:
         self.written[table] += count
         self.requests[table] += 1
         if self.options.remember:
-            self.keys[table].update(_ROW.findall(body))
+            self.keys[table].update(zip(_PARTITION.findall(body), _ROW.findall(body), strict=True))
         return b"202 Accepted", _MULTIPART, _BATCHES[count]
 
     def _page(self, table: str, query: dict[str, str]) -> tuple[bytes, bytes, bytes]:
