@@ -155,7 +155,35 @@ def test_what_was_slowed_grows_slowly_while_a_tenth_is_refused() -> None:
     assert slowed is not None
     for _ in range(5):
         judged(pace, [503] * 2 + [204] * 18, configured=5000)
-    assert pace.rate == pytest.approx(slowed * 1.02**5)
+    assert pace.rate == pytest.approx(slowed * 1.05**5)
+
+
+def test_one_bad_second_in_which_little_was_done_takes_half_of_the_rate_at_most() -> None:
+    pace = Pace(0.0)
+    for _ in range(20):
+        pace.answered(503, 0.01)
+    pace.sent(100)
+    pace.judge(1.0, 20_000)
+    assert pace.rate == 10_000
+    for second in range(2, 10):
+        for _ in range(20):
+            pace.answered(503, 0.01)
+        pace.sent(100)
+        pace.judge(second, 20_000)
+    assert pace.rate == 81.0, "a service that goes on refusing is followed down all the same"
+
+
+def test_it_grows_by_the_clock_however_seldom_it_is_judged() -> None:
+    rates = []
+    for seconds in (1.0, 4.0):
+        pace = Pace(0.0)
+        judged(pace, [503] * 20, configured=50_000)
+        for _ in range(round(8 / seconds)):
+            for _ in range(20):
+                pace.answered(204, 0.01)
+            pace.judge(pace.since + seconds, 50_000)
+        rates.append(pace.rate)
+    assert rates[0] == pytest.approx(rates[1])
 
 
 def test_many_refusals_or_timeouts_slow_down_to_nine_tenths_of_what_was_done() -> None:
