@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from rekey import secrets_source
+from rekey import keyvault, secrets_source
 from rekey.bounds import Gates, Limits
 from rekey.errors import ConfigurationError, SecretMissing
 from rekey.secrets_source import SecretKind, SecretSource
@@ -376,7 +376,7 @@ def _where(section: Section, *, vault_holds: str) -> SecretSource:
         where = str(Path(os.path.normpath(section.path.parent / Path(where).expanduser())))
     if kind is SecretKind.KEY_VAULT:
         try:
-            secrets_source.split_key_vault_url(where, f"{vault_holds}s")
+            keyvault.split_url(where, f"{vault_holds}s")
         except ValueError:
             section.fail(
                 "key_vault",

@@ -72,10 +72,20 @@ def blocks(document: Path, heading: str = "") -> list[Block]:
     return found
 
 
+_END = "<<'END'"
+_HERE = re.compile(r"(?<=<<'END'\n)(.*?^END$\n?)", re.DOTALL | re.MULTILINE)
+
+
 def shell_commands(block: Block) -> list[Command]:
-    """Return the commands of a `sh` block: one a line, longer ones with a backslash, comments left out."""
-    lines = block.text.replace("\\\n", " ").splitlines()
-    return [_command(line) for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    """Return the commands of a `sh` block: one a line, longer ones with a backslash or a here-document up to
+    `END`; comments are left out."""
+    lines = _HERE.sub("", block.text).replace("\\\n", " ").splitlines()
+    texts = _HERE.findall(block.text)
+    return [
+        _command(f"{line}\n{texts.pop(0)}" if line.endswith(_END) else line)
+        for line in lines
+        if line.strip() and not line.lstrip().startswith("#")
+    ]
 
 
 def console_commands(block: Block) -> list[Command]:

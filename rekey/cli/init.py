@@ -8,7 +8,6 @@ Rules kept here:
 
 from __future__ import annotations
 
-import os
 import secrets
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import click
 
 from rekey.cli.shell import Shell, command
 from rekey.errors import ConfigurationError, ExitCode
+from rekey.privatefiles import write_private
 
 IGNORED = (".rekey/", "sealing.key")
 WRAPPING_KEY = "sealing.key"
@@ -86,11 +86,9 @@ def _write_new(path: Path, text: str) -> bool:
 def _write_key(path: Path) -> bool:
     """Make the wrapping key, for its owner only; False when there is one already."""
     try:
-        made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        write_private(path, f"{secrets.token_hex(_KEY_BYTES)}\n".encode("ascii"))
     except FileExistsError:
         return False
-    with os.fdopen(made, "w", encoding="ascii") as file:
-        file.write(f"{secrets.token_hex(_KEY_BYTES)}\n")
     return True
 
 

@@ -18,7 +18,6 @@ import csv
 import hashlib
 import io
 import json
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,6 +37,7 @@ from rekey.errors import (
     StateUnusable,
 )
 from rekey.phases import Phase
+from rekey.privatefiles import write_private
 
 if TYPE_CHECKING:
     from rekey.declaration import Declared
@@ -50,7 +50,6 @@ _TELLING = 6
 """A part of a key that is at least so long must not stand in a reason."""
 _ADDRESS = re.compile(r"[^\s@]+@[^\s@]+")
 _MINUTE_S = 60.0
-_PRIVATE_MODE = 0o600
 _COLUMNS = {
     ("old_partition_key", "old_row_key"): "old",
     ("new_partition_key", "new_row_key"): "new",
@@ -227,9 +226,8 @@ def _read_bulk(path: Path, most: int) -> list[Query]:
 def _write_out(path: Path, lines: Sequence[dict[str, Any]]) -> None:
     """Write answers to a new file that only its owner may read."""
     try:
-        made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE_MODE)
-        with os.fdopen(made, "w", encoding="utf-8") as file:
-            file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        write_private(path, text.encode("utf-8"))
     except OSError as error:
         raise ConfigurationError(
             f"the answers cannot be written to {path} ({type(error).__name__})",

@@ -34,10 +34,10 @@ from rekey.doctor.observed import (
 )
 from rekey.errors import RekeyError
 from rekey.evidence.signing import open_signer
-from rekey.mapping.opening import open_wrapping
+from rekey.mapping.opening import open_wrapping, read_wrapping
 from rekey.runner.lease import process_exists
 from rekey.scripts import load_scripts
-from rekey.secrets_source import SecretKind, read_secret
+from rekey.secrets_source import SecretKind
 from rekey.state.backend import SCHEMA_FOLDER, schema_version, sqlite_version
 from rekey.state.store import State
 
@@ -87,7 +87,7 @@ def _wrapping(config: Config) -> SecretSeen | None:
         return None
     file = see_file(Path(source.where)) if source.kind is SecretKind.FILE else None
     try:
-        secret = read_secret("sealing", source)
+        secret = read_wrapping(source)
     except RekeyError as error:
         return SecretSeen("sealing", file, trouble=trouble_of(error))
     return SecretSeen("sealing", file, length=len(secret), distinct=len(set(secret)))

@@ -34,8 +34,9 @@ from rekey.evidence.checkpoints import problems_of, signed_over
 from rekey.evidence.keys import Signer
 from rekey.evidence.report import render
 from rekey.evidence.verify import Verdict
+from rekey.mapping.opening import read_wrapping
 from rekey.phases import ORDER, ledger_id
-from rekey.secrets_source import SecretKind, read_secret
+from rekey.secrets_source import SecretKind
 from rekey.state.audit import EVIDENCE_EXPORTED, EVIDENCE_VERIFIED, AuditEvent
 from rekey.state.backend import sqlite_version
 from rekey.state.models import PLAN_FACT
@@ -290,10 +291,10 @@ def _refuse_secrets(config: Config, files: Mapping[str, bytes]) -> None:
 def _secrets(config: Config) -> list[bytes]:
     """Return the secrets and keys that can be had here; one that cannot is not needed to export."""
     found = []
-    wrapping = config.sealing.key
-    if wrapping is not None and wrapping.kind is not SecretKind.KEY_VAULT:
-        with suppress(SecretMissing):
-            found.append(read_secret("sealing", wrapping))
+    for wrapping in (config.sealing.key, config.sealing.previous):
+        if wrapping is not None and wrapping.kind is not SecretKind.KEY_VAULT:
+            with suppress(SecretMissing):
+                found.append(read_wrapping(wrapping))
     for name in config.secrets:
         try:
             found.append(resolve_secret(config, name))

@@ -9,7 +9,6 @@ Rules kept here:
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -19,8 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from rekey.errors import ConfigurationError
 from rekey.evidence.keys import Ed25519Signer, PublicKey
-
-_PRIVATE_MODE = 0o600
+from rekey.privatefiles import write_private
 
 
 def read_private(path: Path) -> Ed25519Signer:
@@ -75,8 +73,7 @@ def make_key(path: Path) -> PublicKey:
     try:
         if beside.exists():
             raise FileExistsError
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE_MODE), "wb") as file:
-            file.write(pem)
+        write_private(path, pem)
         beside.write_bytes(public.pem)
     except FileExistsError:
         raise ConfigurationError(

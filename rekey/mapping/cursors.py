@@ -11,17 +11,14 @@ from __future__ import annotations
 
 import base64
 import json
-import secrets
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from rekey.errors import StateUnusable
-from rekey.mapping.sealing import CURSOR, padded, unpadded
+from rekey.mapping.sealing import CURSOR, decrypted, encrypted
 from rekey.model import EntityKey
-
-_MARK = "sealed:"
-_NONCE_BYTES = 12
+from rekey.state.keytexts import SEALED
 
 
 class SealedKeys:
@@ -36,28 +33,25 @@ class SealedKeys:
         """Return a key sealed; None stays None."""
         if key is None:
             return None
-        nonce = secrets.token_bytes(_NONCE_BYTES)
-        plain = padded(json.dumps([key.partition, key.row]).encode("ascii"))
-        return (
-            _MARK + base64.b64encode(nonce + self._cipher.encrypt(nonce, plain, self._bound(column))).decode()
-        )
+        plain = json.dumps([key.partition, key.row]).encode("ascii")
+        return SEALED + base64.b64encode(encrypted(self._cipher, plain, self._bound(column))).decode()
 
     def from_text(self, column: str, text: str | None) -> EntityKey | None:
         """Return the key that `to_text` sealed for that column. Raises StateUnusable when it is not that."""
         if text is None:
             return None
         try:
-            if not text.startswith(_MARK):
+            if not text.startswith(SEALED):
                 raise ValueError("not sealed")
-            sealed = base64.b64decode(text.removeprefix(_MARK), validate=True)
-            plain = self._cipher.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], self._bound(column))
+            sealed = base64.b64decode(text.removeprefix(SEALED), validate=True)
+            plain = decrypted(self._cipher, sealed, self._bound(column))
         except (InvalidTag, ValueError):
             raise StateUnusable(
                 f"a checkpoint of {self._script_id} in the state file was altered, or sealed by another run",
                 kept="all tables, and the state file as it is",
                 hint="move the state file away and run the command again: it copies again and loses nothing",
             ) from None
-        partition, row = json.loads(unpadded(plain))
+        partition, row = json.loads(plain)
         return EntityKey(partition, row)
 
     def _bound(self, column: str) -> bytes:

@@ -9,15 +9,12 @@ Rules kept here:
 
 from __future__ import annotations
 
-from rekey import secrets_source
 from rekey.config import Config
 from rekey.declaration import Migration
 from rekey.errors import SecretMissing
 from rekey.mapping.vault import KeyVaultWrappingKey
 from rekey.mapping.wrapping import LocalWrappingKey, WrappingKey, WrappingKeys
-from rekey.secrets_source import SecretKind, SecretSource
-
-_NAME = "sealing"
+from rekey.secrets_source import SecretKind, SecretSource, read_local
 
 
 def open_wrapping(config: Config) -> WrappingKey:
@@ -47,12 +44,20 @@ def wrapping_for(config: Config, migration: Migration) -> WrappingKey | None:
 def _opened(source: SecretSource) -> WrappingKey:
     if source.kind is SecretKind.KEY_VAULT:
         return KeyVaultWrappingKey(source.where)
+    return LocalWrappingKey(read_wrapping(source))
+
+
+def read_wrapping(source: SecretSource) -> bytes:
+    """Return a wrapping key that is in an environment variable or a file.
+
+    Raises:
+        SecretMissing: absent, not readable, empty, or shorter than any secret may be.
+    """
     try:
-        return LocalWrappingKey(secrets_source.read_secret(_NAME, source))
+        return read_local("the wrapping key", "`[sealing]`", source)
     except SecretMissing as error:
-        what = error.what.replace(f"secret `{_NAME}`", "the wrapping key")
         raise SecretMissing(
-            what,
+            error.what,
             kept="everything; nothing was opened and nothing was changed",
             hint="put it where [sealing] says; a wrapping key that is lost cannot be made again, and the"
             " runbook on the wrapping key says what that means",

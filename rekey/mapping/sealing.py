@@ -28,10 +28,9 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from rekey import crockford, edm
 from rekey.errors import SealedUnreadable
-from rekey.mapping.wrapping import Wrapped, WrappingKey, not_unwrapped
+from rekey.mapping.wrapping import KEY_BYTES, Wrapped, WrappingKey, not_unwrapped
 from rekey.model import PARTITION_KEY, ROW_KEY, TYPE_SUFFIX, EntityKey, Row
 
-KEY_BYTES = 32
 ROOT = "root"
 """The row key of the key that ids and the state file's seal are derived from; data keys stand under their
 cohort."""
@@ -186,9 +185,8 @@ class Sealer:
             lane: which of the purpose's keys; the reader must say the same.
         """
         name = self._current
-        nonce = secrets.token_bytes(_NONCE_BYTES)
         cipher = self._ciphers.get((name, purpose, lane)) or self._cipher(name, purpose, lane)
-        sealed = nonce + cipher.encrypt(nonce, padded(plain), bound_to(purpose, table, key, name))
+        sealed = encrypted(cipher, plain, bound_to(purpose, table, key, name))
         if len(sealed) <= _PART_BYTES:  # nearly always; sealing is on the way of every row that is copied
             return {DATA_KEY: name, **_binary(f"{SEALED}0", sealed)}
         row: Row = {DATA_KEY: name}
@@ -213,9 +211,7 @@ class Sealer:
             parts.append(part)
         try:
             sealed = b"".join(base64.b64decode(part, validate=True) for part in parts)
-            nonce, rest = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
-            cipher = self._cipher(name, purpose, lane)
-            return unpadded(cipher.decrypt(nonce, rest, bound_to(purpose, table, key, name)))
+            return decrypted(self._cipher(name, purpose, lane), sealed, bound_to(purpose, table, key, name))
         except (InvalidTag, ValueError):
             raise unreadable(table, key, "it was altered, or belongs to another row") from None
 
@@ -232,6 +228,17 @@ def bound_to(purpose: str, table: str, key: EntityKey, name: str) -> bytes:
     """Return what sealed content is bound to. No part can hold the separator: keys refuse it."""
     bound = f"rekey/sealed/v1\0{purpose}\0{table}\0{key.partition}\0{key.row}\0{name}"
     return bound.encode("utf-8", "surrogatepass")
+
+
+def encrypted(cipher: AESGCM, plain: bytes, bound: bytes) -> bytes:
+    """Return a nonce made by chance, and behind it content, padded and encrypted, bound to something."""
+    nonce = secrets.token_bytes(_NONCE_BYTES)
+    return nonce + cipher.encrypt(nonce, padded(plain), bound)
+
+
+def decrypted(cipher: AESGCM, sealed: bytes, bound: bytes) -> bytes:
+    """Return the content of what `encrypted` made. Raises InvalidTag or ValueError when it is not that."""
+    return unpadded(cipher.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], bound))
 
 
 def padded(plain: bytes) -> bytes:

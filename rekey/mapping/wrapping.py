@@ -25,6 +25,8 @@ MINIMUM_BYTES = 32
 """Of a wrapping secret: it protects every legacy key at once, and is never typed."""
 _LABEL = b"rekey/wrapping/v1"
 _NAME_BYTES = 20
+KEY_BYTES = 32
+"""Of a data key, which is what is wrapped."""
 
 
 @dataclass(frozen=True, slots=True)

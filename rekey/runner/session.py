@@ -212,6 +212,7 @@ class Session:
         self.guard(declared, await control.read(), fingerprints)
         lease = RunnerLease(self.accounts.restricted, declared.script_id, self.lock)
         await self.leases.enter_async_context(lease)
+        # Read again: before the lease was ours another runner may have dropped everything.
         if wrapping is not None and await control.read() is None:
             await self._make_root_key(declared.script_id, wrapping)
         row = await control.create(_first_row(declared, fingerprints))

@@ -180,9 +180,13 @@ def cut_over(project: Project) -> None:
     project.do("apply", "0001", "--to", "cutover", "--writers-stopped")
 
 
-def complete(project: Project) -> None:
+def ended(project: Project) -> None:
     cut_over(project)
     project.do("apply", "0001", "--to", "complete")
+
+
+def complete(project: Project) -> None:
+    ended(project)
     project.configure(gates='retention = "0s"\n[evidence]\nkey_file = "evidence.pem"')
     project.do("evidence", "keygen", str(project.folder / "evidence.pem"))
 
@@ -198,6 +202,7 @@ PRESUMED: dict[str, Callable[[Project], None]] = {
     "divergences": with_divergences,
     "doctor": not_begun,
     "evidence": at_the_gate,
+    "id-secret": ended,
     "lookup": at_the_gate,
     "plan": not_begun,
     "resume": Project.killed_while_copying,

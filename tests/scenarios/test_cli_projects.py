@@ -10,8 +10,9 @@ import pytest
 from rekey import keys
 from rekey.cli.main import run
 from rekey.config import load_config
+from rekey.mapping.opening import read_wrapping
 from rekey.scripts import load_script, load_scripts
-from rekey.secrets_source import SecretKind, SecretSource, read_secret
+from rekey.secrets_source import SecretKind, SecretSource
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def test_init_makes_a_project_whose_configuration_loads(
     assert (folder / ".gitignore").read_text("utf-8") == ".rekey/\nsealing.key\n"
     assert (folder / "sealing.key").stat().st_mode & 0o777 == 0o600
     assert config.sealing.key == SecretSource(SecretKind.FILE, str(folder / "sealing.key"))
-    assert len(read_secret("sealing", config.sealing.key)) == 64
+    assert len(read_wrapping(config.sealing.key)) == 64
 
 
 def test_init_overwrites_nothing(folder: Path) -> None:

@@ -279,6 +279,19 @@ def test_a_script_that_holds_a_secret_is_not_handed_to_an_auditor(
     assert not (rekey.project.folder / "bundle").exists()
 
 
+def test_a_script_that_holds_a_wrapping_key_of_before_is_not_handed_to_an_auditor(
+    rekey: Commands, key: PublicKey
+) -> None:
+    before = "a wrapping key of before, long enough"
+    (rekey.project.folder / "old.key").write_text(before, "utf-8")
+    config = rekey.project.folder / "rekey.toml"
+    config.write_text(config.read_text("utf-8") + '[sealing.previous]\nfile = "old.key"\n', "utf-8")
+    rekey.project.script(f"{USERS_SCRIPT}\n# {before}\n")
+    said = rekey("evidence", "export", str(rekey.project.folder / "bundle"), code=1)
+    assert "script.py" in said.err
+    assert before not in said.all
+
+
 def test_a_key_that_fails_leaves_no_half_a_bundle(rekey: Commands, key: PublicKey) -> None:
     class Failing:
         def __init__(self, fails_at: int) -> None:

@@ -4,19 +4,11 @@ challenges, gives the public key, and signs digests as the service's REST refere
 
 from __future__ import annotations
 
-import base64
-import json
 import sys
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
-from azure.core.credentials import AccessToken
-from azure.core.exceptions import ServiceRequestError
-from azure.core.pipeline.transport import HttpTransport
-from azure.core.rest import HttpRequest
-from azure.core.rest._http_response_impl import HttpResponseImpl
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import Prehashed, decode_dss_signature
@@ -26,75 +18,22 @@ from rekey.errors import ConfigurationError, CredentialRefused, EndpointDown, Un
 from rekey.evidence import note
 from rekey.evidence.keyvault import KeyVaultSigner
 from rekey.evidence.signing import open_signer
-from rekey.secrets_source import split_key_vault_url
+from rekey.keyvault import split_url
+from tests.vaults import SAID, Credential, FakeVault, decoded, unpadded
 
 URL = "https://acme.vault.azure.net/keys/evidence"
 VERSION = "0123456789abcdef0123456789abcdef"
-SAID = "what the service said"
 
 
-class Credential:
-    """Gives a token."""
-
-    def get_token(self, *_: str, **__: Any) -> AccessToken:
-        return AccessToken("token", 2**40)
-
-
-class Answer(HttpResponseImpl):
-    """One answer."""
-
-    def __init__(self, request: HttpRequest, status: int, body: Any, headers: dict[str, str]) -> None:
-        super().__init__(
-            request=request,
-            internal_response=None,
-            status_code=status,
-            headers=headers,
-            reason="",
-            content_type="application/json",
-            stream_download_generator=lambda *_: iter(()),
-        )
-        self._content = json.dumps(body).encode()
-        self._is_closed = True
-        self._is_stream_consumed = True
-
-    def body(self) -> bytes:
-        return self._content  # type: ignore[return-value]
-
-
-class Vault(HttpTransport[Any, Any]):
+class Vault(FakeVault):
     """Holds one key."""
 
     def __init__(self, status: int = 200, curve: ec.EllipticCurve | None = None) -> None:
-        self.status = status
+        super().__init__(status)
         self.private = ec.generate_private_key(curve or ec.SECP256R1())
-        self.asked: list[str] = []
 
-    def open(self) -> None: ...
-
-    def close(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def __enter__(self) -> Vault:
-        return self
-
-    def send(self, request: Any, **_: Any) -> Any:
-        path = urlsplit(request.url).path.rstrip("/")
-        headers = {"Content-Type": "application/json"}
-        if self.status == 0:
-            raise ServiceRequestError("name not known")
-        if "Authorization" not in request.headers:
-            authority = "https://login.microsoftonline.com/00000000-0000-0000-0000-000000000000"
-            headers["WWW-Authenticate"] = (
-                f'Bearer authorization="{authority}", resource="https://vault.azure.net"'
-            )
-            return Answer(request, 401, {}, headers)
-        self.asked.append(f"{request.method} {path}")
-        if self.status != 200:
-            return Answer(request, self.status, {"error": {"code": "X", "message": SAID}}, headers)
-        content = request.content if hasattr(request, "content") else request.body
-        body = self._signed(json.loads(content)) if path.endswith("/sign") else self._key()
-        return Answer(request, 200, body, headers)
+    def answer(self, path: str, content: dict[str, str]) -> dict[str, Any]:
+        return self._signed(content) if path.endswith("/sign") else self._key()
 
     def _key(self) -> dict[str, Any]:
         numbers = self.private.public_key().public_numbers()
@@ -106,13 +45,9 @@ class Vault(HttpTransport[Any, Any]):
 
     def _signed(self, asked: dict[str, str]) -> dict[str, str]:
         assert asked["alg"] == "ES256"
-        digest = base64.urlsafe_b64decode(asked["value"] + "==")
-        r, s = decode_dss_signature(self.private.sign(digest, ec.ECDSA(Prehashed(hashes.SHA256()))))
+        signature = self.private.sign(decoded(asked["value"]), ec.ECDSA(Prehashed(hashes.SHA256())))
+        r, s = decode_dss_signature(signature)
         return {"kid": f"{URL}/{VERSION}", "value": unpadded(r.to_bytes(32) + s.to_bytes(32))}
-
-
-def unpadded(data: bytes) -> str:
-    return base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 
 def signer(vault: Vault, url: str = URL) -> KeyVaultSigner:
@@ -169,7 +104,7 @@ def test_a_key_on_another_curve_is_refused() -> None:
 def test_only_the_url_of_a_key_is_taken_for_one(url: str) -> None:
     with pytest.raises(ConfigurationError, match="not the https URL of a Key Vault key"):
         signer(Vault(), url)
-    assert split_key_vault_url(f"{URL}/v", "keys") == ("https://acme.vault.azure.net", "evidence", "v")
+    assert split_url(f"{URL}/v", "keys") == ("https://acme.vault.azure.net", "evidence", "v")
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,16 +6,11 @@ It challenges, gives the public key, and unwraps as the service's REST reference
 
 from __future__ import annotations
 
-import base64
-import json
 import sys
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
-from azure.core.exceptions import ServiceRequestError
-from azure.core.pipeline.transport import HttpTransport
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
@@ -27,7 +22,7 @@ from rekey.mapping.rows import MAPPING_TABLE
 from rekey.mapping.vault import KeyVaultWrappingKey
 from rekey.mapping.wrapping import Wrapped
 from rekey.tables.memory import MemoryTableService
-from tests.unit.test_evidence_keyvault import SAID, Answer, Credential, unpadded
+from tests.vaults import SAID, Credential, FakeVault, Refused, decoded, unpadded
 
 URL = "https://acme.vault.azure.net/keys/mapping"
 FIRST, SECOND = "1" * 32, "2" * 32
@@ -35,48 +30,22 @@ OAEP = padding.OAEP(padding.MGF1(hashes.SHA256()), hashes.SHA256(), None)
 DATA_KEY = bytes(range(32))
 
 
-class Vault(HttpTransport[Any, Any]):
+class Vault(FakeVault):
     """Holds the versions of one RSA key; the last one is current."""
 
     def __init__(self, status: int = 200, kty: str = "RSA") -> None:
-        self.status = status
+        super().__init__(status)
         self.kty = kty
         self.versions = {FIRST: rsa.generate_private_key(65537, 2048)}
-        self.asked: list[str] = []
-
-    def open(self) -> None: ...
-
-    def close(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def __enter__(self) -> Vault:
-        return self
 
     def rotate(self) -> None:
         self.versions[SECOND] = rsa.generate_private_key(65537, 2048)
 
-    def send(self, request: Any, **_: Any) -> Any:
-        path = urlsplit(request.url).path.rstrip("/")
-        headers = {"Content-Type": "application/json"}
-        if self.status == 0:
-            raise ServiceRequestError("name not known")
-        if "Authorization" not in request.headers:
-            authority = "https://login.microsoftonline.com/00000000-0000-0000-0000-000000000000"
-            headers["WWW-Authenticate"] = (
-                f'Bearer authorization="{authority}", resource="https://vault.azure.net"'
-            )
-            return Answer(request, 401, {}, headers)
-        self.asked.append(f"{request.method} {path}")
-        if self.status != 200:
-            return Answer(request, self.status, {"error": {"code": "X", "message": SAID}}, headers)
+    def answer(self, path: str, content: dict[str, str]) -> dict[str, Any]:
         _, _, name, *rest = path.split("/")
         assert name == "mapping"
         version = rest[0] if rest else list(self.versions)[-1]
-        if rest[1:] == ["unwrapkey"]:
-            content = request.content if hasattr(request, "content") else request.body
-            return self._unwrapped(request, version, json.loads(content), headers)
-        return Answer(request, 200, self._key(version), headers)
+        return self._unwrapped(version, content) if rest[1:] == ["unwrapkey"] else self._key(version)
 
     def _key(self, version: str) -> dict[str, Any]:
         numbers = self.versions[version].public_key().public_numbers()
@@ -85,13 +54,13 @@ class Vault(HttpTransport[Any, Any]):
             key |= {"n": unpadded(numbers.n.to_bytes(256)), "e": unpadded(numbers.e.to_bytes(3))}
         return {"key": key, "attributes": {"enabled": True}}
 
-    def _unwrapped(self, request: Any, version: str, asked: dict[str, str], headers: dict[str, str]) -> Any:
+    def _unwrapped(self, version: str, asked: dict[str, str]) -> dict[str, str]:
         assert asked["alg"] == "RSA-OAEP-256"
         try:
-            key = self.versions[version].decrypt(base64.urlsafe_b64decode(asked["value"] + "=="), OAEP)
+            key = self.versions[version].decrypt(decoded(asked["value"]), OAEP)
         except ValueError:
-            return Answer(request, 400, {"error": {"code": "BadParameter", "message": SAID}}, headers)
-        return Answer(request, 200, {"kid": f"{URL}/{version}", "value": unpadded(key)}, headers)
+            raise Refused(400) from None
+        return {"kid": f"{URL}/{version}", "value": unpadded(key)}
 
 
 def wrapping(vault: Vault, url: str = URL) -> KeyVaultWrappingKey:

@@ -1,36 +1,28 @@
-"""Secrets are found where the configuration says, are long enough, and never shown.
-
-Key Vault is not reached here: the real `SecretClient` runs over a transport that answers as the service's
-documentation says (a challenge first, then the secret bundle; "Get Secret", Key Vault REST API 7.4).
-"""
+"""Secrets are found where the configuration says, are long enough, and never shown. Key Vault is a fake."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 import sys
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 from azure.core.credentials import AccessToken
-from azure.core.exceptions import ClientAuthenticationError, ServiceRequestError
-from azure.core.pipeline.transport import HttpTransport
-from azure.core.rest import HttpRequest
-from azure.core.rest._http_response_impl import HttpResponseImpl
+from azure.core.exceptions import ClientAuthenticationError
 
 from rekey.crockford import ALPHABET
 from rekey.errors import ConfigurationError, CredentialRefused, EndpointDown, SecretMissing, Unavailable
+from rekey.keyvault import split_url
 from rekey.secrets_source import (
     SecretKind,
     SecretSource,
     fingerprint,
     from_key_vault,
     read_secret,
-    split_key_vault_url,
 )
+from tests.vaults import SAID, Credential, FakeVault
 
 SECRET = "a secret of some length"
 URL = "https://acme.vault.azure.net/secrets/users"
@@ -91,13 +83,6 @@ def test_the_fingerprint_is_what_is_documented_and_not_what_keys_are_made_of() -
     assert fingerprint(b"another secret, long enough") != expected
 
 
-class Credential:
-    """A token for everybody."""
-
-    def get_token(self, *scopes: str, **_: Any) -> AccessToken:
-        return AccessToken("token", 4102444800)
-
-
 class Refusing:
     """No identity is available, as `DefaultAzureCredential` says it."""
 
@@ -105,59 +90,17 @@ class Refusing:
         raise ClientAuthenticationError(message="no credential for alice@example.com")
 
 
-class Response(HttpResponseImpl):
-    """One canned answer."""
-
-    def __init__(self, request: HttpRequest, status: int, body: object, headers: dict[str, str]) -> None:
-        super().__init__(
-            request=request,
-            internal_response=None,
-            status_code=status,
-            headers=headers,  # type: ignore[arg-type]
-            reason="",
-            content_type="application/json",
-            stream_download_generator=None,  # type: ignore[arg-type]
-        )
-        self._content = json.dumps(body).encode()
-        self._is_closed = True
-        self._is_stream_consumed = True
-
-    def body(self) -> bytes:
-        return self._content  # type: ignore[return-value]
-
-
-class Vault(HttpTransport[Any, Any]):
-    """Asks for a token, then answers with `status` and `value`."""
+class Vault(FakeVault):
+    """Holds one secret."""
 
     def __init__(self, status: int = 200, value: str | None = SECRET) -> None:
-        self.status = status
+        super().__init__(status)
         self.value = value
-        self.asked: list[str] = []
 
-    def open(self) -> None: ...
-
-    def close(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def __enter__(self) -> Vault:
-        return self
-
-    def send(self, request: Any, **_: Any) -> Any:
-        self.asked.append(request.url)
-        if self.status == 0:
-            raise ServiceRequestError("name not known")
-        headers = {"Content-Type": "application/json"}
-        if "Authorization" not in request.headers:
-            authority = "https://login.microsoftonline.com/00000000-0000-0000-0000-000000000000"
-            headers["WWW-Authenticate"] = (
-                f'Bearer authorization="{authority}", resource="https://vault.azure.net"'
-            )
-            return Response(request, 401, {}, headers)
-        if self.status == 200:
-            return Response(request, 200, {"id": URL + "/v1", "value": self.value}, headers)
-        body = {"error": {"code": "X", "message": f"sorry, {SECRET}"}}
-        return Response(request, self.status, body, headers)
+    def answer(self, path: str, content: dict[str, str]) -> dict[str, Any]:
+        assert path.startswith("/secrets/users")
+        assert content == {}
+        return {"id": URL + "/v1", "value": self.value}
 
 
 def from_vault(vault: Vault, url: str = URL, credential: Any = None) -> bytes:
@@ -167,9 +110,8 @@ def from_vault(vault: Vault, url: str = URL, credential: Any = None) -> bytes:
 def test_key_vault_gives_the_secret_of_the_url() -> None:
     vault = Vault()
     assert from_vault(vault) == SECRET.encode()
-    assert urlsplit(vault.asked[-1]).path.rstrip("/") == "/secrets/users"
     from_vault(vault, URL + "/0123456789")
-    assert urlsplit(vault.asked[-1])[:3] == ("https", "acme.vault.azure.net", "/secrets/users/0123456789")
+    assert vault.asked == ["GET /secrets/users", "GET /secrets/users/0123456789"]
 
 
 @pytest.mark.parametrize(
@@ -188,7 +130,7 @@ def test_what_key_vault_refuses_leads_to_an_action_and_is_not_copied(
     with pytest.raises(error) as caught:
         from_vault(Vault(status))
     assert caught.value.hint  # type: ignore[attr-defined]
-    assert SECRET not in str(caught.value)
+    assert SAID not in str(caught.value)
 
 
 def test_no_identity_for_key_vault_is_a_refused_credential() -> None:
@@ -216,5 +158,5 @@ def test_without_the_extra_key_vault_says_what_to_install(monkeypatch: pytest.Mo
 )
 def test_only_the_url_of_a_secret_is_taken_for_one(url: str) -> None:
     with pytest.raises(ValueError, match="not the https URL"):
-        split_key_vault_url(url)
-    assert split_key_vault_url(URL + "/v") == ("https://acme.vault.azure.net", "users", "v")
+        split_url(url, "secrets")
+    assert split_url(URL + "/v", "secrets") == ("https://acme.vault.azure.net", "users", "v")

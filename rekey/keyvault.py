@@ -1,0 +1,173 @@
+"""What everything that is kept in Key Vault has in common: connecting, and what its refusals mean here.
+
+Rules kept here:
+
+* Key Vault needs the extra `keyvault`; it is imported only when something is configured to be there.
+* What it answers is not copied into messages: it may quote the request. What happened, in our words, and what
+  to do about it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from azure.core.exceptions import (
+    AzureError,
+    ClientAuthenticationError,
+    HttpResponseError,
+    ResourceNotFoundError,
+    ServiceRequestError,
+)
+
+from rekey.errors import ConfigurationError, CredentialRefused, EndpointDown, RekeyError, Unavailable
+
+if TYPE_CHECKING:
+    from azure.core.credentials import TokenCredential
+
+_FORBIDDEN = 403
+
+
+@dataclass(frozen=True, slots=True)
+class Thing:
+    """Something in Key Vault, as messages speak of it.
+
+    Attributes:
+        what: "the wrapping key".
+        kind: `key` or `secret`.
+        setting: what names it in the configuration: "`[sealing] key_vault`".
+        purpose: what Key Vault is asked to do with it: "to sign".
+        role: the role that lets an identity do so.
+        absent: the error when there is no such thing.
+        if_deleted: what to do when it was deleted; put behind the hint.
+    """
+
+    what: str
+    kind: str
+    setting: str
+    purpose: str
+    role: str
+    absent: type[RekeyError] = ConfigurationError
+    if_deleted: str = ""
+
+    def not_installed(self) -> ConfigurationError:
+        """Return the error for the client packages being absent."""
+        return ConfigurationError(
+            f"{self.what} is in Key Vault, and the Key Vault client is not installed",
+            hint="pip install 'rekey-tables[keyvault]'",
+        )
+
+    @contextmanager
+    def asked(self) -> Iterator[None]:
+        """Turn what Key Vault answers within this block into what it means here.
+
+        Raises:
+            RekeyError: of the kind `absent`: there is no such thing.
+            CredentialRefused, EndpointDown, Unavailable: Key Vault did not do it.
+        """
+        try:
+            yield
+        except AzureError as error:
+            raise self._failed(error) from None
+
+    def _failed(self, error: AzureError) -> RekeyError:
+        if isinstance(error, ResourceNotFoundError):
+            return self.absent(
+                f"{self.what}: Key Vault has no such {self.kind} or version",
+                hint=f"check the URL in {self.setting}{self.if_deleted}",
+            )
+        status = (error.status_code or 0) if isinstance(error, HttpResponseError) else 0
+        if isinstance(error, ClientAuthenticationError) or status == _FORBIDDEN:
+            return CredentialRefused(
+                f"{self.what}: Key Vault refused {self.purpose}, or there is no credential",
+                code="KeyVaultRefused",
+                status=status,
+                hint=f"sign in (`az login`), or give this identity the role {self.role}",
+            )
+        if isinstance(error, ServiceRequestError):
+            return EndpointDown(
+                f"{self.what}: the Key Vault could not be reached",
+                code="KeyVaultUnreachable",
+                hint=f"check the URL in {self.setting} and the network",
+            )
+        return Unavailable(
+            f"{self.what}: Key Vault answered with an error",
+            code="KeyVaultFailed",
+            status=status,
+            hint="run the same command again",
+        )
+
+
+class VaultKey:
+    """A key in Key Vault, which never leaves it."""
+
+    def __init__(
+        self, thing: Thing, url: str, credential: TokenCredential | None, client_options: dict[str, Any]
+    ) -> None:
+        """Take the key's URL; nothing is asked of Key Vault yet.
+
+        Args:
+            thing: how messages speak of it.
+            url: `https://VAULT.vault.azure.net/keys/NAME`, with or without a version.
+            credential: `DefaultAzureCredential` when None.
+            client_options: passed to the clients (a `transport`, for example).
+
+        Raises:
+            ConfigurationError: the extra `keyvault` is not installed, or it is not such a URL.
+        """
+        try:
+            from azure.keyvault.keys import KeyClient
+        except ImportError:
+            raise thing.not_installed() from None
+        try:
+            self.vault, self.name, self._version = split_url(url, "keys")
+        except ValueError:
+            raise ConfigurationError(
+                f"{thing.setting} is not the https URL of a Key Vault key",
+                hint='write key_vault = "https://VAULT.vault.azure.net/keys/NAME"',
+            ) from None
+        self.thing = thing
+        self._credential = credential or default_credential()
+        self._options = client_options
+        self._client = KeyClient(self.vault, self._credential, **client_options)
+
+    def get(self) -> Any:
+        """Return what Key Vault says of the key, its public half among it. Raises what `Thing.asked` does."""
+        with self.thing.asked():
+            return self._client.get_key(self.name, self._version)
+
+    def client_for(self, key: Any) -> Any:
+        """Return a client that works with a key that `get` returned, or with a version by its URL."""
+        from azure.keyvault.keys.crypto import CryptographyClient
+
+        return CryptographyClient(key, self._credential, **self._options)
+
+
+def default_credential() -> Any:
+    """Return a new `DefaultAzureCredential`; imported here, since it takes a while."""
+    from azure.identity import DefaultAzureCredential
+
+    return DefaultAzureCredential()
+
+
+def split_url(url: str, kind: str) -> tuple[str, str, str | None]:
+    """Split the URL of something in Key Vault into vault URL, name and version (or None).
+
+    Args:
+        url: of one of its `kind`.
+        kind: as the URL says it: `secrets` or `keys`.
+
+    Raises:
+        ValueError: it is not such a URL. The message does not repeat it.
+    """
+    parts = urlsplit(url)
+    path = [piece for piece in parts.path.split("/") if piece]
+    plain = not (parts.query or parts.fragment or parts.username or parts.password)
+    if parts.scheme != "https" or not parts.hostname or not plain:
+        raise ValueError(f"not the https URL of one of Key Vault's {kind}")
+    if len(path) not in (2, 3) or path[0] != kind:
+        raise ValueError(f"not the https URL of one of Key Vault's {kind}")
+    return f"https://{parts.netloc}", path[1], path[2] if len(path) > 2 else None
