@@ -13,16 +13,14 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import dualwrite, machine, project, pure, stubbed
+from benchmarks import asked, dualwrite, machine, project, pure, stubbed
 from benchmarks.measure import Measured, run
 from rekey.rehearse.azurite import Azurite
-
-_SIZES = (10_000, 100_000, 300_000)
-_LEAST_PURE = 2_000
-_STUB_ROWS = 100_000
 
 
 def say(text: str) -> None:
@@ -87,31 +85,78 @@ def _ratio(other: Measured, ours: Measured) -> dict[str, float]:
     }
 
 
+# --- the document -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Rows of every part."""
+
+    lives: tuple[int, ...] = (10_000, 100_000, 300_000)
+    side_by_side: int = 20_000
+    stub: int = 100_000
+    limits: int = 100_000
+    throttled: int = 200_000
+    requests: int = 100_000
+    sizes: tuple[int, ...] = (10_000, 100_000, 300_000)
+    base: int = 30_000
+    pure: int = 20_000
+    calls: int = dualwrite.CALLS
+    kinds: int | None = None
+
+
+FULL = replace(Sizes(), limits=1_000_000, throttled=500_000, sizes=(10_000, 1_000_000, 3_000_000))
+QUICK = Sizes((400,), 400, 2_000, 2_000, 2_000, 2_000, (1_000, 2_000), 1_000, 2_000, 2, 1)
+
+
+def all_lives(counts: tuple[int, ...]) -> dict[str, Any]:
+    """Return the lives of every size, and what memory `apply` takes at each."""
+    done = [life(count) for count in counts]
+    applied = [one["steps"]["apply"]["peak_rss_mib"] for one in done]
+    return {
+        "lives": done,
+        "memory_of_apply": {
+            "peak_rss_mib": dict(zip(map(str, counts), applied, strict=True)),
+            "largest_to_smallest": round(applied[-1] / applied[0], 2),
+        },
+    }
+
+
+PARTS: dict[str, Callable[[Sizes], dict[str, Any]]] = {
+    "lives": lambda sizes: all_lives(sizes.lives),
+    "side_by_side": lambda sizes: {"side_by_side": side_by_side(sizes.side_by_side)},
+    "on_the_stub": lambda sizes: {"on_the_stub": stubbed.measure(sizes.stub, say)},
+    "limits": lambda sizes: {"limits": asked.limits(sizes.limits, say)},
+    "throttled": lambda sizes: {"throttled": asked.throttled(sizes.throttled, say)},
+    "requests": lambda sizes: {"requests": asked.requests(sizes.requests, say)},
+    "sizes": lambda sizes: {"sizes": asked.sizes(sizes.sizes, sizes.base, say)},
+    "dual_write": lambda sizes: {
+        "dual_write": dualwrite.measure(sizes.calls, say, dualwrite.KINDS[: sizes.kinds])
+    },
+    "rows_per_cpu_second": lambda sizes: {"rows_per_cpu_second": pure.measure(sizes.pure)},
+}
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.partition("\n")[0])
-    parser.add_argument("--rows", type=int, default=20_000, help="rows of the side-by-side copy")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"all of them, or some: {', '.join(PARTS)}")
+    parser.add_argument("--rows", type=int, help="rows of the side-by-side copy")
+    parser.add_argument(
+        "--full", action="store_true", help="1,000,000 and 3,000,000 rows where that is asked"
+    )
     parser.add_argument("--quick", action="store_true", help="small numbers: shows that it works, no more")
     parser.add_argument("--out", type=Path, help="write the document to a file as well")
     options = parser.parse_args()
-    sizes = (400,) if options.quick else _SIZES
-    count = 400 if options.quick else options.rows
-    lives = [life(size) for size in sizes]
-    applied = [one["steps"]["apply"]["peak_rss_mib"] for one in lives]
-    document = {
-        "machine": machine.describe(),
-        "lives": lives,
-        "memory_of_apply": {
-            "peak_rss_mib": dict(zip(map(str, sizes), applied, strict=True)),
-            "largest_to_smallest": round(applied[-1] / applied[0], 2),
-        },
-        "side_by_side": side_by_side(count),
-        "on_the_stub": stubbed.measure(2_000 if options.quick else _STUB_ROWS, say),
-        "dual_write": dualwrite.measure(
-            2 if options.quick else dualwrite.CALLS, say, dualwrite.KINDS[: 1 if options.quick else None]
-        ),
-        "rows_per_cpu_second": pure.measure(max(count, _LEAST_PURE)),
-    }
+    if unknown := set(options.parts) - set(PARTS):
+        parser.error(f"there is no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    sizes = QUICK if options.quick else FULL if options.full else Sizes()
+    if options.rows is not None:
+        sizes = replace(sizes, side_by_side=options.rows)
+    document: dict[str, Any] = {"machine": machine.describe()}
+    for name in options.parts or PARTS:
+        document |= PARTS[name](sizes)
+    document["asked"] = asked.asked_of(document)
     text = json.dumps(document, indent=2)
     print(text)
     if options.out is not None:

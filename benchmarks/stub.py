@@ -23,6 +23,7 @@ import sys
 import time
 import urllib.request
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
@@ -67,16 +68,17 @@ def _error(code: str) -> bytes:
 class Bucket:
     """An allowance that refills: entities a second."""
 
-    def __init__(self, rate: int) -> None:
-        self._rate, self._size = rate, rate * _BURST_SECONDS
-        self._left, self._at = self._size, time.monotonic()
+    def __init__(self, rate: float, now: Callable[[], float] = time.monotonic) -> None:
+        self._rate, self._size, self._now = rate, rate * _BURST_SECONDS, now
+        self._left, self._at = self._size, now()
 
     def take(self, count: int) -> bool:
-        """Take `count` if they are there (or the allowance is full)."""
-        now = time.monotonic()
+        """Take `count`. What is left may be overdrawn once, by a request of any size: nobody knows before how
+        many rows a page will have. Then nothing is given until it is made up for."""
+        now = self._now()
         self._left = min(self._size, self._left + (now - self._at) * self._rate)
         self._at = now
-        if count > self._left and self._left < self._size:
+        if self._left <= 0:
             return False
         self._left -= count
         return True
@@ -91,7 +93,8 @@ class Stub:
         self.random = random.Random(1)
         self.counts: Counter[str] = Counter()
         self.written: Counter[str] = Counter()
-        self.keys: set[tuple[bytes, bytes]] = set()
+        self.requests: Counter[str] = Counter()
+        self.keys: dict[str, set[tuple[bytes, bytes]]] = defaultdict(set)
         self.first = self.last = 0.0
         self.account = Bucket(ACCOUNT_RATE)
         self.partitions: defaultdict[tuple[str, str], Bucket] = defaultdict(lambda: Bucket(PARTITION_RATE))
@@ -113,9 +116,16 @@ class Stub:
         if method == "GET" and path.endswith("()"):
             return self._page(path.rpartition("/")[2][:-2], dict(parse_qsl(query)))
         self.counts["others"] += 1
-        if method == "GET" or "Tables" in path:
+        if method == "GET":
             return b"404 Not Found", _JSON, _error("ResourceNotFound")
+        if "/Tables" in path:
+            return b"204 No Content", b"", b""
+        table = path.rpartition("/")[2].partition("(")[0]
         self.counts["written"] += 1
+        self.written[table] += 1
+        self.requests[table] += 1
+        if self.options.remember:
+            self.keys[table].update(zip(_PARTITION.findall(body), _ROW.findall(body), strict=True))
         return b"204 No Content", b"ETag: " + _ETAG + b"\r\n", b""
 
     def stats(self) -> dict[str, Any]:
@@ -123,7 +133,8 @@ class Stub:
         return {
             **self.counts,
             "tables": dict(self.written),
-            "distinct": len(self.keys),
+            "requests": dict(self.requests),
+            "distinct_of": {table: len(keys) for table, keys in self.keys.items()},
             "seconds": self.last - self.first,
         }
 
@@ -145,8 +156,9 @@ class Stub:
         self.counts["batches"] += 1
         self.counts["written"] += count
         self.written[table] += count
+        self.requests[table] += 1
         if self.options.remember:
-            self.keys.update((table.encode(), key) for key in _ROW.findall(body))
+            self.keys[table].update(zip(_PARTITION.findall(body), _ROW.findall(body), strict=True))
         return b"202 Accepted", _MULTIPART, _BATCHES[count]
 
     def _page(self, table: str, query: dict[str, str]) -> tuple[bytes, bytes, bytes]:

@@ -3,10 +3,10 @@
     python -m benchmarks.stub_work SIDE WORK URL
 
 SIDE is `rekey` or `sdk`; WORK is `copy` (with mapping rows), `copy-targets` (without) or `verify`, for rekey
-also `copy-limited` (with mapping rows, at the rates that rekey keeps to against the service), `inspect`
-(every row) and `scan` (the same pages, read and dropped). The loops
-over azure-data-tables are those that teams write by hand (`sdk_loop`). Writes `work.json` into the current
-folder: rows, seconds, and seconds of this process's processor, its start and imports left out.
+also `copy-limited` (with mapping rows, at the rates that rekey keeps to against the service), `copy:MAPPING`,
+another declaration of `DECLARED`, `inspect` (every row) and `scan` (the same pages, read and dropped). The
+loops over azure-data-tables are those that teams write by hand (`sdk_loop`). Writes `work.json` into the
+current folder: rows, seconds, and seconds of this process's processor, its start and imports left out.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from azure.data.tables import TableServiceClient
 from benchmarks.project import SCRIPT_ID, SECRET, USERS
 from benchmarks.sdk_loop import mapping_rows, opaque, write
 from benchmarks.stub import ACCOUNT, KEY
+from rekey import Migration, Target, keys, props
 from rekey.backfill.copier import GATHERED_WINDOWS, Copier, CopyWindow
 from rekey.backfill.engine import copy_segments
 from rekey.backfill.gather import Write
@@ -46,6 +47,32 @@ from rekey.tables.azure import AzureTableService
 from rekey.tables.credentials import SharedKey
 
 _PURPOSE = "backfill"
+DECLARED = {
+    "kept": USERS,
+    "buckets": Migration(
+        source=USERS.source,
+        target=Target(
+            USERS.tables[0],
+            partition_key=keys.bucket(64, "sha256", "RowKey"),
+            row_key=keys.join("-", keys.prop("PartitionKey"), keys.prop("RowKey")),
+            properties=[props.copy("PartitionKey", to="Tenant")],
+        ),
+        capture="delta",
+        reverse=False,
+    ),
+    "apart": Migration(
+        source=USERS.source,
+        target=Target(
+            USERS.tables[0],
+            partition_key=keys.join("-", keys.prop("PartitionKey"), keys.prop("RowKey")),
+            row_key=keys.literal("user"),
+            properties=[props.copy("RowKey", to="ContactEmail"), props.copy("PartitionKey", to="Tenant")],
+        ),
+        capture="delta",
+        reverse=False,
+    ),
+}
+"""What can be copied: to the same partitions, to few, to one for each row."""
 _SECRET = SECRET.encode()
 
 
@@ -56,22 +83,26 @@ class TargetsOnly(Copier):
         return iter(())
 
 
-def _migration(service: AzureTableService) -> Propagator:
+def mapping_of(migration: Migration) -> MappingRows:
+    """Return what makes the mapping rows of a declaration."""
     sealer = Sealer()
     sealer.use(new_data_key("2024-05"))
-    mapping = MappingRows(SCRIPT_ID, USERS.source, USERS.tables, SafeIds(bytes(32)), sealer)
+    return MappingRows(SCRIPT_ID, migration.source, migration.tables, SafeIds(bytes(32)), sealer)
+
+
+def _migration(service: AzureTableService, migration: Migration = USERS) -> Propagator:
     return Propagator(
-        service.table(USERS.source),
-        [service.table(name) for name in USERS.tables],
-        Mapper(USERS, {"users": _SECRET}),
-        MappingStore(service.table(MAPPING_TABLE), mapping),
+        service.table(migration.source),
+        [service.table(name) for name in migration.tables],
+        Mapper(migration, {"users": _SECRET}),
+        MappingStore(service.table(MAPPING_TABLE), mapping_of(migration)),
     )
 
 
-async def _copy(service: AzureTableService, kind: type[Copier], limits: Limits) -> int:
+async def _copy(service: AzureTableService, kind: type[Copier], limits: Limits, migration: Migration) -> int:
     throttle = Throttle(limits.entities_per_second, partition=limits.partition_entities_per_second)
     service.listen(throttle.heard)
-    copier = kind(_migration(service), limits.concurrency, throttle)
+    copier = kind(_migration(service, migration), limits.concurrency, throttle)
     path = Path("state.sqlite")
     with State.open(path) as state:
         state.register(SCRIPT_ID, "digest", USERS.source, "run", {}, "stub")
@@ -138,7 +169,8 @@ def rekey(work: str, endpoint: str) -> int:
             if work in ("inspect", "scan"):
                 return await _inspect(service, scan_only=work == "scan")
             limits = Limits().with_targets() if work == "copy-limited" else Limits()
-            return await _copy(service, TargetsOnly if work == "copy-targets" else Copier, limits)
+            declared = DECLARED[work.partition(":")[2] or "kept"]
+            return await _copy(service, TargetsOnly if work == "copy-targets" else Copier, limits, declared)
         finally:
             await service.close()
 

@@ -16,7 +16,7 @@ from rekey.limits import ACCOUNT_TARGET, PARTITION_TARGET
 class Limits:
     """Bounds on what runs at a time. Rates in entities a second, None for no limit."""
 
-    concurrency: int = 16
+    concurrency: int = 32
     window_rows: int = 8192
     window_bytes: int = 16 * 1024**2
     entities_per_second: int | None = None

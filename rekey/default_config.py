@@ -54,7 +54,7 @@ file = "sealing.key"
 # file = "old.key"
 
 [limits]
-concurrency = 16             # writes in flight
+concurrency = 32             # writes in flight
 scans = 8                    # parts of the source that are read at the same time
 window_rows = 8192           # rows read ahead of what is written
 window_bytes = "16MiB"       # and their bytes, whichever is reached first

@@ -14,7 +14,7 @@ from types import TracebackType
 import aiohttp
 from yarl import URL
 
-_PASSED_ON = {"content-type", "etag", "date"}
+_PASSED_ON = {"content-type", "etag", "date", "server"}
 
 
 @dataclass
@@ -99,7 +99,9 @@ class FaultProxy:
         return sum(asked.method == method and target in asked.target for asked in self.asked)
 
     async def __aenter__(self) -> FaultProxy:
-        self._session = aiohttp.ClientSession(auto_decompress=False)
+        # Azurite closes connections that were idle for 5 seconds; one that is about to be is not used again.
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2)
+        self._session = aiohttp.ClientSession(connector=connector, auto_decompress=False)
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         return self
 

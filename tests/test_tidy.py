@@ -104,6 +104,10 @@ PURE = {
     "spread.tasks",
     "sections",
     "state.keytexts",
+    "stress.render",
+    "stress.report",
+    "stress.spread",
+    "stress.steps",
     "tables.answers",
     "tables.filters",
     "tables.rules",
@@ -161,6 +165,7 @@ LAYERS: dict[str, set[str]] = {
     "runner": {"cli", "rehearse"},
     "spread": {"cli", "rehearse", "runner", "planner", "evidence", "delta"},
     "doctor": {"cli", "rehearse", "backfill", "delta", "reconcile"},
+    "stress": {"cli", "rehearse", "runner", "state", "backfill", "delta", "dualwrite", "reconcile"},
 }
 """What a package must not import, so that it can be read, tested and replaced without it."""
 

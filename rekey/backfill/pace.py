@@ -4,20 +4,27 @@ Rules kept here:
 
 * Heard of every answer: its status and how long it took. Once a second the last second is judged.
 * More than `PUSHED_BACK` of the answers said "busy" (503), "timed out" (500) or "too many" (429), or answers
-  take several times as long as usual: go on at nine tenths of what was done in that second.
+  take several times as long as usual: go on at nine tenths of what was done in that second, but never at less
+  than half of the rate before: in one bad second little is done, whatever the service could do.
 * For slow answers alone never below half of the best second: this machine may be what is slow.
 * Hardly any did: a tenth more every second, until the limit that is configured is what counts again.
-* In between the rate stands still: an account at its limit refuses a few requests, and a client that gave way
-  for each of them would end at nothing.
+* A tenth of refusals is usual at a limit: so many that chance explains them slow nothing. A client that gave
+  way for each of them, or for each unlucky second, would end at nothing.
+* In between it grows slowly, so that a second that was taken wrongly is made good. Growth is by the clock: at
+  a low rate it is seldom that somebody comes to be judged.
 """
 
 from __future__ import annotations
+
+import math
 
 PUSHED_BACK = 0.15
 _HARDLY_ANY = 0.02
 _LEAST_ANSWERS = 10
 _LEAST_RATE = 50.0
-_DOWN, _UP = 0.9, 1.1
+_DOWN, _UP, _CREEP = 0.9, 1.1, 1.05
+_LONGEST_SECONDS = 10.0
+_USUAL_SHARE, _DEVIATIONS = 0.1, 2.0
 _SLOW_FACTOR, _SLOW_SECONDS = 4.0, 0.25
 _BUSY = frozenset({429, 500, 503})
 
@@ -53,11 +60,15 @@ class Pace:
         share, done = self._busy / self._answers, self._entities / elapsed
         self._best = max(self._best, done)
         is_slow = self._is_slow()
-        if share > PUSHED_BACK or is_slow:
-            least = _LEAST_RATE if share > PUSHED_BACK else self._best / 2
-            self.rate = max(least, _DOWN * (done if self.rate is None else min(done, self.rate)))
-        elif share < _HARDLY_ANY and self.rate is not None:
-            faster = self.rate * _UP
+        chance = _USUAL_SHARE + _DEVIATIONS * math.sqrt(_USUAL_SHARE * (1 - _USUAL_SHARE) / self._answers)
+        is_pushed = share > max(PUSHED_BACK, chance)
+        if is_pushed or is_slow:
+            least = _LEAST_RATE if is_pushed else self._best / 2
+            before = self.rate or configured or self._best
+            self.rate = max(least, before / 2, _DOWN * min(done, before))
+        elif self.rate is not None:
+            growth = _UP if share < _HARDLY_ANY else _CREEP
+            faster = self.rate * growth ** min(elapsed, _LONGEST_SECONDS)
             is_free = faster >= configured if configured is not None else done < self.rate / 2
             self.rate = None if is_free else faster
         self.since = now

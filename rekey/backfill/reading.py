@@ -7,6 +7,7 @@ Rules kept here:
   what has been read: no row is read by two readers, none by nobody.
 * Which segment is the largest is not known. The one that gave the most rows since it was last split is likely
   to have the most left; below `LEAST_PAGES` pages nothing is split.
+* A partition that has a rate has one reader: more of them would get no more out of it, only refusals.
 * Only readers that are waited for split: where writing is what takes time, more scans would not help.
 * Bounded memory: at most as many pages as there are readers wait to be taken.
 """
@@ -25,7 +26,7 @@ from rekey.concurrency import cancel, together
 from rekey.model import PARTITION_KEY, EntityKey, Row, key_of
 from rekey.state.models import Segment
 from rekey.tables.base import MAX_PAGE_ROWS, Page, Table
-from rekey.tables.probing import find_middle
+from rekey.tables.probing import HIGH, find_middle
 
 LEAST_PAGES = 3
 """Pages a segment must have given since it was last split before it is split again."""
@@ -70,12 +71,14 @@ class _Active:
         fresh_rows: rows it gave since it was begun or split.
         shrunk: its end was moved after its scan began.
         probed: somebody is looking for a place to split it.
+        whole: it is not split: what is left lies in one partition, which has a rate.
     """
 
     now: Segment
     fresh_rows: int = 0
     shrunk: bool = False
     probed: bool = False
+    whole: bool = False
 
     def take(self, page: Page) -> tuple[list[Row], bool]:
         """Move on by a page; return its rows within the segment, and whether the segment ends with it."""
@@ -180,6 +183,7 @@ class Reading:
         pages = self._source.scan(
             active.now.rest, modified_from=self._modified_from, page_rows=self._page_rows
         )
+        entered: str | None = None
         async with aclosing(pages):  # type: ignore[type-var]  # all scans are generators
             async for page in pages:
                 before = active.now.bytes
@@ -189,6 +193,9 @@ class Reading:
                     first, last = rows[0][PARTITION_KEY], rows[-1][PARTITION_KEY]
                     # A page over several partitions is no burden to one of them.
                     partition = (self._source.name, first) if first == last else None
+                    if partition is not None and first != entered:
+                        self._throttle.ahead(self._page_rows, partition)  # the next page is being fetched
+                    entered = last
                     await self._throttle.take(len(rows), partition)
                 await self._put(rows, size, active.now)
                 if ended:
@@ -219,7 +226,9 @@ class Reading:
     def _largest(self) -> _Active | None:
         """Return the segment to split now, None when there is none or nobody waits for rows."""
         least = LEAST_PAGES * self._page_rows
-        worth = [one for one in self._active.values() if one.fresh_rows >= least and not one.probed]
+        worth = [
+            one for one in self._active.values() if one.fresh_rows >= least and not (one.probed or one.whole)
+        ]
         return max(worth, key=lambda one: one.fresh_rows, default=None) if self._hungry else None
 
     async def _divide(self, active: _Active, split: Split) -> None:
@@ -230,6 +239,9 @@ class Reading:
         finally:
             active.probed = False
         active.fresh_rows = 0
+        if middle is not None and middle.row != HIGH and self._has_partition_rate:
+            active.whole = True
+            return
         # Meanwhile its reader may have come past that key, or to its end. From here on nothing is awaited.
         if middle is None or self._active.get(active.now.id) is not active or middle not in active.now.rest:
             return
@@ -237,6 +249,10 @@ class Reading:
         active.now = replace(active.now, upto=middle)
         active.shrunk = True
         self._tell()
+
+    @property
+    def _has_partition_rate(self) -> bool:
+        return self._throttle is not None and self._throttle.rates.partition is not None
 
     async def _change(self) -> None:
         await self._changed.wait()

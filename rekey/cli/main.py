@@ -31,6 +31,7 @@ from rekey.cli.rollback import rollback
 from rekey.cli.shell import WIDTH, Shell, Surroundings
 from rekey.cli.status import status
 from rekey.cli.steer import pause, resume, throttle
+from rekey.cli.stress import stress
 from rekey.cli.verify import verify
 from rekey.errors import ExitCode, RekeyError
 
@@ -87,6 +88,7 @@ for _command in (
     lookup,
     evidence,
     rehearse,
+    stress,
 ):
     rekey.add_command(_command)
 

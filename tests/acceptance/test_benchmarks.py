@@ -10,6 +10,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
+def test_parts_are_chosen_by_name_and_an_unknown_one_is_refused() -> None:
+    words = [sys.executable, "-m", "benchmarks", "--quick"]
+    done = subprocess.run([*words, "requests"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout).keys() == {"machine", "requests", "asked"}
+    wrong = subprocess.run([*words, "nothing"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2 and "there is no part nothing" in wrong.stderr
+
+
 def test_a_quick_run_prints_every_figure(tmp_path: Path) -> None:
     out = tmp_path / "figures.json"
     done = subprocess.run(
@@ -28,6 +36,13 @@ def test_a_quick_run_prints_every_figure(tmp_path: Path) -> None:
     for work in ("copy", "copy_targets", "verify"):
         assert document["on_the_stub"][work]["ratio"] > 0
     assert document["on_the_stub"]["inspect"]["of_scan_speed"] > 0
+    assert document["throttled"]["rows_lost"] == document["throttled"]["mapping_rows_lost"] == 0
+    assert document["limits"]["least_seconds"] > 0
+    for case in document["requests"]["cases"].values():
+        assert all(case["sent"][kind] >= least for kind, least in case["least"].items())
+    assert document["sizes"]["peak_rss_mib"]["measured"] > 0
+    assert len(document["asked"]) == 12
+    assert all(one.keys() == {"asked", "measured", "met"} for one in document["asked"].values())
     written = document["dual_write"]["key_derived"]
     for moment in ("before_cutover", "after_cutover"):
         for view in ("same_view", "cross_view"):

@@ -209,6 +209,7 @@ PRESUMED: dict[str, Callable[[Project], None]] = {
     "resume": Project.killed_while_copying,
     "retire": complete,
     "rollback": cut_over,
+    "stress": not_begun,
     "wrapping-key": at_the_gate,
 }
 

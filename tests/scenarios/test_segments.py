@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rekey.backfill.copier import GATHERED_WINDOWS
 from rekey.backfill.engine import copy_segments
 from rekey.backfill.reading import Reading, WindowSize
+from rekey.backfill.throttle import Throttle
 from rekey.errors import StateUnusable
 from rekey.model import EVERYTHING, EntityKey, KeyRange, Row, key_of
 from rekey.state.models import Segment
@@ -21,7 +22,7 @@ from rekey.state.store import State
 from rekey.tables.clock import FakeClock
 from rekey.tables.faults import Call
 from rekey.tables.memory import MemoryTable, MemoryTableService
-from rekey.tables.probing import character_of, find_middle, rank_of
+from rekey.tables.probing import HIGH, character_of, find_middle, rank_of
 from tests.worlds import USERS, Killed, World, never, nothing, user
 
 SCRIPT, PURPOSE = "0001_users", "backfill"
@@ -68,8 +69,17 @@ async def table_of(keys: list[tuple[str, str]], service: MemoryTableService | No
     return table
 
 
-async def read_all(table: MemoryTable, splits: Splits, *, readers: int = 4) -> list[EntityKey]:
-    reading = Reading(table, list(splits.segments.values()), readers=readers, split=splits.split, page_rows=5)
+async def read_all(
+    table: MemoryTable, splits: Splits, *, readers: int = 4, throttle: Throttle | None = None
+) -> list[EntityKey]:
+    reading = Reading(
+        table,
+        list(splits.segments.values()),
+        readers=readers,
+        split=splits.split,
+        page_rows=5,
+        throttle=throttle,
+    )
     found: list[EntityKey] = []
     async with aclosing(reading.windows(WindowSize(20, 10**6))) as windows:
         async for window in windows:
@@ -85,6 +95,21 @@ async def test_keys_of_any_shape_are_all_read_once_by_several_readers(shape: str
     assert sorted(found) == sorted(EntityKey(*key) for key in keys)
     if len(keys) > 200:
         assert len(splits.segments) > 1
+
+
+@pytest.mark.parametrize(("rate", "split"), [(None, True), (1_000_000, False)])
+async def test_a_partition_that_has_a_rate_is_not_split(rate: int | None, split: bool) -> None:
+    """More readers would get no more out of it. Partitions beside it are split off all the same."""
+    for shape, beside in (("one partition for everything", False), ("half in one partition", True)):
+        splits = Splits()
+        throttle = Throttle(None, FakeClock(), partition=rate)
+        found = await read_all(await table_of(SHAPES[shape]), splits, throttle=throttle)
+        assert sorted(found) == sorted(EntityKey(*key) for key in SHAPES[shape])
+        huge = "huge" if beside else ""
+        ends = [one.upto for one in splits.segments.values() if one.upto is not None]
+        within = any(end.partition == huge and end.row != HIGH for end in ends)
+        assert within is split or (split and beside)
+        assert not beside or any(end.partition != huge for end in ends)
 
 
 @pytest.mark.parametrize("shape", [name for name, keys in SHAPES.items() if len(keys) > 150])

@@ -102,6 +102,29 @@ async def test_what_the_service_pushes_back_slows_the_account_down() -> None:
     assert again == pytest.approx(usual, rel=0.1)
 
 
+async def test_what_was_asked_of_a_partition_ahead_is_waited_for_by_what_is_taken_next() -> None:
+    clock = FakeClock()
+    throttle = Throttle(None, clock, partition=100)
+    begin = clock.ticks()
+    throttle.ahead(100, "hot")
+    await throttle.take(10, "cold")
+    assert clock.ticks() == begin
+    await throttle.take(10, "hot")
+    assert (clock.ticks() - begin) / TICKS_PER_SECOND == pytest.approx(1.03, abs=0.01)
+    Throttle(None, clock).ahead(100, "hot")
+
+
+async def test_a_little_less_than_the_rate_of_a_partition_is_used() -> None:
+    """What was asked too early is made good by and by, so that a steady copy is not refused."""
+    clock = FakeClock()
+    throttle = Throttle(None, clock, partition=100)
+    begin = clock.ticks()
+    for _ in range(1000):
+        await throttle.take(10, "hot")
+    rate = 10_000 / ((clock.ticks() - begin) / TICKS_PER_SECOND)
+    assert 95 < rate < 98
+
+
 def judged(pace: Pace, statuses: list[int], seconds: float = 0.01, configured: float | None = None) -> None:
     """Let one second go by in which these answers came and 1,000 entities were sent."""
     for status in statuses:
@@ -115,6 +138,52 @@ def test_a_tenth_of_refusals_is_what_an_account_at_its_limit_gives_and_slows_not
     for _ in range(20):
         judged(pace, [503] + [204] * 9 + [503] + [204] * 9)
     assert pace.rate is None
+
+
+@pytest.mark.parametrize(("answers", "refused"), [(20, 4), (50, 9), (200, 28)])
+def test_an_unlucky_second_with_a_tenth_of_refusals_slows_nothing(answers: int, refused: int) -> None:
+    """As many as one second in forty has by chance."""
+    pace = Pace(0.0)
+    judged(pace, [503] * refused + [204] * (answers - refused))
+    assert pace.rate is None
+
+
+def test_what_was_slowed_grows_slowly_while_a_tenth_is_refused() -> None:
+    pace = Pace(0.0)
+    judged(pace, [503] * 10 + [204] * 10, configured=5000)
+    slowed = pace.rate
+    assert slowed is not None
+    for _ in range(5):
+        judged(pace, [503] * 2 + [204] * 18, configured=5000)
+    assert pace.rate == pytest.approx(slowed * 1.05**5)
+
+
+def test_one_bad_second_in_which_little_was_done_takes_half_of_the_rate_at_most() -> None:
+    pace = Pace(0.0)
+    for _ in range(20):
+        pace.answered(503, 0.01)
+    pace.sent(100)
+    pace.judge(1.0, 20_000)
+    assert pace.rate == 10_000
+    for second in range(2, 10):
+        for _ in range(20):
+            pace.answered(503, 0.01)
+        pace.sent(100)
+        pace.judge(second, 20_000)
+    assert pace.rate == 81.0, "a service that goes on refusing is followed down all the same"
+
+
+def test_it_grows_by_the_clock_however_seldom_it_is_judged() -> None:
+    rates = []
+    for seconds in (1.0, 4.0):
+        pace = Pace(0.0)
+        judged(pace, [503] * 20, configured=50_000)
+        for _ in range(round(8 / seconds)):
+            for _ in range(20):
+                pace.answered(204, 0.01)
+            pace.judge(pace.since + seconds, 50_000)
+        rates.append(pace.rate)
+    assert rates[0] == pytest.approx(rates[1])
 
 
 def test_many_refusals_or_timeouts_slow_down_to_nine_tenths_of_what_was_done() -> None:

@@ -1,0 +1,74 @@
+"""Reading how rows spread over partitions: of a table as it is, or as a script plans it. Nothing is written.
+
+Rules kept here:
+
+* Of a row only its partition is counted; nothing else of it is kept, and no value leaves this module.
+* A planned distribution needs no secret: which rows share a partition does not depend on it, so hashes are
+  made with a made-up one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rekey.declaration import Migration, required_secrets
+from rekey.errors import RowRefused
+from rekey.mapper import Mapper
+from rekey.model import PARTITION_KEY, Row
+from rekey.planner.inventory import SampleSize, Take, read_sample, read_whole
+from rekey.progress import Progress
+from rekey.stress.spread import Spread, SpreadCount
+from rekey.tables.base import Table
+
+_SECRET = b"made up for counting only"
+
+
+async def spread_of_table(table: Table, *, exact: bool, progress: Progress) -> tuple[Spread, ...]:
+    """Return how a table's rows are spread. Raises TableMissing and service errors."""
+    count = SpreadCount(table.name)
+
+    def take(rows: Sequence[Row], _continues: bool) -> None:
+        for row in rows:
+            count.add(row[PARTITION_KEY])
+
+    await _read(table, take, exact=exact, progress=progress)
+    return (count.spread,)
+
+
+async def spread_of_design(
+    source: Table, migration: Migration, *, exact: bool, progress: Progress
+) -> tuple[tuple[Spread, ...], int]:
+    """Return how a script would spread the rows of its source over its targets, and the rows it refuses.
+
+    Raises:
+        TableMissing: there is no source.
+        ServiceError: it could not be read.
+    """
+    mapper = Mapper(migration, dict.fromkeys(required_secrets(migration), _SECRET))
+    counts = [SpreadCount(name) for name in migration.tables]
+    refused = 0
+
+    def take(rows: Sequence[Row], _continues: bool) -> None:
+        nonlocal refused
+        for row in rows:
+            try:
+                for mapped in mapper.map(row):
+                    counts[mapped.table].add(mapped.row[PARTITION_KEY])
+            except RowRefused:
+                refused += 1
+
+    await _read(source, take, exact=exact, progress=progress)
+    return tuple(count.spread for count in counts), refused
+
+
+async def _read(table: Table, take: Take, *, exact: bool, progress: Progress) -> None:
+    with progress.task(f"read partitions of {table.name}") as advance:
+
+        def taken(rows: Sequence[Row], continues: bool) -> None:
+            take(rows, continues)
+            advance(len(rows))
+
+        if exact:
+            await read_whole(table, taken)
+        else:
+            await read_sample(table, SampleSize(), taken)

@@ -1,0 +1,119 @@
+"""How rows spread over partitions: shares of a table, and rows made up so that they have the same. Pure.
+
+Rules kept here:
+
+* Nothing of an application's row is kept but how many rows its partition had: keys and values are made up.
+* Made-up partitions stand in the order in which the real ones were met, so that neighbours stay neighbours.
+* Which partition is next is decided by a sequence that gives each its share in every stretch (the fractional
+  parts of multiples of the golden ratio), not by lot: a limit that is found does not depend on a draw.
+* Memory is bounded: beyond `MOST_PARTITIONS` further ones are taken to have one row each.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from dataclasses import dataclass
+from itertools import accumulate
+
+from rekey.limits import ACCOUNT_TARGET, PARTITION_TARGET
+from rekey.model import PARTITION_KEY, ROW_KEY, Row
+
+MOST_PARTITIONS = 50_000
+ROW_BYTES = 1024
+"""The service's targets are stated for rows of this size."""
+_GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Shares of partitions.
+
+    Attributes:
+        table: whose they are.
+        counts: rows met of each partition, in the order in which the partitions were met.
+        others: rows met of partitions beyond these; one row each.
+    """
+
+    table: str
+    counts: tuple[int, ...]
+    others: int = 0
+
+    @property
+    def rows(self) -> int:
+        """Return the rows that the shares rest on."""
+        return sum(self.counts) + self.others
+
+    @property
+    def partitions(self) -> int:
+        """Return how many partitions were met."""
+        return len(self.counts) + self.others
+
+    @property
+    def largest_share(self) -> float:
+        """Return the largest partition's share of rows, 0.0 without rows."""
+        return max(self.counts, default=1) / self.rows if self.rows else 0.0
+
+    @property
+    def expected(self) -> float:
+        """Return the rows a second that the service's targets allow: of the account, and of the largest."""
+        return min(ACCOUNT_TARGET, PARTITION_TARGET / self.largest_share) if self.rows else 0.0
+
+
+class SpreadCount:
+    """Counts rows by partition."""
+
+    def __init__(self, table: str) -> None:
+        self.table = table
+        self._counts: dict[str, int] = {}
+        self._others = 0
+
+    def add(self, partition: str) -> None:
+        """Count a row."""
+        if partition in self._counts or len(self._counts) < MOST_PARTITIONS:
+            self._counts[partition] = self._counts.get(partition, 0) + 1
+        else:
+            self._others += 1
+
+    @property
+    def spread(self) -> Spread:
+        """Return the shares."""
+        return Spread(self.table, tuple(self._counts.values()), self._others)
+
+
+ONE_PARTITION = Spread("", (1,))
+"""Everything in one partition."""
+
+
+class MadeUp:
+    """Rows made up for a test table, each in the partition whose turn it is."""
+
+    def __init__(self, spread: Spread, stage: int) -> None:
+        """Take the shares, and a number that keeps partitions of several stages apart. Raises ValueError."""
+        if not spread.rows:
+            raise ValueError("there are no rows to take shares from")
+        self._ends = list(accumulate(spread.counts))
+        self._rows = spread.rows
+        self._stage = stage
+        self._turn = 0
+        self._made = 0
+
+    def partition(self) -> str:
+        """Return the PartitionKey whose turn it is."""
+        self._turn += 1
+        place = math.floor(self._turn * _GOLDEN % 1.0 * self._rows)
+        listed = self._ends and place < self._ends[-1]
+        return f"{self._stage}.{bisect_right(self._ends, place) if listed else place:07d}"
+
+    def rows(self, count: int) -> list[Row]:
+        """Return so many new rows of one partition."""
+        partition = self.partition()
+        first, self._made = self._made, self._made + count
+        return [
+            {PARTITION_KEY: partition, ROW_KEY: f"{number:010d}", "Value": _FILLING}
+            for number in range(first, first + count)
+        ]
+
+
+_FILLING = "x" * ((ROW_BYTES - 64) // 2)
+"""Text takes two bytes a character where it is stored; keys and names take the rest."""

@@ -1,0 +1,63 @@
+"""Made-up rows are spread like the rows they stand for, and hold nothing of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from rekey.limits import entity_bytes
+from rekey.stress import spread as spread_module
+from rekey.stress.spread import ONE_PARTITION, MadeUp, Spread, SpreadCount
+
+
+def test_each_partition_gets_its_share_in_every_stretch() -> None:
+    rows = MadeUp(Spread("Users", (50, 30, 15, 5)), 1)
+    for _ in range(5):
+        met = Counter(rows.partition() for _ in range(200))
+        assert [round(met[f"1.{number:07d}"] / 2) for number in range(4)] == pytest.approx(
+            [50, 30, 15, 5], abs=1
+        )
+
+
+def test_made_up_partitions_stand_in_the_order_in_which_real_ones_were_met() -> None:
+    count = SpreadCount("Users")
+    for partition in ("b", "a", "a", "c", "a"):
+        count.add(partition)
+    assert count.spread == Spread("Users", (1, 3, 1))
+
+
+def test_rows_are_new_of_one_partition_and_of_the_size_that_targets_are_stated_for() -> None:
+    made = MadeUp(Spread("Users", (1, 1)), 2)
+    batches = [made.rows(10) for _ in range(20)]
+    assert all(len({row["PartitionKey"] for row in batch}) == 1 for batch in batches)
+    keys = [(row["PartitionKey"], row["RowKey"]) for batch in batches for row in batch]
+    assert len(set(keys)) == len(keys)
+    assert {partition for partition, _ in keys} == {"2.0000000", "2.0000001"}
+    assert all(960 <= entity_bytes(row) <= 1024 for batch in batches for row in batch)
+
+
+def test_what_the_targets_allow_follows_from_the_largest_partition() -> None:
+    assert ONE_PARTITION.expected == 2_000
+    assert Spread("Users", (50, 50)).expected == 4_000
+    assert Spread("Users", (1,) * 1000).expected == 20_000
+    assert Spread("Users", ()).expected == 0.0
+
+
+def test_partitions_beyond_the_bound_are_counted_and_spread_as_single_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(spread_module, "MOST_PARTITIONS", 2)
+    count = SpreadCount("Users")
+    for partition in ("a", "b", "c", "d", "a"):
+        count.add(partition)
+    found = count.spread
+    assert found == Spread("Users", (2, 1), others=2)
+    assert (found.rows, found.partitions, found.largest_share) == (5, 4, 0.4)
+    made = MadeUp(found, 0)
+    assert len({made.partition() for _ in range(100)}) == 4
+
+
+def test_a_distribution_without_rows_is_refused() -> None:
+    with pytest.raises(ValueError, match="no rows"):
+        MadeUp(Spread("Users", ()), 0)
