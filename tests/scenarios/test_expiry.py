@@ -202,6 +202,23 @@ def test_the_migrations_id_is_typed(rekey: Commands, typed: tuple[str, ...]) -> 
     assert tombstones(rekey.project) == {} and erasures(rekey.project) == []
 
 
+def test_on_a_terminal_the_id_is_asked_for(rekey: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    rekey.project.clock.advance(131 * DAY)
+    asked = []
+
+    def prompt(question: str, **_: object) -> str:
+        asked.append(question)
+        return SCRIPT if len(asked) > 1 else "yes"
+
+    monkeypatch.setattr("click.prompt", prompt)
+    monkeypatch.setattr("rekey.cli.shell.Shell.is_terminal", True)
+    rekey("retire", "--expired", code=2)
+    assert tombstones(rekey.project) == {}
+    rekey("retire", "--expired")
+    assert len(tombstones(rekey.project)) == 1
+    assert all("for good" in question for question in asked)
+
+
 def test_it_is_on_record_before_the_first_key_goes_and_once_more_behind_the_last(rekey: Commands) -> None:
     rekey.project.clock.advance(200 * DAY)
     seen = []
