@@ -58,7 +58,7 @@ def children(running: Running) -> list[psutil.Process]:
 def test_a_killed_process_costs_a_slice_and_nothing_else(tmp_path: Path, azurite: Azurite) -> None:
     project = Project(tmp_path / "project", azurite)
     project.script(POSTS)
-    project.fill(posts(1500))
+    project.fill(posts(900))
     project.configure(window_rows=100, entities_per_second=600, more=EXECUTOR)
     running = project.start("apply", "--json", *PROCESSES)
     assert running.until(lambda: _in_the_middle(project))
@@ -68,6 +68,7 @@ def test_a_killed_process_costs_a_slice_and_nothing_else(tmp_path: Path, azurite
     [migration] = ran.document["migrations"]
     counters = {one["phase"]: one["counters"] for one in migration["phases"]}["backfill"]
     assert counters["tasks_lost"] >= 1
+    project.configure(window_rows=100, more=EXECUTOR)
     project.run("verify").ended(0)
 
 
