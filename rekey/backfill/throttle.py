@@ -7,8 +7,8 @@ Rules kept here:
 * What the operator says (`Steering`) is asked for again and again: it counts for the next batch, not the next
   run. While it says "paused", what was sent is finished and nothing new is sent.
 * The service itself has its say (`Pace`): it may be slower than was configured, never faster.
-* A partition at its limit holds up its own batches alone. A little less than its rate is used, and whoever
-  fetches ahead says so: what a service refuses waits longer than that costs, and counts against the account.
+* A partition at its limit holds up its own batches alone. Whoever fetches ahead of it says so.
+* A little less than each rate is used: what a service refuses waits longer than that costs.
 * Waiting is asked of the clock, so no test waits on real time.
 """
 
@@ -23,7 +23,8 @@ from rekey.tables.clock import TICKS_PER_SECOND, Clock, SystemClock
 
 _BURST_SECONDS = 0.1
 """How much unused allowance is kept: enough to ride out scheduling, too little to overrun a second."""
-_PARTITION_SHARE = 0.97
+_SHARE = 0.97
+"""Of a rate that is used: what is fetched ahead is counted only when it is taken."""
 _LOOK_SECONDS = 0.5
 _MOST_LANES = 4096
 
@@ -95,20 +96,20 @@ class Throttle:
         """Count what was asked of a partition before it was taken: what is taken next waits for it."""
         if self.rates.partition is not None:
             lane = self._lane(partition)
-            rate = self.rates.partition * _PARTITION_SHARE
+            rate = self.rates.partition * _SHARE
             lane.next = max(lane.next, self._clock.ticks()) + round(entities * TICKS_PER_SECOND / rate)
 
     async def take(self, entities: int, partition: Hashable | None = None) -> None:
         """Wait until `entities` more, of one partition, may be read or written."""
         await self.open()
         if partition is not None and self.rates.partition is not None:
-            await self._wait(self._lane(partition), self.rates.partition * _PARTITION_SHARE, entities)
+            await self._wait(self._lane(partition), self.rates.partition * _SHARE, entities)
         now = self._clock.ticks() / TICKS_PER_SECOND
         self._pace.judge(now, self.rates.account)
         slowed = self._pace.rate
         rate = self.rates.account if slowed is None else min(slowed, self.rates.account or slowed)
         if rate is not None:
-            await self._wait(self._account, rate, entities)
+            await self._wait(self._account, rate * _SHARE, entities)
         self._pace.sent(entities)
 
     async def _wait(self, lane: _Lane, rate: float, entities: int) -> None:

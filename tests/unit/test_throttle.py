@@ -9,13 +9,14 @@ from rekey.backfill.throttle import Rates, Throttle
 from rekey.tables.clock import TICKS_PER_SECOND, FakeClock
 
 
-async def test_a_thousand_entities_at_a_hundred_a_second_take_ten_seconds() -> None:
+async def test_a_thousand_entities_at_a_hundred_a_second_take_ten_seconds_and_no_less() -> None:
+    """A little more: what is refused costs more than what is left over."""
     clock = FakeClock()
     throttle = Throttle(100, clock)
     begin = clock.ticks()
     for _ in range(100):
         await throttle.take(10)
-    assert (clock.ticks() - begin) / TICKS_PER_SECOND == pytest.approx(10, abs=0.3)
+    assert 10 < (clock.ticks() - begin) / TICKS_PER_SECOND < 10.4
 
 
 async def test_unused_allowance_is_not_saved_up() -> None:
