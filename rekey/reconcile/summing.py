@@ -28,8 +28,9 @@ from rekey.tables.probing import find_middle
 
 CHECKPOINT_ROWS = 200_000
 """Rows between two checkpoints: some seconds of work, against a state of about 0.5 MB per table."""
-LEAST_ROWS = 3 * MAX_PAGE_ROWS
-"""Rows a part must have given since it was last split before it is split again."""
+LEAST_ROWS = 20 * MAX_PAGE_ROWS
+"""Rows a part must have given since it was last split before it is split again: looking for a middle takes
+about fifteen requests, which a small table is not worth."""
 
 
 async def sum_up(

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -18,6 +20,8 @@ def test_parts_are_chosen_by_name_and_an_unknown_one_is_refused() -> None:
     assert wrong.returncode == 2 and "there is no part nothing" in wrong.stderr
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(900)
 def test_a_quick_run_prints_every_figure(tmp_path: Path) -> None:
     out = tmp_path / "figures.json"
     done = subprocess.run(

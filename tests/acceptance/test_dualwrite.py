@@ -99,7 +99,7 @@ class Life:
         self.fleet.resume()
 
 
-@pytest.mark.parametrize("world", ["users", "posts"])
+@pytest.mark.parametrize("world", [pytest.param("users", marks=pytest.mark.soak), "posts"])
 def test_a_whole_life_under_writes_kills_and_faults_loses_nothing(
     tmp_path: Path, azurite: Azurite, seed: int, world: str
 ) -> None:

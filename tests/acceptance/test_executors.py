@@ -55,6 +55,7 @@ def children(running: Running) -> list[psutil.Process]:
         return []
 
 
+@pytest.mark.soak
 def test_a_killed_process_costs_a_slice_and_nothing_else(tmp_path: Path, azurite: Azurite) -> None:
     project = Project(tmp_path / "project", azurite)
     project.script(POSTS)

@@ -104,6 +104,7 @@ def test_a_migration_in_capture_dual_write_lives_its_life_while_the_application_
     assert list((tmp_path / "own").iterdir()) == [], "nothing is left behind"
 
 
+@pytest.mark.soak
 def test_every_edm_type_and_odd_keys_from_a_file_live_through_it_without_a_way_back(tmp_path: Path) -> None:
     """JSON Lines with every type at its limits; reverse=False leaves the rollback out and says so."""
     script = _script(tmp_path / "scripts", reverse="False")

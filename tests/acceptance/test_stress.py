@@ -63,6 +63,7 @@ def found(ran: Ran, limit: float) -> dict[str, Any]:
     return one
 
 
+@pytest.mark.soak
 def test_the_limit_of_a_partition_on_azurite_is_found(tmp_path: Path, azurite: Azurite) -> None:
     project = project_of(tmp_path, azurite)
     before = project.wire.contents(project.source)
