@@ -21,6 +21,8 @@ Rules kept here:
   requests, crashes and time are no preemptions. A search that was not cut anywhere says that it is complete.
 * Time passes only where nothing else would be waited for, or as a choice, as often as the scenario says. A
   request takes effect within `Scenario.longest` seconds or never (see `rekey.tables.transport`).
+* A sleeper is stopped at any of its calls, for as long as the search likes. Of a timer of its own that is due
+  it hears before its next answer, or behind it, as the search chooses.
 * In every state the scenario's invariant is asked; at the end of every run, when all that was under way has
   landed or is lost, its final work is done and its final state judged.
 """
@@ -32,10 +34,10 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-from rekey.model import EntityKey
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.scenario import Budget, Scenario, Searched, TooMany
 from tests.simulation.scheduler import Actor, Held, HeldService, Scheduler, busy
+from tests.simulation.touched import Touched
 
 MAX_STATES = 100_000
 
@@ -48,45 +50,13 @@ class _Choice:
     held: Held | None = None
     actor: Actor | None = None
     cost: int = 0
+    event: str = ""
 
 
-class _Touched:
-    """Who reads and writes which rows; a whole table is a row without a key."""
-
-    def __init__(self) -> None:
-        self.reads: dict[str, set[_Place]] = {}
-        self.writes: dict[str, set[_Place]] = {}
-
-    def add(self, one: Held) -> bool:
-        """Note a call; tell whether it is new."""
-        touched = self.writes if one.call.writes else self.reads
-        places = touched.setdefault(one.actor.name, set())
-        before = len(places)
-        places.update((one.call.table, key) for key in one.keys() or {None})
-        return len(places) > before
-
-    def is_alone(self, one: Held, *, only: bool) -> bool:
-        """Tell whether a call commutes with everything noted, as far as rows go; `only`: its process has no
-        other one under way, so that whatever else that does comes later."""
-        own = one.actor.name if only or one.call.writes else ""
-        others = [places for name, places in self.writes.items() if name != own]
-        if one.call.writes:
-            others += [places for name, places in self.reads.items() if name != one.actor.name]
-        table = one.call.table
-        keys = one.keys()
-        for places in others:
-            if not keys and any(place[0] == table for place in places):
-                return False
-            if (table, None) in places or any((table, key) in places for key in keys):
-                return False
-        return True
-
-
-_Place = tuple[str, EntityKey | None]
 _Step = tuple[str, Hashable, int]
 """A choice as it is written down: its kind, what its call is about, and which of those (or which actor)."""
 _Branch = tuple[_Step, ...]
-_Told = tuple[str, Held | Actor | None, bool]
+_Told = tuple[str, Held | Actor | str | None, bool]
 """What happened, to whom, and whether nobody waited for it any more: to be put in words if a reader asks."""
 
 
@@ -98,7 +68,7 @@ class Search:
         self._budget = budget
         self._seen: set[int] = set()
         self._prepared: Any = None
-        self._touched, self._met = _Touched(), _Touched()
+        self._touched, self._met = Touched(), Touched()
         self._meets_new = False
         self._open: dict[int, list[_Branch]] = {0: [()]}
         """Branches by the preemptions they hold."""
@@ -204,6 +174,7 @@ class _Run:
         self._search = search
         scheduler.in_order = budget.all_orders
         self.scenario = make(scheduler)
+        scheduler.loop.is_sleeper = self._is_sleeper
         self._budget = budget
         self._crashes, self._lost_answers = budget.crashes, budget.lost_answers
         self._failures, self._passages = budget.failures, self.scenario.passages
@@ -260,7 +231,14 @@ class _Run:
         alone = able[0] if len(able) == 1 and self.scenario.learns and self.is_alone(able[0]) else None
         if self._crashes:
             self._kill_choices(choices, alone)
-        if self._passages and any(not one.late for one in self.scheduler.held):
+        if not alone:
+            choices += [_Choice("happens", event=name) for name in self.scenario.events()]
+            choices += [
+                _Choice("timer", actor=actor)
+                for actor in self.scheduler.actors
+                if not actor.dead and self.scheduler.loop.overdue(actor)
+            ]
+        if self._passages and any(not one.late for one in self.scheduler.held) and self.scenario.lasts():
             choices.append(_Choice("passage"))
         if able and all(one.late for one in self.scheduler.held):
             # Nobody is left to go on but what is under way: it lands, or time goes by without it.
@@ -319,6 +297,8 @@ class _Run:
         """Tell whether a call may go at once, and alone."""
         if one.late or one.call.action in SPOKEN:
             return False
+        if self._passages and self.scenario.is_sleeper(one.actor.name):
+            return False  # what it does next depends on the time at which it goes on
         if one.call.action == "server_time":
             return not self._passages
         if one.call.writes and (one.call.table not in self.scenario.unseen or self._dies(one.actor)):
@@ -360,6 +340,9 @@ class _Run:
     def _may_crash(self, actor: Actor) -> bool:
         return actor.name in self.scenario.crashing and not actor.dead
 
+    def _is_sleeper(self, actor: Actor | None) -> bool:
+        return actor is not None and self.scenario.is_sleeper(actor.name)
+
     def _dies(self, actor: Actor) -> bool:
         """Tell whether an actor may yet be killed: then it matters which of its requests were sent."""
         return bool(self._crashes) and self._may_crash(actor)
@@ -372,22 +355,24 @@ class _Run:
             about = choice.held.about
             alike = [one for one in self.scheduler.held if one.about == about]
             return choice.kind, about, alike.index(choice.held)
+        if choice.event:
+            return choice.kind, choice.event, 0
         return choice.kind, None, -1 if choice.actor is None else self.scheduler.actors.index(choice.actor)
 
     def choice(self, step: _Step) -> _Choice:
         """Return a choice that was written down in the same place of another run."""
         kind, about, place = step
-        if kind.startswith("kill"):
-            return _Choice(kind, actor=self.scheduler.actors[place])
+        if kind == "happens":
+            return _Choice(kind, event=str(about))
         if about is None:
-            return _Choice(kind)
+            return _Choice(kind, actor=None if place < 0 else self.scheduler.actors[place])
         # Not by its place at the gate: a process may make its calls in an order of its own each time.
         return _Choice(kind, [one for one in self.scheduler.held if one.about == about][place])
 
     def take(self, choice: _Choice, *, replayed: bool = False) -> _Told:
         """Let it happen; return what happened, for a reader."""
         one, scheduler = choice.held, self.scheduler
-        told = (choice.kind, one or choice.actor, one is not None and one.late)
+        told = (choice.kind, one or choice.actor or choice.event, one is not None and one.late)
         if not replayed:
             waited, marks = frozenset(scheduler.held), self.scenario.marks()
         self._last = None
@@ -404,6 +389,11 @@ class _Run:
             plain = not replayed and choice.kind == "release" and scheduler.clock.ticks() == ticks
             if plain and not quiet and self.scenario.marks() == marks:
                 self._last, self._waited = one, waited
+        elif choice.kind == "timer" and choice.actor is not None:
+            scheduler.loop.fire_overdue(choice.actor)
+        elif choice.event:
+            self.scenario.events()[choice.event]()
+            scheduler.loop.drain()
         elif choice.actor is not None:
             self._crashes -= 1
             scheduler.kill(choice.actor, late=choice.kind == "kill late")
@@ -416,8 +406,8 @@ class _Run:
                 scheduler.drop(late)
         else:
             self._passages -= choice.kind == "passage"
-            waits = scheduler.loop.next_timer() or 0.0
-            self._pass(self.scenario.passage_s if choice.kind == "passage" else waits)
+            short = choice.kind == "passage" and self.scenario.passage_s
+            self._pass(short or scheduler.loop.next_timer() or 0.0)
         return told
 
     def _answer(self, kind: str, one: Held) -> None:
@@ -439,8 +429,11 @@ class _Run:
         """Let time pass. What is under way for too long afterwards never lands."""
         scheduler = self.scheduler
         scheduler.pass_time(seconds)
-        for one in [one for one in scheduler.held if one.late]:
-            if one.since + self.scenario.longest <= scheduler.loop.now:
+        for one in list(scheduler.held):
+            over = one.since + self.scenario.longest <= scheduler.loop.now
+            if over and one.call.writes and not one.late and self._is_sleeper(one.actor):
+                scheduler.disconnect(one)
+            if over and one.late:
                 scheduler.drop(one)
 
     def _raise_faults(self) -> None:
@@ -469,6 +462,8 @@ _WORDS = {
     "never": "what is under way never lands",
     "passage": "time passes",
     "wait": "time passes until somebody's timer",
+    "timer": " hears that its time is up",
+    "happens": "",
 }
 
 
@@ -477,7 +472,7 @@ def _in_words(told: _Told) -> str:
     if isinstance(whom, Held):
         late_too = " (late)" if late else ""
         return f"{whom.actor.name}: {whom.call.action} {whom.call.table}{late_too}{_WORDS[kind]}"
-    return ("" if whom is None else whom.name) + _WORDS[kind]
+    return (whom.name if isinstance(whom, Actor) else whom or "") + _WORDS[kind]
 
 
 def search(

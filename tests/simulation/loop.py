@@ -4,7 +4,8 @@ Rules kept here:
 
 * `drain` runs callbacks in the order they became due until none is left, then returns: between two drains the
   whole world stands still, and whoever drives it stands outside.
-* Time moves only when the driver says so. Timers (asyncio.timeout, asyncio.sleep) fire then, in their order.
+* Time moves only when the driver says so. Timers (asyncio.timeout, asyncio.sleep) fire then, in their order;
+  those of an owner that is stopped at any time fire whenever the driver says so, or never.
 * Every task knows its owner, inherited from whoever made it: a process is all tasks of one owner.
 """
 
@@ -63,8 +64,11 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self.now = 0.0
         self.fired: Callable[[Any], None] = lambda _owner: None
         """Told the owner of each timer that fires."""
+        self.is_sleeper: Callable[[Any], bool] = lambda _owner: False
+        """Tells whether an owner's timers wait for `fire_overdue` when their time has come."""
         self._ready: deque[Handle] = deque()
         self._timers: list[tuple[float, int, Timer]] = []
+        self._overdue: list[tuple[Any, Timer]] = []
         self._serial = 0
         self._tasks: dict[asyncio.Task[Any], Any] = {}
         self._generators: weakref.WeakSet[AsyncGenerator[Any, Any]] = weakref.WeakSet()
@@ -110,17 +114,46 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         until = self.now + seconds
         while self._timers and self._timers[0][0] <= until:
             self.now, _, timer = heapq.heappop(self._timers)
-            if not timer.cancelled:
-                self.fired(timer.context.get(OWNER))
-                self._ready.append(timer)
-                self.drain()
+            owner = timer.context.get(OWNER)
+            if timer.cancelled:
+                continue
+            if self.is_sleeper(owner):
+                self._overdue.append((owner, timer))
+            else:
+                self._fire(owner, timer)
         self.now = until
 
+    def overdue(self, owner: Any) -> bool:
+        """Tell whether timers of an owner wait for `fire_overdue`."""
+        return any(whose is owner and not timer.cancelled for whose, timer in self._overdue)
+
+    def fire_overdue(self, owner: Any) -> None:
+        """Fire the timers of an owner whose time has come."""
+        due = [timer for whose, timer in self._overdue if whose is owner]
+        self._overdue = [one for one in self._overdue if one[0] is not owner]
+        for timer in due:
+            if not timer.cancelled:
+                self._fire(owner, timer)
+
     def next_timer(self) -> float | None:
-        """Return how many seconds are left until the next timer, None when nobody waits for time."""
+        """Return how many seconds are left until the next timer, None when nobody waits for time.
+
+        Those of sleepers count only where there are no others: they need not be heard in time.
+        """
         while self._timers and self._timers[0][2].cancelled:
             heapq.heappop(self._timers)
-        return self._timers[0][0] - self.now if self._timers else None
+        if not self._timers:
+            return None
+        heard = [
+            timer.at
+            for _, _, timer in self._timers
+            if not timer.cancelled and not self.is_sleeper(timer.context.get(OWNER))
+        ]
+        return min(heard, default=self._timers[0][0]) - self.now
+
+    def has_tasks(self, owner: Any) -> bool:
+        """Tell whether any task of an owner goes on."""
+        return any(whose is owner for whose in self._tasks.values())
 
     def cancel_all(self, owner: Any) -> None:
         """Cancel all tasks of an owner and let them end."""
@@ -178,6 +211,11 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """An error that nobody took is no business of a simulation: what it led to is."""
+
+    def _fire(self, owner: Any, timer: Timer) -> None:
+        self.fired(owner)
+        self._ready.append(timer)
+        self.drain()
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         del self._tasks[task]

@@ -31,6 +31,7 @@ class Scenario(ABC):
     passages: int = 0
     """How often time may pass although somebody could go on."""
     passage_s: float = 0.0
+    """Of one passage; 0: each is as long as it takes until the next timer."""
     longest: float = 1e9
     """How many seconds a request may be under way."""
 
@@ -77,6 +78,18 @@ class Scenario(ABC):
     def is_private(self, _call: Call) -> bool:
         """Tell whether a call concerns only what no actor but its own ever touches."""
         return False
+
+    def is_sleeper(self, _name: str) -> bool:
+        """Tell whether an actor may be stopped anywhere, for any time; its timers fire when it goes on."""
+        return False
+
+    def lasts(self) -> bool:
+        """Tell whether time may pass now although somebody could go on."""
+        return True
+
+    def events(self) -> dict[str, Callable[[], None]]:
+        """Return what else may happen now, by what a reader is told. How much of it is left is `durable`."""
+        return {}
 
     def marks(self) -> Hashable:
         """Return what is noted beside tables and answers, and depends on the order of calls that commute."""

@@ -65,6 +65,11 @@ class Actor:
         else:
             self.answers += hash((name, then)) - (hash((name, chain)) if chain else 0)
 
+    def forget(self, but: Hashable) -> None:
+        """Note that of all that was learned only so much matters for what is done from here on."""
+        self._chains = {task: (name, 0, number) for task, (name, _, number) in self._chains.items()}
+        self.answers = hash(but)
+
     @property
     def ended(self) -> bool:
         """Tell whether its work is done (tasks that it left behind may go on)."""
@@ -282,12 +287,17 @@ class Scheduler:
 
     def start(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> Actor:
         """Start an actor and let it run to its first call."""
+        actor = self.begin(name, work)
+        self.loop.drain()
+        return actor
+
+    def begin(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> Actor:
+        """Start an actor, also from within another one: it runs when that waits."""
         actor = Actor(name, in_order=self.in_order)
         context = Context()
         context.run(OWNER.set, actor)
         actor.task = self.loop.create_task(work(), context=context)
         self.actors.append(actor)
-        self.loop.drain()
         return actor
 
     def release(self, one: Held, *, lose_answer: bool = False) -> None:
@@ -341,7 +351,11 @@ class Scheduler:
 
     def state(self) -> Hashable:
         """Return what everybody knows and what is under way."""
-        alive = [(actor.name, actor.answers, actor.ended) for actor in self.actors if not actor.dead]
+        alive = [
+            (actor.name, 0 if self._is_gone(actor) else actor.answers, actor.ended)
+            for actor in self.actors
+            if not actor.dead
+        ]
         waiting = sorted(("" if one.late else one.actor.name, one.since, one.text) for one in self.held)
         return (tuple(alive), tuple(waiting), self.clock.ticks(), self.loop.now)
 
@@ -363,6 +377,10 @@ class Scheduler:
             one.late = True
         else:
             self.held.remove(one)
+
+    def _is_gone(self, actor: Actor) -> bool:
+        """Tell whether a sleeper has come to its end: what it knew is of no importance any more."""
+        return actor.ended and self.loop.is_sleeper(actor) and not self.loop.has_tasks(actor)
 
     def _timer_fired(self, owner: Actor | None) -> None:
         if owner is not None:

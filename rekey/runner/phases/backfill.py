@@ -36,6 +36,7 @@ from rekey.tables.clock import TICKS_PER_SECOND
 
 _LOG = logging.getLogger(__name__)
 PURPOSE = "backfill"
+_LOOK_S = 1.0
 COPYING_SINCE = "copying_since"
 """Fact: the service's time before the first row was read for the copy."""
 
@@ -129,7 +130,7 @@ async def _until_nothing_travels(run: Run, cut_off_at: int | None) -> None:
         _LOG.info("the sweep waits %.0f s: a copy that was not answered may still arrive", seconds)
     while (left := ends - run.clock.ticks()) > 0:
         run.check()
-        await run.clock.sleep(min(1.0, left / TICKS_PER_SECOND))
+        await run.clock.sleep(min(_LOOK_S, left / TICKS_PER_SECOND))
 
 
 async def _moved_rows(run: Run) -> int:

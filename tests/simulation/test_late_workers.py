@@ -1,0 +1,120 @@
+"""A task that is stopped at any of its requests, for any length of time, while its runner gives it up or is
+killed, another worker copies the segment, a client or a writer deletes, changes or moves the row, and the
+runner sweeps: in the end the targets are what the source says. Without one of the rules that see to that, the
+search finds what is lost.
+
+Searched is the program's backfill with an executor, and the program's worker (see `late_small`). Worlds and
+bounds here are chosen to take seconds; the soak searches them to the end.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rekey.declaration import Migration
+from rekey.model import Row
+from tests.simulation import late_broken
+from tests.simulation.explore import Budget, Searched, search
+from tests.simulation.late_small import LateWorld, at_work
+from tests.simulation.scheduler import Scheduler
+from tests.simulation.small import Do
+from tests.worlds import POSTS, USERS, post, user
+
+ANN, ANN_2 = (user("ann@example.com", Age=age) for age in (1, 2))
+HELLO, MOVED = (post("hello", month, "a") for month in ("2024-01", "2024-02"))
+
+World = tuple[Migration, list[Row], list[Do]]
+
+WORLDS: dict[str, World] = {
+    "delete": (USERS, [ANN], [Do("delete", ANN)]),
+    "replace": (USERS, [ANN], [Do("replace", ANN_2)]),
+    "move": (POSTS, [HELLO], [Do("replace", MOVED)]),
+}
+EXTRA = "UsersV2 holds 1 rows that no source row gives"
+
+
+def late(
+    name: str, preemptions: int | None = 1, *, follows: bool = True, passages: int = 1, **more: Any
+) -> Searched:
+    """Search one world. `more` as `LateWorld` takes it."""
+    migration, before, operations = WORLDS[name]
+
+    def make(scheduler: Scheduler) -> LateWorld:
+        return LateWorld(scheduler, migration, before, operations, follows=follows, passages=passages, **more)
+
+    with at_work():
+        return search(make, Budget(preemptions=preemptions), most_states=1_000_000)
+
+
+def visited(name: str, found: Searched, *, at_least: int) -> None:
+    """Say how much was visited; nothing may be lost, and a search that shrank is no search."""
+    print(f"{name}: {found}")
+    assert not found.loss, (found.loss, found.schedule)
+    assert found.states >= at_least
+
+
+def lost(found: Searched, what: str = EXTRA) -> None:
+    print(f"{what}: found in schedule {found.schedules}, after {found.states:,} states")
+    assert found.loss == what, found
+    assert found.schedule
+
+
+# --- nothing is lost ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "preemptions"), [("delete", 1), ("replace", 0), ("move", 0)])
+def test_a_task_that_was_given_up_brings_nothing_back(name: str, preemptions: int) -> None:
+    """Capture "dual-write": the executor says that the task is lost, and it runs on."""
+    visited(name, late(name, preemptions), at_least=500)
+
+
+def test_a_task_that_was_given_up_brings_nothing_back_behind_the_last_sweep_of_delta() -> None:
+    visited("delta, delete", late("delete", 0, follows=False), at_least=500)
+
+
+def test_a_task_of_a_runner_that_was_killed_brings_nothing_back() -> None:
+    visited("killed, delete", late("delete", 0, losses=0, kills=1), at_least=500)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("follows", [True, False], ids=["dual-write", "delta"])
+@pytest.mark.parametrize("name", WORLDS)
+def test_late_tasks_bring_nothing_back_in_any_order(name: str, follows: bool) -> None:
+    """Complete where it says so: the writer and the second worker in one moment each, and time passing twice;
+    then with both call by call, and three preemptions."""
+    visited(name, late(name, None if name == "delete" else 2, follows=follows), at_least=1_500)
+    visited(f"{name}, longer", late(name, follows=follows, passages=2), at_least=1_500)
+    visited(f"{name}, killed", late(name, follows=follows, kills=1), at_least=1_500)
+    visited(f"{name}, fine", late(name, 2, follows=follows, fine=True), at_least=1_500)
+
+
+# --- each rule, switched off ----------------------------------------------------------------------------
+
+
+def test_the_sweep_waits_for_the_term() -> None:
+    with late_broken.no_wait_for_the_term():
+        lost(late("delete"))
+
+
+def test_the_sweep_waits_for_the_margin_behind_the_term() -> None:
+    with late_broken.no_margin():
+        lost(late("delete"))
+
+
+def test_the_term_stands_in_the_restricted_store_for_the_next_runner() -> None:
+    with late_broken.no_term_in_the_store():
+        lost(late("delete", follows=False, losses=0, kills=1))
+
+
+def test_a_worker_writes_behind_the_fence_alone() -> None:
+    with late_broken.no_fence():
+        lost(late("delete"))
+
+
+def test_a_worker_asks_for_the_time_before_it_writes() -> None:
+    """The control row and the runner lease are what they were; only the term is over."""
+    with late_broken.no_clock():
+        lost(late("delete"))
