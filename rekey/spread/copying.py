@@ -43,7 +43,7 @@ async def copy_slice(opened: Opened, task: Task) -> Result:
     left = await seconds_left(opened.accounts.tables, task.until)
     if left <= 0:
         return Result(task.id, Ended.LATE)
-    fence = Fence(opened.accounts.restricted, task.basis, began + left)
+    fence = Fence(opened.accounts, task, began + left)
     slice_ = _Slice(opened, task, fence, began + min(task.seconds, left))
     last_open = opened.accounts.tables.last_open
     try:

@@ -8,6 +8,8 @@ Rules kept here:
 * Before each batch the control row and the runner lease are read: another run, epoch, phase or runner than
   the task was made under ends it. Batches that become ready together share one reading, which began after
   they did.
+* The last that is heard before a batch is the service's time: a monotonic clock stands still while a machine
+  sleeps, or a virtual one is paused.
 * A fence that is down stays down.
 """
 
@@ -22,8 +24,8 @@ from rekey.errors import TableMissing
 from rekey.mapping.rows import CONTROL_TABLE, LEASE_ROW_KEY
 from rekey.model import EVERYTHING, EntityKey, KeyRange, Row
 from rekey.phases import ControlPhase
-from rekey.spread.tasks import Basis
-from rekey.tables.base import MAX_PAGE_ROWS, Operation, Page, Table, TableService
+from rekey.spread.tasks import Task
+from rekey.tables.base import MAX_PAGE_ROWS, Accounts, Operation, Page, Table, TableService
 from rekey.tables.clock import TICKS_PER_SECOND, ticks_of
 
 SAFETY_S = 2.0
@@ -49,15 +51,16 @@ class Fence:
 
     def __init__(
         self,
-        restricted: TableService,
-        basis: Basis,
+        accounts: Accounts,
+        task: Task,
         ends: float,
         *,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take what the task was made under, and when it ends by the monotonic clock."""
-        self._control = restricted.table(CONTROL_TABLE)
-        self._basis = basis
+        """Take the task, and when it ends by the monotonic clock."""
+        self._control = accounts.restricted.table(CONTROL_TABLE)
+        self._service = accounts.tables
+        self._task = task
         self._ends = ends
         self._monotonic = monotonic
         self._next: asyncio.Task[None] | None = None
@@ -82,7 +85,7 @@ class Fence:
     async def _read(self) -> None:
         await asyncio.sleep(0)  # whoever asks in the same turn shares the reading
         self._next = None
-        script_id = self._basis.script_id
+        script_id = self._task.basis.script_id
         try:
             control, lease = await asyncio.gather(
                 self._control.get(EntityKey(script_id, CONTROL_ROW_KEY)),
@@ -92,11 +95,13 @@ class Fence:
             control = lease = None
         if not self._holds(control, lease):
             self._down = Superseded()
+        elif await seconds_left(self._service, self._task.until) <= 0:
+            self._down = TermOver()
 
     def _holds(self, control: Row | None, lease: Row | None) -> bool:
         if control is None or lease is None:
             return False
-        now, basis = from_row(control), self._basis
+        now, basis = from_row(control), self._task.basis
         as_made = (now.run_id, now.epoch, now.digest) == (basis.run_id, basis.epoch, basis.digest)
         return as_made and now.phase is ControlPhase.DUAL_WRITE and lease.get("LeaseId") == basis.lease_id
 

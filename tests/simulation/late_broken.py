@@ -7,10 +7,12 @@ Rules kept here:
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 from unittest import mock
 
 from rekey.runner.phases import backfill
+from rekey.spread import fence
 from rekey.spread.fence import Fence
 from rekey.spread.term import Term
 
@@ -51,6 +53,15 @@ def no_fence() -> Any:
     return mock.patch.multiple(Fence, passed=passed, in_time=lambda _self: None)
 
 
+def no_time_of_the_service() -> Any:
+    """Ask the service for its time only when the task begins, and the worker's own clock from there on."""
+
+    async def some(_service: object, _until: str) -> float:
+        return 1.0
+
+    return mock.patch.object(fence, "seconds_left", some)
+
+
 def no_clock() -> Any:
     """Ask no clock before a write; control row and runner lease are read all the same."""
 
@@ -58,7 +69,10 @@ def no_clock() -> Any:
         if self._down is not None:
             raise self._down
 
-    return mock.patch.object(Fence, "in_time", in_time)
+    stack = ExitStack()
+    stack.enter_context(no_time_of_the_service())
+    stack.enter_context(mock.patch.object(Fence, "in_time", in_time))
+    return stack
 
 
 _left = Term.left

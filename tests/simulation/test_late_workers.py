@@ -78,6 +78,11 @@ def test_a_task_of_a_runner_that_was_killed_brings_nothing_back() -> None:
     visited("killed, delete", late("delete", 0, losses=0, kills=1), at_least=500)
 
 
+def test_a_worker_whose_clock_stood_still_while_it_was_stopped_brings_nothing_back() -> None:
+    """A machine that slept, or a virtual one that was paused: by its own clock no time has passed."""
+    visited("asleep, delete", late("delete", 0, sleeps=True), at_least=500)
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("follows", [True, False], ids=["dual-write", "delta"])
@@ -87,6 +92,7 @@ def test_late_tasks_bring_nothing_back_in_any_order(name: str, follows: bool) ->
     then with both call by call, and three preemptions."""
     visited(name, late(name, None if name == "delete" else 2, follows=follows), at_least=1_500)
     visited(f"{name}, longer", late(name, follows=follows, passages=2), at_least=1_500)
+    visited(f"{name}, asleep", late(name, follows=follows, sleeps=True), at_least=1_500)
     visited(f"{name}, killed", late(name, follows=follows, kills=1), at_least=1_500)
     visited(f"{name}, fine", late(name, 2, follows=follows, fine=True), at_least=1_500)
 
@@ -118,3 +124,10 @@ def test_a_worker_asks_for_the_time_before_it_writes() -> None:
     """The control row and the runner lease are what they were; only the term is over."""
     with late_broken.no_clock():
         lost(late("delete"))
+
+
+def test_a_worker_asks_the_service_for_the_time() -> None:
+    """Its own clock is enough as long as it goes on."""
+    with late_broken.no_time_of_the_service():
+        assert not late("delete", 0).loss
+        lost(late("delete", 0, sleeps=True))

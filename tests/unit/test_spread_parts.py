@@ -15,6 +15,7 @@ import pytest
 
 from rekey.backfill.throttle import Rates
 from rekey.bounds import Limits
+from rekey.dualwrite.control import ControlRow, to_row
 from rekey.errors import (
     Collision,
     ConfigurationError,
@@ -31,6 +32,7 @@ from rekey.executors import Processes, require_encrypted
 from rekey.mapping.cursors import SealedKeys
 from rekey.mapping.rows import CONTROL_TABLE
 from rekey.model import EntityKey, KeyRange
+from rekey.phases import ControlPhase
 from rekey.runner.spreading import reached
 from rekey.sections import Section
 from rekey.spread.copying import window_of
@@ -43,6 +45,7 @@ from rekey.spread.summing import packed_buckets, sealed, unpacked_buckets, unsea
 from rekey.spread.tasks import Basis, Ended, Failure, Kind, Result, Task, read_result, read_task
 from rekey.spread.term import Term
 from rekey.tables import allowance
+from rekey.tables.base import Accounts
 from rekey.tables.clock import FakeClock
 from rekey.tables.memory import MemoryTableService
 from tests.documents import ROOT
@@ -163,12 +166,33 @@ def test_a_worker_finds_its_configuration_where_it_is_told_or_where_the_runner_h
 
 async def test_the_fence_goes_down_when_the_term_is_over_and_stays_down() -> None:
     now = 0.0
-    fence = Fence(MemoryTableService(), BASIS, 10.0, monotonic=lambda: now)
+    fence = Fence(Accounts(MemoryTableService(), MemoryTableService()), TASK, 10.0, monotonic=lambda: now)
     fence.in_time()
     now = 10.0
     with pytest.raises(TermOver):
         fence.in_time()
     now = 0.0
+    with pytest.raises(TermOver):
+        await fence.passed()
+
+
+async def test_the_fence_goes_down_by_the_services_time_when_the_workers_own_clock_stands_still(
+    memory: MemoryTableService, clock: FakeClock
+) -> None:
+    """As the clock of a machine does that sleeps."""
+    await memory.create_table(CONTROL_TABLE)
+    control = ControlRow(
+        BASIS.script_id, ControlPhase.DUAL_WRITE, BASIS.epoch, BASIS.run_id, BASIS.digest, "Users", ("V2",),
+        {}, id_key=bytes(32),
+    )  # fmt: skip
+    table = memory.table(CONTROL_TABLE)
+    await table.insert(to_row(control))
+    await table.insert({"PartitionKey": BASIS.script_id, "RowKey": "runner", "LeaseId": BASIS.lease_id})
+    fence = Fence(Accounts(memory, memory), TASK, 10.0, monotonic=lambda: 0.0)
+    await fence.passed()
+    clock.advance(57)
+    await fence.passed()
+    clock.advance(1)
     with pytest.raises(TermOver):
         await fence.passed()
 
