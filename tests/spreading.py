@@ -9,6 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rekey.spread.work import close_host, host, work
+from rekey.tables import tally
+from rekey.tables.base import Accounts
+from rekey.tables.memory import MemoryTableService
+from rekey.tables.sent import Sent
 from tests.projects import Project
 
 Plain = dict[str, Any]
@@ -60,11 +64,25 @@ def begin() -> Executor:
     return _current[-1]
 
 
+class Apart(MemoryTableService):
+    """Another connection to the same tables, which counts what it sends by itself, as on another machine."""
+
+    def __init__(self, beside: MemoryTableService) -> None:
+        """Take the first connection: everything else is what it is there, also what a test changes later."""
+        self.__dict__.update(beside=beside, sent=Sent(also=tally.current))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["beside"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.__dict__["beside"], name, value)
+
+
 @contextmanager
 def inline(project: Project, **more: Any) -> Iterator[Inline]:
     """Let workers be this process, on the project's tables."""
     close_host()
-    host(project.connect)
+    host(lambda _config: Accounts(Apart(project.tables), Apart(project.restricted)))
     made = Inline(**more)
     _current.append(made)
     try:

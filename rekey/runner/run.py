@@ -8,6 +8,7 @@ Rules kept here:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -98,6 +99,8 @@ class Run:
     """Begins the executor whose workers copy and compare; None: the runner does it itself."""
     keep_count: Callable[[], None] = lambda: None
     """Stores how many requests were sent, for a run that may be killed."""
+    by_workers: Counter[str] = field(default_factory=Counter)
+    """Requests that workers sent for it, by kind; is added to."""
 
     @property
     def script_id(self) -> str:

@@ -243,6 +243,7 @@ class Session:
             still_alone=lease.check,
             lease_id=lease.lease_id,
             factory=self.factory,
+            by_workers=self.accounts.by_workers,
         )
 
     async def _make_root_key(self, script_id: str, wrapping: WrappingKey) -> None:

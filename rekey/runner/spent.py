@@ -4,7 +4,7 @@ Rules kept here:
 
 * The estimate is the one of the plan that the migration began with, as it was kept then.
 * Every run of a phase counts, also one that was cut off: its requests were sent. Of a run that was killed,
-  what was sent after its last checkpoint is not known.
+  what was sent after its last checkpoint is not known; of a task that was lost, what it sent.
 * Estimate and actual are set side by side for phases that are done; the sum is over those.
 """
 

@@ -82,6 +82,7 @@ def driver_of(run: Run, pool: Pool, term: Term | None) -> Driver:
         slice_s=run.config.executor.slice_s,
         rates=throttle.look,
         divides_partition=divides_partition,
+        requests=run.by_workers,
         check=run.still_alone,
         stop_requested=run.stop.requested,
     )
@@ -170,6 +171,7 @@ class _Copying:
             done=result.ended is Ended.DONE,
         )
         self._run.state.checkpoint([moved])
+        self._run.keep_count()
         for name in self.counters:
             self.counters[name] += result.rows if name == "rows" else result.counters.get(name, 0)
         self._advance(result.rows)

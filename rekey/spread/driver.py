@@ -20,7 +20,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass, field
@@ -113,6 +113,7 @@ class Driver:
         slice_s: seconds of a slice.
         rates: asked again and again: what all tasks together may do, and whether they may do anything.
         divides_partition: whether the rate of a partition is shared, too.
+        requests: those that tasks sent are added to it, by kind; a task that is lost tells nothing of them.
         check: called again and again; raises when the work must end at once.
         stop_requested: tells that nothing more is to be submitted.
     """
@@ -124,6 +125,7 @@ class Driver:
     slice_s: float
     rates: Callable[[], Rates] = Rates
     divides_partition: Callable[[], bool] = lambda: False
+    requests: Counter[str] = field(default_factory=Counter)
     check: Callable[[], None] = lambda: None
     stop_requested: Callable[[], bool] = lambda: False
     monotonic: Callable[[], float] = time.monotonic
@@ -273,6 +275,7 @@ class _Work(Generic[S]):
 
     def _take(self, piece: _Piece[S], result: Result) -> None:
         self._driver.sent.open |= result.open
+        self._driver.requests.update(result.sent)
         if result.ended is Ended.SUPERSEDED:
             self._driver.check()
             self.error = self.error or Moved(

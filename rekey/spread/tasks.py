@@ -27,12 +27,18 @@ from rekey.errors import (
     ServiceError,
     WorkersFailed,
 )
+from rekey.tables.sent import OPERATIONS
+from rekey.tables.sent import Kind as RequestKind
 
 Plain: TypeAlias = dict[str, Any]
 """What travels: names to text, numbers, bytes, or mappings of those."""
 
-FORM = 1
+FORM = 2
 """Of tasks and results; one more with every change of their fields."""
+
+
+_COUNTED = frozenset({*RequestKind, OPERATIONS})
+"""What results count requests by."""
 
 
 class Kind(StrEnum):
@@ -170,6 +176,7 @@ class Result:
         rows, size: read of the table, as far as the cursor; bytes.
         counters: further figures, by name.
         open: a write may still be under way although nobody waits for it any more.
+        sent: the requests that the task sent, by kind.
         sums: of SUM: packed sums by name (`rekey.reconcile.sums`).
         records: of FIND: rows of the buckets, sealed.
         failure: of FAILED.
@@ -182,6 +189,7 @@ class Result:
     size: int = 0
     counters: Mapping[str, int] = field(default_factory=dict)
     open: bool = False
+    sent: Mapping[str, int] = field(default_factory=dict)
     sums: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     records: bytes = field(default=b"", repr=False)
     failure: Failure | None = None
@@ -192,6 +200,7 @@ class Result:
             **{one.name: getattr(self, one.name) for one in fields(self)},
             "ended": str(self.ended),
             "counters": dict(self.counters),
+            "sent": dict(self.sent),
             "sums": dict(self.sums),
             "failure": None if self.failure is None else asdict(self.failure),
             "form": FORM,
@@ -232,6 +241,15 @@ def read_result(plain: object, task: Task) -> Result | None:
     try:
         members["ended"] = Ended(members["ended"])
         members["failure"] = None if failure is None else Failure(**failure)
+        members["sent"] = _counts(members["sent"])
         return Result(**members)
     except (KeyError, TypeError, ValueError):
         return None
+
+
+def _counts(told: Mapping[str, Any]) -> dict[str, int]:
+    """Return counts of requests by kind. Raises ValueError when they are not that."""
+    counts = dict(told)
+    if not counts.keys() <= _COUNTED or any(type(one) is not int or one < 0 for one in counts.values()):
+        raise ValueError("not counts of requests")
+    return counts

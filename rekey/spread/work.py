@@ -15,6 +15,7 @@ import atexit
 import os
 import threading
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ from rekey.spread.opened import Opened, identity_of, open_migration
 from rekey.spread.summing import find_slice, sum_slice
 from rekey.spread.tasks import Basis, Ended, Failure, Kind, Plain, Result, Task, read_task
 from rekey.tables.base import Accounts
+from rekey.tables.tally import tallied
 
 T = TypeVar("T")
 DISTRIBUTION = "rekey-tables"
@@ -107,10 +109,17 @@ def work(plain: Mapping[str, Any]) -> Plain:
     except RekeyError as error:
         return Result(str(plain.get("id")), Ended.FAILED, failure=Failure.of(error)).plain()
     here = host()
-    return here.run(_carry_out(here, task)).plain()
+    return here.run(carry_out(here, task)).plain()
 
 
-async def _carry_out(here: Host, task: Task) -> Result:
+async def carry_out(here: Host, task: Task) -> Result:
+    """Carry out a task and return its result, with the requests that it sent."""
+    with tallied() as sent:
+        result = await _done(here, task)
+    return replace(result, sent=dict(sent))
+
+
+async def _done(here: Host, task: Task) -> Result:
     try:
         opened = await here.opened(task.basis)
         with opened.working_on(task):

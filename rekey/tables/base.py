@@ -161,15 +161,21 @@ class TableService(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Accounts:
-    """The account of the application's tables and the restricted one, connected."""
+    """The account of the application's tables and the restricted one, connected.
+
+    Attributes:
+        tables, restricted: the two.
+        by_workers: requests that others sent to both for whoever opened them, as they told; is added to.
+    """
 
     tables: TableService
     restricted: TableService
+    by_workers: Counter[str] = field(default_factory=Counter, compare=False)
 
     @property
     def sent(self) -> Counter[str]:
-        """Return the requests sent to both so far, by kind."""
-        return self.tables.sent.counts + self.restricted.sent.counts
+        """Return the requests sent to both so far, by kind, with those of workers."""
+        return self.tables.sent.counts + self.restricted.sent.counts + self.by_workers
 
     async def close(self) -> None:
         """Close both."""

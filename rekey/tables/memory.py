@@ -35,6 +35,7 @@ from rekey.model import (
     Row,
     key_of,
 )
+from rekey.tables import tally
 from rekey.tables.base import MAX_BATCH_BYTES, MAX_PAGE_ROWS, Operation, Page, Verb
 from rekey.tables.clock import TICKS_PER_SECOND, Clock, SystemClock, format_ticks, ticks_of
 from rekey.tables.faults import Call, Fault, FaultKind, Faults, NoFaults
@@ -89,7 +90,7 @@ class MemoryTableService:
         self._tables: dict[str, StoredRows] = {}
         self._being_deleted: dict[str, int] = {}
         self._calls = 0
-        self.sent = Sent()
+        self.sent = Sent(also=tally.current)
         self.last_open: int | None = None
         """When an attempt to write was last left without an answer, in ticks of the clock."""
 

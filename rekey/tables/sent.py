@@ -11,7 +11,7 @@ Rules kept here:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -37,19 +37,36 @@ OPERATIONS = "operations"
 """The name under which the operations of batches are counted."""
 
 
+def nowhere() -> Counter[str] | None:
+    """Count nowhere else: the default of `Sent.also`."""
+    return None
+
+
 @dataclass(slots=True)
 class Sent:
-    """The requests sent to one account since it was opened."""
+    """The requests sent to one account since it was opened.
+
+    Attributes:
+        counts: by kind.
+        also: where else each is counted, for whoever sends it.
+    """
 
     counts: Counter[str] = field(default_factory=Counter)
+    also: Callable[[], Counter[str] | None] = nowhere
 
     def add(self, kind: Kind) -> None:
         """Count one request."""
-        self.counts[kind.value] += 1
+        self._add(kind.value, 1)
 
     def add_operations(self, number: int) -> None:
         """Count the operations of a batch, once however often it is sent."""
-        self.counts[OPERATIONS] += number
+        self._add(OPERATIONS, number)
+
+    def _add(self, name: str, number: int) -> None:
+        self.counts[name] += number
+        also = self.also()
+        if also is not None:
+            also[name] += number
 
 
 def kind_of(method: str, path: str) -> Kind:

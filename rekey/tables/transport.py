@@ -37,6 +37,7 @@ from azure.core.pipeline.transport import AioHttpTransport, AsyncHttpResponse, H
 from yarl import URL
 
 from rekey.errors import CredentialRefused
+from rekey.tables import tally
 from rekey.tables.credentials import Credential, auth_policy
 from rekey.tables.sent import Sent, kind_of
 
@@ -121,7 +122,7 @@ class Transport:
         self._closed = False
         self.listener: Callable[[int, float], None] | None = None
         """Hears of every answer: its status, and the seconds it took."""
-        self.sent = Sent()
+        self.sent = Sent(also=tally.current)
 
     async def send(self, request: Request) -> Answer:
         """Send once. Raises NotSent, NoAnswer, CredentialRefused (no token)."""

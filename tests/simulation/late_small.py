@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import Context
@@ -52,7 +53,7 @@ from rekey.spread.driver import Driver
 from rekey.spread.fence import Fence
 from rekey.spread.opened import Opened, travel_key
 from rekey.spread.tasks import Basis, Plain, Task
-from rekey.spread.work import Host, _carry_out
+from rekey.spread.work import Host, carry_out
 from rekey.state.models import Segment
 from rekey.tables.base import Accounts, Table, TableService
 from rekey.tables.faults import Call
@@ -123,7 +124,7 @@ class Executor:
         return flight.answer
 
     async def _work(self, task: Task, flight: Flight) -> None:
-        result = await _carry_out(cast(Host, self._world), task)
+        result = await carry_out(cast(Host, self._world), task)
         if flight.is_waited_for:
             flight.hear(f"{result.ended} {result.rows} {result.open}")
             flight.answer.set_result(result.plain())
@@ -301,7 +302,7 @@ class LateWorld(DeltaWorld):
             source=self.source, propagator=propagator, copier=Copier(propagator, 1),
             state=self.file, config=config, clock=Waits(self.scheduler), progress=Silent(),
             factory=go_on, factory_or_fail=go_on, stop=StopFlag(), lease_id=lease_id,
-            still_alone=go_on, check=go_on, keep_count=go_on,
+            still_alone=go_on, check=go_on, keep_count=go_on, by_workers=Counter(),
         )  # fmt: skip
         return cast(Run, run)
 

@@ -62,7 +62,7 @@ def test_a_task_survives_its_travel() -> None:
     assert read_task(TASK.plain(), version="1.0") == TASK
 
 
-@pytest.mark.parametrize("other", [{"form": 2}, {"basis": {}}, {"basis": None}, {"form": None}])
+@pytest.mark.parametrize("other", [{"form": 1}, {"basis": {}}, {"basis": None}, {"form": None}])
 def test_a_task_of_another_version_is_refused(other: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="a worker runs rekey 1\\.0"):
         read_task({**TASK.plain(), **other}, version="1.0")
@@ -72,13 +72,24 @@ def test_a_task_of_another_version_is_refused(other: dict[str, Any]) -> None:
 
 def test_a_result_survives_its_travel_and_answers_its_task_alone() -> None:
     failure = Failure.of(Findings("what", kept="kept", hint="hint"))
-    result = Result("t1", Ended.FAILED, "c", 3, 4, {"a": 1}, True, {"s": b"x"}, b"r", failure)
+    result = Result("t1", Ended.FAILED, "c", 3, 4, {"a": 1}, True, {"read": 2}, {"s": b"x"}, b"r", failure)
     assert read_result(result.plain(), TASK) == result
     assert read_result(replace(result, id="t2").plain(), TASK) is None
 
 
 @pytest.mark.parametrize(
-    "other", [{"form": 9}, {"ended": "never"}, {"more": 1}, {"failure": {"a": 1}}, {"failure": 3}]
+    "other",
+    [
+        {"form": 9},
+        {"ended": "never"},
+        {"more": 1},
+        {"failure": {"a": 1}},
+        {"failure": 3},
+        {"sent": {"read": -1}},
+        {"sent": {"user@example.com": 1}},
+        {"sent": {"read": "3"}},
+        {"sent": 3},
+    ],
 )
 def test_what_is_no_result_is_not_taken_for_one(other: dict[str, Any]) -> None:
     assert read_result({**Result("t1", Ended.DONE).plain(), **other}, TASK) is None
