@@ -215,7 +215,8 @@ class LateWorld(DeltaWorld):
 
     def durable(self) -> Hashable:
         kept = tuple((one.cursor, one.done) for one in self.file.kept)
-        return (super().durable(), kept, self.losses, self.kills, self.stopped.is_set())
+        facts = tuple(sorted(self.file.facts.items()))
+        return (super().durable(), kept, facts, self.losses, self.kills, self.stopped.is_set())
 
     def is_private(self, call: Call) -> bool:
         return False
