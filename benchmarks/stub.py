@@ -192,6 +192,8 @@ class Stub:
             low = bisect.bisect_right(numbers, partition, key=lambda n: key(n)[0])
         if (partition := terms.get(("PartitionKey", "lt"))) is not None:
             high = bisect.bisect_left(numbers, partition, key=lambda n: key(n)[0])
+        if (partition := terms.get(("PartitionKey", "le"))) is not None:
+            high = bisect.bisect_right(numbers, partition, key=lambda n: key(n)[0])
         return low, high
 
 

@@ -22,6 +22,7 @@ from types import TracebackType
 
 import orjson
 
+from rekey.concurrency import cancel
 from rekey.errors import (
     Ambiguous,
     ConditionFailed,
@@ -274,8 +275,9 @@ class AzureTable:
         select: Sequence[str] | None = None,
         modified_from: str | None = None,
         page_rows: int = MAX_PAGE_ROWS,
+        ahead: bool = True,
     ) -> AsyncIterator[Page]:
-        """Iterate over the rows of a key range in service order, fetching one page ahead."""
+        """Iterate over the rows of a key range in service order, fetching one page ahead where it may."""
         if not 1 <= page_rows <= MAX_PAGE_ROWS:
             raise RequestRejected(
                 "a page has 1 to 1,000 rows (InvalidInput)", code="InvalidInput", status=400
@@ -286,7 +288,7 @@ class AzureTable:
         changed = "" if modified_from is None else modified_filter(modified_from)
         cursor = within.after
         filters = [both(one, changed) for one in range_filters(within)]
-        async with aclosing(self._pages(filters, common)) as pages:
+        async with aclosing(self._pages(filters, common, ahead=ahead)) as pages:
             async for fetched, more in pages:
                 rows = fetched.rows
                 if rows:
@@ -297,26 +299,27 @@ class AzureTable:
                     yield Page(rows, cursor, fetched.bytes)
 
     async def _pages(
-        self, filters: Sequence[str], common: Sequence[tuple[str, str]]
+        self, filters: Sequence[str], common: Sequence[tuple[str, str]], *, ahead: bool
     ) -> AsyncGenerator[tuple[Fetched, bool], None]:
         """Iterate over the answers of several queries, one after the other, and whether more follow."""
         queries = [[*common, ("$filter", one)] if one else list(common) for one in filters]
-        ahead = asyncio.ensure_future(self._fetch(queries[0], [])) if queries else None
-        at = 0
+        upcoming: asyncio.Future[Fetched] | None = None
+        at, following = 0, list[tuple[str, str]]()
         try:
-            while ahead is not None:
-                fetched = await ahead
-                following = fetched.continuation
-                if following is None:
+            while at < len(queries):
+                fetched = await (upcoming or self._fetch(queries[at], following))
+                if fetched.continuation is None:
                     at, following = at + 1, []
-                ahead = (
-                    asyncio.ensure_future(self._fetch(queries[at], following)) if at < len(queries) else None
+                else:
+                    following = fetched.continuation
+                more = at < len(queries)
+                upcoming = (
+                    asyncio.ensure_future(self._fetch(queries[at], following)) if more and ahead else None
                 )
-                yield fetched, ahead is not None
+                yield fetched, more
         finally:
-            if ahead is not None:
-                ahead.cancel()
-                await asyncio.gather(ahead, return_exceptions=True)
+            if upcoming is not None:
+                await cancel([upcoming])
 
     async def _fetch(
         self, query: Sequence[tuple[str, str]], continuation: Sequence[tuple[str, str]]
