@@ -1,10 +1,17 @@
-"""What all tests share: one Azurite per test process, and tables of one's own in it."""
+"""What all tests share: one Azurite per test process, tables of one's own in it, temporary files in memory.
+
+State files are synced to the disk with every commit, thousands of times in a run: where there is a roomy file
+system in memory (Linux), temporary files are there, unless `TMPDIR` says where. It is a file system like any.
+"""
 
 from __future__ import annotations
 
 import itertools
 import os
+import shutil
+import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -18,6 +25,16 @@ from rekey.tables.memory import MemoryTableService
 # No timing is asserted anywhere, so not by hypothesis either: a busy machine is no failure.
 settings.register_profile("rekey", deadline=None)
 settings.load_profile("rekey")
+
+_IN_MEMORY = Path("/dev/shm")  # noqa: S108 - folders in it are made as safely as those in /tmp
+_ROOM_BYTES = 4 << 30
+if (
+    "TMPDIR" not in os.environ
+    and os.access(_IN_MEMORY, os.W_OK | os.X_OK)
+    and shutil.disk_usage(_IN_MEMORY).free >= _ROOM_BYTES
+):
+    os.environ["TMPDIR"] = str(_IN_MEMORY)
+    tempfile.tempdir = None
 
 _numbers = itertools.count(1)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from tests.worlds import Killed, post, user
 SCRIPT = "0001_subject"
 WHY = ("--reason", "ticket 4711")
 LEASE_S = 120
+MONTH = "2024-01"
 SEALED_POSTS = POSTS_SCRIPT.replace('capture="delta",', 'capture="delta", mapping="sealed",')
 PLAIN_USERS = USERS_SCRIPT.replace('capture="delta",', 'capture="delta", mapping="plain",')
 SCRIPTS = {
@@ -47,18 +49,59 @@ def begun(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     *,
-    month: str = "2024-01",
+    month: str = MONTH,
 ) -> Commands:
     """Return the commands of a project whose rows are copied under the data key of a month."""
     monkeypatch.setattr("rekey.mapping.keyring.cohort_of", lambda _moment: month)
-    project = Project(folder)
+    return _lived((script, month, False), folder, capsys, monkeypatch, _begin)
+
+
+def completed(
+    folder: Path, script: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Commands:
+    """Return the commands of a project that is begun and complete, of a minute ago."""
+
+    def live(rekey: Commands, script: str) -> None:
+        _begin(rekey, script)
+        complete(rekey)
+
+    monkeypatch.setattr("rekey.mapping.keyring.cohort_of", lambda _moment: MONTH)
+    return _lived((script, MONTH, True), folder, capsys, monkeypatch, live)
+
+
+def _begin(rekey: Commands, script: str) -> None:
+    project = rekey.project
     project.script(script, f"{SCRIPT}.py")
-    rows = rows_of(script)
     source = project.scripts[SCRIPT].migration.source
-    asyncio.run(project.fill(source, rows))
-    rekey = Commands(project, capsys, monkeypatch)
+    asyncio.run(project.fill(source, rows_of(script)))
     rekey("apply")
-    return rekey
+
+
+_Life = tuple[str, str, bool]
+_LIVED: dict[_Life, tuple[Project, dict[Path, bytes]]] = {}
+"""Projects as they were when their life so far had been lived, and what was in their folders."""
+
+
+def _lived(
+    life: _Life,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    live: Callable[[Commands, str], None],
+) -> Commands:
+    """Return a project of one's own that has lived so far; all but the first are copies of what that was."""
+    project = Project(folder)
+    if life not in _LIVED:
+        live(Commands(project, capsys, monkeypatch), life[0])
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        _LIVED[life] = copy.deepcopy(project), {path.relative_to(folder): path.read_bytes() for path in files}
+    else:
+        lived, files = copy.deepcopy(_LIVED[life])
+        project.clock, project.tables, project.restricted = lived.clock, lived.tables, lived.restricted
+        for path, data in files.items():
+            (folder / path).parent.mkdir(exist_ok=True)
+            (folder / path).write_bytes(data)
+    return Commands(project, capsys, monkeypatch)
 
 
 def complete(rekey: Commands) -> None:

@@ -4,9 +4,9 @@ Rules kept here:
 
 * A sweep only names candidates; propagate reads both sides afresh before anything is deleted, so a row that
   was written while the sweep ran is safe.
-* Two scans and no point reads: the digests of all keys of one table are set aside on disk by their first two
+* Two scans and no point reads: the digests of all keys of one table are set aside by their first two
   characters (1,024 parts), then the mapping, which is sorted by the same digests, is walked part by part.
-* Memory holds one part: a thousandth of the table's digests.
+* Memory holds some ten thousand digests, and one part: a thousandth of the table's. What is more is on disk.
 * Parts hold keyed digests only, no keys; their folder goes when the sweep ends, however it ends.
 """
 
@@ -26,11 +26,11 @@ from rekey.tables.base import Table
 _PREFIX = 2
 _DIGEST_CHARACTERS = 32
 _BUFFERED = 65_536
-"""Digests held in memory before they are written to their parts."""
+"""Digests held in memory before they are written to their parts; of a small table none is."""
 
 
 class DigestParts:
-    """A set of row digests on disk, in parts by prefix. Use as a context manager."""
+    """A set of row digests in parts by prefix, on disk when they are many. Use as a context manager."""
 
     def __init__(self, folder: Path | None = None) -> None:
         """Take the folder under which the parts' own temporary folder is made (the system's by default)."""
@@ -51,10 +51,9 @@ class DigestParts:
         self._buffers[digest[:_PREFIX]].append(digest)
         self._buffered += 1
         if self._buffered >= _BUFFERED:
-            self.flush()
+            self._spill()
 
-    def flush(self) -> None:
-        """Write what is buffered to the parts."""
+    def _spill(self) -> None:
         for prefix, digests in self._buffers.items():
             with self._part(prefix).open("a", encoding="ascii") as part:
                 part.write("".join(digests))
@@ -62,12 +61,13 @@ class DigestParts:
         self._buffered = 0
 
     def read(self, prefix: str) -> set[str]:
-        """Return all digests that start with a two-character prefix. Call `flush` first."""
+        """Return all digests that start with a two-character prefix."""
+        found = set(self._buffers.get(prefix, ()))
         path = self._part(prefix)
-        if not path.exists():
-            return set()
-        text = path.read_text(encoding="ascii")
-        return {text[at : at + _DIGEST_CHARACTERS] for at in range(0, len(text), _DIGEST_CHARACTERS)}
+        if path.exists():
+            text = path.read_text(encoding="ascii")
+            found.update(text[at : at + _DIGEST_CHARACTERS] for at in range(0, len(text), _DIGEST_CHARACTERS))
+        return found
 
     def _part(self, prefix: str) -> Path:
         return Path(self._temporary.name) / prefix
@@ -102,7 +102,6 @@ async def gone(
             for row in page.rows:
                 parts.add(ids.long(table.name, key_of(row)))
             advance(len(page.rows))
-        parts.flush()
         prefix, present = "", set[str]()
         async for page in mapping.scan(direction):
             check()

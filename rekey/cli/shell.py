@@ -44,7 +44,7 @@ class Surroundings:
     """The world a command works in; tests give tables in memory and a clock of their own.
 
     Attributes:
-        connect: connects the accounts of a configuration; None: `rekey.runner.session.connect`.
+        connect: connects the accounts of a configuration; None: `rekey.opening.connect`.
         clock: the machine's clock when None.
         is_terminal: whether somebody can answer a question; None: whether standard input is a terminal.
         ask: sends the single requests of `rekey doctor`; None: `rekey.tables.probe.ask`.
@@ -115,7 +115,7 @@ class Shell:
 
     def connect(self, config: Config) -> Accounts:
         """Connect both accounts. Raises ConfigurationError."""
-        from rekey.runner.session import connect
+        from rekey.opening import connect
 
         return (self.surroundings.connect or connect)(config)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -105,13 +105,14 @@ class CollisionSearch:
 
 
 class _Parts:
-    """Records spread over 256 files by one byte of theirs."""
+    """Records spread over 256 files by one byte of theirs; in memory as long as they are few."""
 
     def __init__(self, folder: Path, at: int) -> None:
         self._folder = folder
         self._at = at
         self._buffers = [bytearray() for _ in range(256)]
         self._buffered = 0
+        self._on_disk = False
 
     def add(self, record: bytes) -> None:
         self._buffers[record[self._at]] += record
@@ -120,6 +121,7 @@ class _Parts:
             self.flush()
 
     def flush(self) -> None:
+        self._on_disk = True
         try:
             for number, buffer in enumerate(self._buffers):
                 if buffer:
@@ -132,6 +134,10 @@ class _Parts:
 
     def groups(self) -> Iterator[Group]:
         """Yield every digest that came more than once; the files are removed on the way."""
+        if not self._on_disk:
+            for buffer in self._buffers:
+                yield from _repeated(_cut(buffer))
+            return
         self.flush()
         for number in range(256):
             path = self._folder / f"{number:03d}"
@@ -140,7 +146,7 @@ class _Parts:
             if path.stat().st_size > _PART_BYTES and self._at < _DEEPEST:
                 yield from self._spread(path)
             else:
-                yield from _repeated(path)
+                yield from _repeated(_records(path))
             path.unlink(missing_ok=True)
 
     def _spread(self, path: Path) -> Iterator[Group]:
@@ -153,12 +159,12 @@ class _Parts:
         yield from deeper.groups()
 
 
-def _repeated(path: Path) -> Iterator[Group]:
+def _repeated(records: Iterable[bytes]) -> Iterator[Group]:
     """Yield the groups of one part; what came once is remembered, no more than a part holds."""
     once: dict[bytes, bytes] = {}
     more: dict[bytes, tuple[int, list[bytes]]] = {}
     end = 1 + _KEY_BYTES
-    for record in _records(path):
+    for record in records:
         digest, source = record[:end], record[end:]
         before = once.setdefault(digest, source)
         if before is source:
@@ -175,10 +181,14 @@ def _records(path: Path) -> Iterator[bytes]:
     try:
         with path.open("rb") as part:
             while chunk := part.read(_RECORD_BYTES * 4096):
-                for at in range(0, len(chunk), _RECORD_BYTES):
-                    yield chunk[at : at + _RECORD_BYTES]
+                yield from _cut(chunk)
     except OSError as error:
         raise _disk_failed(error) from None
+
+
+def _cut(records: bytes | bytearray) -> Iterator[bytes]:
+    for at in range(0, len(records), _RECORD_BYTES):
+        yield bytes(records[at : at + _RECORD_BYTES])
 
 
 def _first(groups: list[Group]) -> list[Group]:

@@ -21,8 +21,7 @@ from rekey.rehearse.application import Application, changed_by_one, to_entity
 from rekey.rehearse.project import RETENTION_SECONDS, Project, Result, Running
 from rekey.rehearse.report import Narrator, Step
 from rekey.rehearse.witness import Finding, Witness
-from rekey.runner.phases.backfill import PURPOSE as BACKFILL
-from rekey.state.models import Segment
+from rekey.state.models import BACKFILL, Segment
 
 _POLL_SECONDS = 0.01
 _PAUSE_SECONDS = 0.02

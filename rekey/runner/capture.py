@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from rekey.delta.passes import delta_pass
 from rekey.errors import StateUnusable
 from rekey.runner.run import Run
+from rekey.state.models import WATERMARK
 
-WATERMARK = "watermark"
 MAX_PASSES = 5
 _LITTLE = 100
 """Changed rows of a pass after which another pass is not worth its scan."""

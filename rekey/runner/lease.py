@@ -20,6 +20,7 @@ import logging
 import os
 import secrets
 import socket
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -41,6 +42,15 @@ ATTEMPTS = 5
 
 _PROCESS = secrets.token_hex(8)
 """This process, as distinct from an earlier one with the same process id (containers start at 1 again)."""
+
+
+def _be_another() -> None:
+    global _PROCESS
+    _PROCESS = secrets.token_hex(8)
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_be_another)
 
 _log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import rfc8785
 
@@ -20,17 +20,20 @@ from rekey.errors import GateClosed
 from rekey.evidence.checkpoints import problems_of, seal
 from rekey.evidence.keys import Signer
 from rekey.phases import Phase
-from rekey.planner.planfile import plan_document
-from rekey.planner.result import Plan
 from rekey.progress import Progress
 from rekey.runner.run import Run
 from rekey.state.audit import expressible
 from rekey.state.models import PLAN_FACT
 from rekey.state.store import State
 
+if TYPE_CHECKING:
+    from rekey.planner.result import Plan
+
 
 def keep_plan(state: State, script_id: str, plan: Plan, *, checked_rows: bool) -> None:
     """Keep the plan that a migration begins with."""
+    from rekey.planner.planfile import plan_document  # what is planned with takes a while to import
+
     document = rfc8785.dumps(expressible(plan_document(plan)))
     state.set_fact(script_id, PLAN_FACT, document.decode())
     details = {

@@ -16,11 +16,10 @@ from typing import Any
 
 from rekey.dualwrite.registry import ClientRow, Standing, over_at, standing
 from rekey.phases import FOLLOWED, ControlPhase, Phase
-from rekey.runner.capture import WATERMARK
 from rekey.runner.facts import ESTIMATED_ROWS, Facts, verification_problem
 from rekey.runner.spent import Spent, spent
 from rekey.runner.verdict import verdict
-from rekey.state.models import PLAN_FACT
+from rekey.state.models import PLAN_FACT, WATERMARK
 from rekey.tables.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 
 

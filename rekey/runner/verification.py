@@ -27,14 +27,13 @@ from rekey.progress import Advance
 from rekey.reconcile.context import ReconcileContext
 from rekey.reconcile.full import full
 from rekey.reconcile.report import FullReport
-from rekey.runner.capture import WATERMARK
 from rekey.runner.facts import UNFOLLOWED_AT, is_unfollowed, verification_problem
 from rekey.runner.following import look
 from rekey.runner.intents import InFlight, while_sweeping
 from rekey.runner.resuming import keep, made_now, resumed
 from rekey.runner.run import Run
 from rekey.runner.spread_sums import reader_of
-from rekey.state.models import Verification
+from rekey.state.models import WATERMARK, Verification
 from rekey.tables.clock import ticks_of
 
 

@@ -25,8 +25,8 @@ from rekey.runner.facts import Facts, Intents, Lease, waits
 from rekey.runner.kept import look
 from rekey.runner.lease import Holder, ends_at, holder_of, is_over, process_exists
 from rekey.runner.ledger import applied_phases
-from rekey.runner.phases.backfill import PURPOSE
 from rekey.runner.proof import is_proved
+from rekey.state.models import BACKFILL
 from rekey.state.store import State
 from rekey.tables.base import TableService
 from rekey.tables.clock import Clock, format_ticks, ticks_of
@@ -79,7 +79,7 @@ async def look_at(
         control=control,
         lease=lease,
         runs=tuple(state.phase_runs(script_id)),
-        segments=tuple(state.segments(script_id, PURPOSE, keys=False)),
+        segments=tuple(state.segments(script_id, BACKFILL, keys=False)),
         facts=state.facts(script_id),
         verification=state.latest_verification(script_id, mode="full"),
         gates=config.gates,

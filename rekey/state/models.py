@@ -20,6 +20,12 @@ from sqlalchemy import Column, Integer, MetaData, Table, Text
 from rekey.errors import Moved, StateUnusable
 from rekey.model import EntityKey, KeyRange
 
+BACKFILL = "backfill"
+"""The purpose of the segments that the copying goes through."""
+
+WATERMARK = "watermark"
+"""The fact up to when, by the service's clock, changes of the source are in the targets."""
+
 PLAN_FACT = "plan"
 """The fact that holds the plan a migration began with, as RFC 8785 JSON."""
 

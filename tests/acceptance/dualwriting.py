@@ -2,8 +2,7 @@
 
 Rules kept here:
 
-* Processes are real and their ends are kills, but they start from a server that has everything imported: a
-  second of processor for each would be most of the test.
+* Processes are real and their ends are kills, but they are forked: see `forking`.
 * A comparison is made while all clients stand still (and only then): the ledgers against the authority's
   table over the raw wire, past the proxy, and every replica against what the authority's rows give.
 * What a client that was killed has left open is the runner's to settle; the comparison waits for no runner,
@@ -12,7 +11,6 @@ Rules kept here:
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,10 +30,9 @@ from tests.acceptance.dualwriting_clients import Where, mapper_of
 from tests.acceptance.dualwriting_ledger import COUNTER, State, Verdict, entries_of, judge, lines_of
 from tests.acceptance.dualwriting_proxy import ProxyProcess
 from tests.acceptance.dualwriting_worlds import SLOT, WORLDS, View, World, split
+from tests.acceptance.forking import forked
 from tests.acceptance.support import Project
 
-_PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["tests.acceptance.dualwriting_client"])
 _SECONDS = 60.0
 _DRAIN_SECONDS = 12.0
 SECRETS = {"users": b"0123456789abcdef0123456789abcdef"}
@@ -77,9 +74,7 @@ class Fleet:
             name, self._world, view, self._where, self.folder, tuple(tuple(each) for each in rows), **more
         )
         self.tasks[name] = task
-        process = _PROCESSES.Process(target=main, args=(task,), name=name, daemon=True)
-        process.start()
-        self._living[name] = process
+        self._living[name] = forked(main, task, name=name)
 
     def pid(self, name: str) -> int:
         """Return the id of a client's process."""

@@ -44,6 +44,7 @@ from rekey.state.store import State
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Operation, Verb
 from rekey.tables.credentials import SharedKey
+from tests.acceptance.forking import Forked
 from tests.declared import named
 
 _NUMBERS = itertools.count(1)
@@ -227,7 +228,9 @@ class Ran:
 class Running:
     """A command under way."""
 
-    def __init__(self, project: Project, words: tuple[str, ...], process: subprocess.Popen[bytes]) -> None:
+    def __init__(
+        self, project: Project, words: tuple[str, ...], process: subprocess.Popen[bytes] | Forked
+    ) -> None:
         self._project, self._words, self.process = project, words, process
 
     def wait(self, seconds: float = _SECONDS) -> Ran:
@@ -258,7 +261,7 @@ class Running:
             if self.process.poll() is not None:
                 return False
             assert time.monotonic() < deadline, f"{self._words}: what was waited for did not happen"
-            time.sleep(0.002)
+            time.sleep(0.01)
         return True
 
     def signal(self, number: int) -> Ran:
@@ -274,10 +277,15 @@ class Running:
 
 @dataclass
 class Project:
-    """A folder with configuration and one script, whose tables and script id no other project has."""
+    """A folder with configuration and one script, whose tables and script id no other project has.
+
+    Attributes:
+        from_nothing: run the installed command, instead of what is forked.
+    """
 
     folder: Path
     azurite: Azurite
+    from_nothing: bool = False
     number: int = field(default_factory=lambda: next(_NUMBERS))
     environment: dict[str, str] = field(default_factory=dict)
     ran: list[Ran] = field(default_factory=list)
@@ -354,7 +362,10 @@ margin = "1s"
         load(self.azurite.tables, self.source, rows)
 
     def start(self, *words: str, within: tuple[str, ...] = (), **environment: str | None) -> Running:
-        """Start `rekey WORDS`; `within` is a program (with words) that runs it, None unsets a variable."""
+        """Start `rekey WORDS`; `within` is a program (with words) that runs it, None unsets a variable.
+
+        It is forked, unless it is to be the installed command from nothing (see `forking`).
+        """
         variables = {
             **{name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")},
             "COLUMNS": "100",
@@ -362,10 +373,13 @@ margin = "1s"
             **self.environment,
             **environment,
         }
+        given = {name: value for name, value in variables.items() if value is not None}
+        if not (within or self.from_nothing):
+            return Running(self, words, Forked(words, self.folder, given))
         process = subprocess.Popen(
             [*within, command(), *words],
             cwd=self.folder,
-            env={name: value for name, value in variables.items() if value is not None},
+            env=given,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

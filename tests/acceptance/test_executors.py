@@ -26,7 +26,7 @@ EXECUTOR = '[executor]\ntasks = 2\nslice = "1s"'
 
 @pytest.fixture
 def project(tmp_path: Path, azurite: Azurite) -> Project:
-    made = Project(tmp_path / "project", azurite)
+    made = Project(tmp_path / "project", azurite, from_nothing=True)
     made.script(USERS)
     made.fill(users(1500))
     made.configure(window_rows=100, more=EXECUTOR)
@@ -57,7 +57,7 @@ def children(running: Running) -> list[psutil.Process]:
 
 @pytest.mark.soak
 def test_a_killed_process_costs_a_slice_and_nothing_else(tmp_path: Path, azurite: Azurite) -> None:
-    project = Project(tmp_path / "project", azurite)
+    project = Project(tmp_path / "project", azurite, from_nothing=True)
     project.script(POSTS)
     project.fill(posts(900))
     project.configure(window_rows=100, entities_per_second=600, more=EXECUTOR)
@@ -76,7 +76,7 @@ def test_a_killed_process_costs_a_slice_and_nothing_else(tmp_path: Path, azurite
 def test_no_process_outlives_a_killed_runner_and_the_next_run_goes_on(
     tmp_path: Path, azurite: Azurite
 ) -> None:
-    project = Project(tmp_path / "project", azurite)
+    project = Project(tmp_path / "project", azurite, from_nothing=True)
     project.script(USERS)
     project.fill(users(1500))
     project.configure(window_rows=100, entities_per_second=1000, more=EXECUTOR)

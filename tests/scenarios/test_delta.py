@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -117,18 +118,20 @@ async def test_a_row_deleted_and_written_again_while_the_sweep_runs_stays(memory
     world.assert_in_step()
 
 
-def test_digest_parts_give_back_what_was_put_in_and_leave_nothing_behind(tmp_path: object) -> None:
-    from pathlib import Path
-
-    folder = Path(str(tmp_path))
-    digests = [f"{n:032}" for n in range(5000)]
-    with DigestParts(folder) as parts:
-        for digest in digests:
-            parts.add(digest)
-        parts.flush()
-        assert parts.read("00") == set(digests)
-        assert parts.read("zz") == set()
-    assert list(folder.iterdir()) == []
+def test_digest_parts_give_back_what_was_put_in_and_leave_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is in memory, what is on disk, and what is in both; a small table needs no file."""
+    digests = [f"{n % 3:02}{n:030}" for n in range(5000)]
+    for buffered, files in ((5001, 0), (5000, 3), (1900, 3)):
+        monkeypatch.setattr("rekey.backfill.sweep._BUFFERED", buffered)
+        with DigestParts(tmp_path) as parts:
+            for digest in digests:
+                parts.add(digest)
+            assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == files
+            for prefix in ("00", "01", "02", "zz"):
+                assert parts.read(prefix) == {digest for digest in digests if digest.startswith(prefix)}
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_moments_are_moved_to_the_100_ns() -> None:

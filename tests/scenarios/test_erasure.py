@@ -33,6 +33,7 @@ from tests.erasing import (
     by_new,
     by_old,
     complete,
+    completed,
     erasures,
     mapping,
     put,
@@ -53,16 +54,12 @@ def rekey(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Commands:
-    made = begun(tmp_path, request.param, capsys, monkeypatch)
-    complete(made)
-    return made
+    return completed(tmp_path, request.param, capsys, monkeypatch)
 
 
 @pytest.fixture
 def users(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Commands:
-    made = begun(tmp_path, USERS_SCRIPT, capsys, monkeypatch)
-    complete(made)
-    return made
+    return completed(tmp_path, USERS_SCRIPT, capsys, monkeypatch)
 
 
 def erase(rekey: Commands, *named: str, code: int = 0) -> dict[str, object]:
@@ -522,8 +519,7 @@ def test_nothing_is_claimed_or_written_in_the_place_of_a_tombstone(
 ) -> None:
     """Nobody goes through the mapping behind `complete`. Who does all the same is refused: an erased row is
     neither taken for one that was never copied, nor brought back."""
-    rekey = begun(tmp_path, script, capsys, monkeypatch)
-    complete(rekey)
+    rekey = completed(tmp_path, script, capsys, monkeypatch)
     project, row = rekey.project, subject(rekey)
     erase(rekey, *by_old(row))
     stones, targets = tombstones(project), project.rows("UsersV2")

@@ -13,11 +13,10 @@ from tests.commands import Commands
 from tests.erasing import (
     PLAIN_USERS,
     WHY,
-    begun,
     by_id,
     by_new,
     by_old,
-    complete,
+    completed,
     erasures,
     killed,
     killed_by,
@@ -30,9 +29,7 @@ from tests.worlds import Killed
 
 @pytest.fixture
 def users(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Commands:
-    made = begun(tmp_path, USERS_SCRIPT, capsys, monkeypatch)
-    complete(made)
-    return made
+    return completed(tmp_path, USERS_SCRIPT, capsys, monkeypatch)
 
 
 @pytest.mark.parametrize("script", [USERS_SCRIPT, PLAIN_USERS], ids=["sealed", "plain"])
@@ -49,8 +46,7 @@ def test_cut_off_beside_any_write_the_same_command_ends_it(
     at: int,
 ) -> None:
     """By its new key the subject cannot be found any more once the reverse row is gone: the record leads."""
-    rekey = begun(tmp_path, script, capsys, monkeypatch)
-    complete(rekey)
+    rekey = completed(tmp_path, script, capsys, monkeypatch)
     row, project = subject(rekey), rekey.project
     named = {"old": by_old(row), "new": by_new(rekey, row), "id": by_id(rekey, row)}[way]
     writes = 0
@@ -75,8 +71,7 @@ def test_cut_off_before_any_effect_the_same_command_ends_it(
     """Also between what a session does around it: the lease, the journal, the clients, the record."""
     at, effects = 1, 0
     while effects >= at - 3:
-        rekey = begun(tmp_path / str(at), USERS_SCRIPT, capsys, monkeypatch)
-        complete(rekey)
+        rekey = completed(tmp_path / str(at), USERS_SCRIPT, capsys, monkeypatch)
         named = by_new(rekey, subject(rekey))
         with killed(rekey.project, at) as counted:
             rekey("retire", "--subject", *named, *WHY)

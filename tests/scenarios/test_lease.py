@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -220,6 +223,24 @@ def test_only_a_process_that_is_gone_is_dead() -> None:
     assert is_dead(replace(HERE, pid=101), ours, lambda pid: True), "our own id, from an earlier process"
     assert not is_dead(replace(HERE, process="process-3"), ours, lambda pid: False), "another lease of ours"
     assert not is_dead(replace(HERE, boot=""), replace(ours, boot=""), lambda pid: False), "unknown boot"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_forked_process_is_another_one() -> None:
+    """Else what the one has left behind would be taken by the other for its own."""
+    program = """\
+import os
+from pathlib import Path
+from rekey.runner.lease import Holder
+print(Holder.current(Path("state")).process, flush=True)
+if not os.fork():
+    print(Holder.current(Path("state")).process, flush=True)
+else:
+    os.wait()
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    parent, child = ended.stdout.split()
+    assert parent != child
 
 
 async def test_a_second_lease_in_one_process_is_refused(runners: Runners) -> None:

@@ -206,6 +206,17 @@ def test_help_needs_no_heavy_module() -> None:
     assert ended.stdout.strip() == ""
 
 
+def test_what_looks_needs_nothing_of_what_works() -> None:
+    """`rekey status` is asked again and again: it does not wait for modules that copy, plan or compare."""
+    program = (
+        "import sys, rekey.runner.status, rekey.runner.watching, rekey.opening\n"
+        "working = ('backfill', 'delta', 'planner', 'reconcile', 'inspection', 'runner.session')\n"
+        "print(*(name for name in working if f'rekey.{name}' in sys.modules))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == ""
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0.42, "0.4 s"), (12, "12 s"), (180, "3 min"), (7300, "2 h"), (86400 * 30, "30 d")],

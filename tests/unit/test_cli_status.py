@@ -19,11 +19,10 @@ from rekey.dualwrite.registry import ClientRow, Registry
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import EntityKey
 from rekey.phases import ORDER, ControlPhase, Phase
-from rekey.runner.capture import WATERMARK
 from rekey.runner.facts import RETURNED_AT, UNFOLLOWED_AT, Facts, Intents, Lease, Wait, waits
 from rekey.runner.status import judge
 from rekey.runner.watching import look_at
-from rekey.state.models import PhaseRun, Segment, Verification
+from rekey.state.models import WATERMARK, PhaseRun, Segment, Verification
 from rekey.state.store import State
 from rekey.tables.clock import FakeClock, ticks_of
 from rekey.tables.memory import MemoryTableService

@@ -67,14 +67,26 @@ def test_memory_is_flat_from_30_000_to_300_000_rows(tmp_path: Path) -> None:
     assert peaks[1] < peaks[0] + 8 * 1024 * 1024
 
 
-def test_temporary_files_hold_no_key_and_are_gone_afterwards(tmp_path: Path) -> None:
+def test_temporary_files_hold_no_key_and_are_gone_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collisions, "_BUFFER_BYTES", 100_000)
     with CollisionSearch(tmp_path) as search:
-        for number in range(200_000):
+        for number in range(6_000):
             search.add(0, EntityKey("anna@mail.example", f"r{number}"), source(number))
         held = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
-        assert held
-        assert not any(b"anna" in part for part in held)
+        assert len(held) == 256
+        assert not any(b"anna@" in part for part in held), "four letters would come up by chance"
+        assert search.finish().keys == 0
     assert not list(tmp_path.iterdir())
+
+
+def test_few_rows_need_no_file(tmp_path: Path) -> None:
+    with CollisionSearch(tmp_path) as search:
+        for number in range(2_000):
+            search.add(0, EntityKey("p", f"r{number % 1_999}"), source(number))
+        assert search.finish().keys == 1
+        assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_a_disk_that_fails_is_the_machines_failure_and_says_what_to_do(tmp_path: Path) -> None:

@@ -30,11 +30,11 @@ from rekey.runner.intents import while_sweeping
 from rekey.runner.phases.operation import Counters, Operation, open_gate
 from rekey.runner.run import Run
 from rekey.runner.spreading import no_task_writes, spread_copy
+from rekey.state.models import BACKFILL as PURPOSE
 from rekey.state.models import Segment
 from rekey.tables.clock import TICKS_PER_SECOND
 
 _LOG = logging.getLogger(__name__)
-PURPOSE = "backfill"
 _LOOK_S = 1.0
 COPYING_SINCE = "copying_since"
 """Fact: the service's time before the first row was read for the copy."""

@@ -33,7 +33,7 @@ from rekey.errors import Findings, GateClosed, RowRefused
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.reconcile.report import FullReport
-from rekey.runner.capture import WATERMARK, catch_up
+from rekey.runner.capture import catch_up
 from rekey.runner.facts import RETURNED_AT
 from rekey.runner.following import closed_by_clients
 from rekey.runner.freeze import cross, leave_freeze
@@ -42,6 +42,7 @@ from rekey.runner.phases.complete import next_second
 from rekey.runner.phases.operation import Counters, Operation
 from rekey.runner.run import Run
 from rekey.runner.verification import closed_by_verification, verify_full, wrong
+from rekey.state.models import WATERMARK
 from rekey.tables.base import Table
 from rekey.tables.clock import format_ticks, ticks_of
 

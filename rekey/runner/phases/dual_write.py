@@ -12,10 +12,11 @@ Rules kept here:
 from __future__ import annotations
 
 from rekey.phases import ControlPhase, Phase
-from rekey.runner.capture import WATERMARK, begin_watermark
+from rekey.runner.capture import begin_watermark
 from rekey.runner.following import closed_by_refusing, forget_ended, look, move
 from rekey.runner.phases.operation import Counters, Operation
 from rekey.runner.run import Run
+from rekey.state.models import WATERMARK
 
 
 async def gate(run: Run) -> list[str]:

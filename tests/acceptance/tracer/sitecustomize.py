@@ -24,8 +24,8 @@ from typing import Any
 
 FOLDER = os.environ.get("REKEY_TRACE", "")
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
-NOT_OURS = ("rekey-azurite-", "/proc/", "/dev/")
-"""The service's own folder, and what is no file."""
+NOT_OURS = ("rekey-azurite-", "/proc/")
+"""The service's own folder, and what the system makes up."""
 
 
 class Tracer:
