@@ -24,7 +24,7 @@ from yarl import URL
 from rekey.tables.answers import clean_code
 from rekey.tables.clock import TICKS_PER_SECOND, Clock
 from rekey.tables.credentials import SCOPE, Credential, SharedKey, signature_of
-from rekey.tables.transport import environment_proxies
+from rekey.tables.transport import environment_proxy
 from rekey.tables.wire import ACCEPT, API_VERSION, error_code
 
 _SECONDS = 15.0
@@ -94,7 +94,7 @@ async def ask(
     except (AzureError, OSError, ValueError):
         return Heard(failure=NO_TOKEN)
     started = clock.ticks()
-    proxy = next(iter((environment_proxies(endpoint) or {}).values()), None)
+    proxy = environment_proxy(endpoint)
     timeout = aiohttp.ClientTimeout(total=_SECONDS, connect=_CONNECT_SECONDS)
     connector = _Connector()
     try:
