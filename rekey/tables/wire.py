@@ -50,6 +50,7 @@ _METHODS = {
     Verb.DELETE: b"DELETE ",
 }
 _CONDITIONAL = frozenset({Verb.REPLACE, Verb.MERGE, Verb.DELETE})
+_TIMESTAMP_TYPE = TIMESTAMP + TYPE_SUFFIX
 _PLAIN_CLASSES = frozenset({str, bool, int, type(None)})
 _WIRE_CLASSES = _PLAIN_CLASSES | {float}
 _ANSWER = re.compile(rb"^HTTP/1\.1 (\d{3})[^\r\n]*\r?\n((?:[^\r\n]+\r?\n)*)", re.MULTILINE)
@@ -142,7 +143,7 @@ def decode_rows(body: bytes) -> list[Row]:
         raise ValueError("not a page of rows")
     rows: list[Row] = page["value"]
     for row in rows:
-        row.pop(TIMESTAMP + TYPE_SUFFIX, None)
+        row.pop(_TIMESTAMP_TYPE, None)
     return rows
 
 
@@ -152,7 +153,7 @@ def decode_row(body: bytes) -> Row:
     if not isinstance(row, dict) or ETAG not in row:
         raise ValueError("not a row")
     row.pop("odata.metadata", None)
-    row.pop(TIMESTAMP + TYPE_SUFFIX, None)
+    row.pop(_TIMESTAMP_TYPE, None)
     return row
 
 
