@@ -50,12 +50,14 @@ _METHODS = {
     Verb.DELETE: b"DELETE ",
 }
 _CONDITIONAL = frozenset({Verb.REPLACE, Verb.MERGE, Verb.DELETE})
+_SEPARATORS_BEGIN = 0xE2
+"""The first byte of U+2028 and U+2029 in UTF-8."""
 _TIMESTAMP_TYPE = TIMESTAMP + TYPE_SUFFIX
 _PLAIN_CLASSES = frozenset({str, bool, int, type(None)})
 _WIRE_CLASSES = _PLAIN_CLASSES | {float}
 _ANSWER = re.compile(rb"^HTTP/1\.1 (\d{3})[^\r\n]*\r?\n((?:[^\r\n]+\r?\n)*)", re.MULTILINE)
 _ETAG_HEADER = re.compile(rb"^ETag: ?([^\r\n]+)", re.MULTILINE | re.IGNORECASE)
-_ETAG_LINE = re.compile(rb"\nETag: ([^\r\n]+)")
+_ETAG_LINE = re.compile(r"\nETag: (\S+)\r?\n")
 """As the service spells it, and much faster to find than all spellings that HTTP allows."""
 _APPLIED = b"HTTP/1.1 204 "
 _INDEXED = re.compile(r"(\d{1,3}):")
@@ -131,7 +133,8 @@ def _dumps(row: Row) -> bytes:
         if not _encodable(row[PARTITION_KEY]) or not _encodable(row[ROW_KEY]):
             raise _unaddressable() from None
         data = json.dumps(row, separators=(",", ":"), allow_nan=False).encode("ascii")
-    if b"\xe2\x80\xa8" in data or b"\xe2\x80\xa9" in data:
+    # One byte is found at once; looking for three takes longer than making the JSON.
+    if _SEPARATORS_BEGIN in data and (b"\xe2\x80\xa8" in data or b"\xe2\x80\xa9" in data):
         data = data.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
     return data
 
@@ -226,7 +229,7 @@ class Encoder:
     def _encode(self, operation: Operation) -> bytes:
         verb = operation.verb
         if verb is Verb.INSERT:
-            return b"%b%b\r\n" % (self._insert_head, encode_row(operation.row))
+            return self._insert_head + encode_row(operation.row) + b"\r\n"
         path = entity_path(self._table, operation.key).encode()
         condition = b""
         if verb in _CONDITIONAL:
@@ -269,9 +272,9 @@ def parse_batch(body: bytes, count: int) -> list[str | None] | BatchFailure:
     etags: list[str | None] = []
     if body.count(_APPLIED) == count:
         # All applied; unless deletes are among them, every part has an ETag: no need to look at each part.
-        found_all = _ETAG_LINE.findall(body)
+        found_all: list[str | None] = _ETAG_LINE.findall(body.decode("latin-1"))
         if len(found_all) == count:
-            return [etag.decode("latin-1").strip() for etag in found_all]
+            return found_all
     for answer in _ANSWER.finditer(body):
         status = int(answer[1])
         if status >= 400:
