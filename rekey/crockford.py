@@ -15,13 +15,13 @@ from itertools import product
 
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _PAIRS = tuple(map("".join, product(ALPHABET, repeat=2)))
-_ID_BYTES, _ID_DIGITS = 20, 32
+ID_BYTES, _ID_DIGITS = 20, 32
 _DIGIT_OF = (ALPHABET * 8).encode()
 """The digit that a byte below 32 stands for, as `bytes.translate` wants it."""
 
 
 def _apart(digits: int) -> tuple[int, int]:
-    """Return a step of `_encode_id`, for a number that holds, in each `2 * digits` bytes, as many digits of
+    """Return a step of `encode_id`, for a number that holds, in each `2 * digits` bytes, as many digits of
     5 bits: the bits of their lower halves, and how far upper halves move to have their own bytes."""
     lower = (1 << 5 * digits) - 1
     return sum(lower << 8 * begin for begin in range(0, _ID_DIGITS, 2 * digits)), 3 * digits
@@ -32,8 +32,8 @@ _STEPS = tuple(map(_apart, (16, 8, 4, 2, 1)))
 
 def encode(data: bytes) -> str:
     """Return `data` in lowercase Crockford base32 without padding (5 bits a character)."""
-    if len(data) == _ID_BYTES:
-        return _encode_id(int.from_bytes(data, "big"))
+    if len(data) == ID_BYTES:
+        return encode_id(data)
     digits = -(-len(data) * 8 // 5)
     whole = digits + digits % 2
     number = int.from_bytes(data, "big") << (whole * 5 - len(data) * 8)
@@ -41,8 +41,10 @@ def encode(data: bytes) -> str:
     return "".join([pairs[number >> shift & 1023] for shift in range(whole * 5 - 10, -1, -10)])[:digits]
 
 
-def _encode_id(number: int) -> str:
-    """Return the 32 digits of 160 bits: halves are pulled apart until every digit has a byte of its own."""
+def encode_id(digest: bytes) -> str:
+    """Return the 32 digits of a digest's first 20 bytes: halves of the number are pulled apart until every
+    digit has a byte of its own."""
+    number = int.from_bytes(digest[:ID_BYTES], "big")
     for lower, distance in _STEPS:
         stays = number & lower
         number = (number ^ stays) << distance | stays
