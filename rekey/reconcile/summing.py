@@ -28,9 +28,9 @@ from rekey.tables.probing import find_middle
 
 CHECKPOINT_ROWS = 200_000
 """Rows between two checkpoints: some seconds of work, against a state of about 0.5 MB per table."""
-LEAST_ROWS = 20 * MAX_PAGE_ROWS
+LEAST_ROWS = 50 * MAX_PAGE_ROWS
 """Rows a part must have given since it was last split before it is split again: looking for a middle takes
-about fifteen requests, which a small table is not worth."""
+about fifteen requests. A part that gave fifty pages is likely to have as many left, which are worth them."""
 
 
 async def sum_up(
