@@ -172,6 +172,7 @@ class _Summing:
                 if ended:
                     break
                 await ctx.taken(table, page)
+                del page, rows  # the next page takes their memory
         part.done = True
 
     def _tell(self) -> None:

@@ -34,6 +34,9 @@ API_VERSION = "2020-12-06"
 
 ACCEPT = "application/json;odata=minimalmetadata"
 
+COMMON_HEADERS = {"Accept": ACCEPT, "DataServiceVersion": "3.0", "x-ms-version": API_VERSION}
+"""Of every request."""
+
 _PART_HEAD = b"Content-Type: application/http\r\nContent-Transfer-Encoding: binary\r\n\r\n"
 _JSON_HEAD = (
     b" HTTP/1.1\r\nAccept: application/json;odata=minimalmetadata\r\nContent-Type: application/json\r\n"
