@@ -6,8 +6,7 @@ Rules kept here:
   missing.
 * While one page is worked on the next is fetched; a scan that is given up leaves no request behind.
 * What was fetched waits as bytes. It becomes rows when they are asked for, and nobody here holds the rows
-  before them by then: so they take the memory of those, which is in the processor's cache. A comparison,
-  which reads many parts at a time, takes a tenth less processor time so.
+  before them by then: so they take the memory of those, which is in the processor's cache.
 """
 
 from __future__ import annotations
