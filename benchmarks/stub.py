@@ -189,6 +189,8 @@ def _bounds(shape: Shape | Mapped, text: str) -> tuple[int, int]:
         low = bisect.bisect_right(numbers, partition, key=lambda n: key(n)[0])
     if (partition := terms.get(("PartitionKey", "lt"))) is not None:
         high = bisect.bisect_left(numbers, partition, key=lambda n: key(n)[0])
+    if (partition := terms.get(("PartitionKey", "le"))) is not None:
+        high = bisect.bisect_right(numbers, partition, key=lambda n: key(n)[0])
     return low, high
 
 

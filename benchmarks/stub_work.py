@@ -26,7 +26,7 @@ from benchmarks.project import SCRIPT_ID, SECRET, USERS
 from benchmarks.sdk_loop import mapping_rows, opaque, write
 from benchmarks.stub import ACCOUNT, KEY
 from rekey import Migration, Target, keys, props
-from rekey.backfill.copier import GATHERED_WINDOWS, Copier, CopyWindow
+from rekey.backfill.copier import Copier, CopyWindow
 from rekey.backfill.engine import copy_segments
 from rekey.backfill.gather import Write
 from rekey.backfill.reading import window_of
@@ -118,8 +118,7 @@ async def _copy(service: AzureTableService, kind: type[Copier], limits: Limits, 
                 advance=lambda _: None,
                 readers=limits.scans,
                 split=state.split_segment,
-                under_way=GATHERED_WINDOWS,
-                drain=gathering.drain,
+                gathering=gathering,
                 throttle=copier.throttle,
             )
         segments = state.segments(SCRIPT_ID, _PURPOSE)

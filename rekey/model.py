@@ -39,6 +39,9 @@ class EntityKey(NamedTuple):
         return utf16_order(self.partition), utf16_order(self.row)
 
 
+LAST_ROW = "\uffff" * 1024
+"""Where a partition ends: no RowKey sorts behind it (512 or 1,024 units at most, see `rekey.limits`)."""
+
 _make = tuple.__new__
 
 

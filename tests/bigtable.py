@@ -50,6 +50,7 @@ class MadeUpTable:
         select: Sequence[str] | None = None,
         modified_from: str | None = None,
         page_rows: int = 1000,
+        ahead: bool = True,
     ) -> AsyncIterator[Page]:
         """Yield pages, counting requests."""
         at, stops = 0, [self._rows]

@@ -36,6 +36,13 @@ which one more window fills."""
 GATHERED_WINDOWS = TARGET_WINDOWS + 1
 """Windows that must be able to be under way: the oldest is written when the last of them begins."""
 
+MOST_WINDOWS = GATHERED_WINDOWS + 4
+"""Windows under way when some are nearly done: what is refused again and again holds up few others."""
+
+
+_NEARLY = 10
+"""A window is nearly done when no more than one in so many of its writes is left."""
+
 
 @dataclass(slots=True)
 class Copied:
@@ -68,6 +75,7 @@ class CopyWindow:
         unsettled: source keys that met something unexpected: propagate(k) settles them.
         copied: what became of it.
         left: writes of the present stage that are not durable yet.
+        handed: writes of the present stage.
         durable: done when there are none.
     """
 
@@ -77,7 +85,13 @@ class CopyWindow:
     unsettled: set[EntityKey] = field(default_factory=set)
     copied: Copied = field(default_factory=Copied)
     left: int = 0
+    handed: int = 0
     durable: asyncio.Future[None] | None = None
+
+    @property
+    def nearly_done(self) -> bool:
+        """Tell whether hardly any of the present stage's writes are left."""
+        return self.left * _NEARLY <= self.handed
 
     def wrote(self, count: int) -> None:
         """Count writes that are durable."""
@@ -209,6 +223,7 @@ class Gathering:
         self._windows: dict[CopyWindow, None] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._failed: BaseException | None = None
+        self._wrote = asyncio.Event()
 
     async def __aenter__(self) -> Gathering:
         return self
@@ -220,6 +235,21 @@ class Gathering:
         """Write what is held back, now and from now on: no window follows that could fill a batch."""
         self._draining = True
         self._release()
+
+    async def room(self) -> None:
+        """Wait until another window may begin. Raises what ended all."""
+        while self._failed is None and not self._has_room:
+            self._wrote.clear()
+            await self._wrote.wait()
+        if self._failed is not None:
+            raise self._failed
+
+    @property
+    def _has_room(self) -> bool:
+        # Of windows as old as that nothing is held back any more: what is left of them is on its way.
+        held_back = self._newest - TARGET_WINDOWS
+        waiting = sum(not (one.number <= held_back and one.nearly_done) for one in self._windows)
+        return waiting < GATHERED_WINDOWS and len(self._windows) < MOST_WINDOWS
 
     async def copy(self, source_rows: Sequence[Row]) -> Copied:
         """Copy rows as they were scanned; returns when all of it is durable. Raises as `Copier.copy`."""
@@ -251,6 +281,7 @@ class Gathering:
             )
         finally:
             self._windows.pop(window)
+            self._wrote.set()
 
         async def settle(source_key: EntityKey) -> None:
             outcome = await copier.propagator.propagate(source_key)
@@ -277,6 +308,7 @@ class Gathering:
             del members, full
         if last:
             window.expected.clear()
+        window.handed = window.left
         self._release()
         window.wrote(1)
         if self._failed is not None:
@@ -313,6 +345,7 @@ class Gathering:
             return
         for window, count in _by_window(batch):
             window.wrote(count)
+        self._wrote.set()
 
     async def _judge(self, held: Held, batch: list[Write], present: Mapping[EntityKey, Row]) -> None:
         """Note which rows were inserted, and which met another row in their place."""
@@ -343,6 +376,7 @@ class Gathering:
             for window in self._windows:
                 if window.durable is not None and not window.durable.done():
                     window.durable.set_exception(error)
+            self._wrote.set()
 
 
 def _by_window(writes: Iterable[Write]) -> ItemsView[CopyWindow, int]:

@@ -4,7 +4,8 @@ Rules kept here:
 
 * A checkpoint never runs ahead of applied work: a window's cursors are stored after all its rows are durable
   and after those of every window before it.
-* Bounded memory: one window being read, a few being written; a window ends at a number of rows or bytes.
+* Bounded memory: one window being read, a few being written; a window ends at a number of rows or bytes. One
+  that cannot be written yet does not hold up the others, nor do those that are written take up memory.
 * A stop request (signal) is honoured between windows: what is under way is finished and checkpointed.
 """
 
@@ -16,7 +17,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rekey.backfill.copier import Copied
+from rekey.backfill.copier import Copied, Gathering
 from rekey.backfill.reading import Reading, Split, Window, WindowSize
 from rekey.backfill.throttle import Throttle
 from rekey.collector import patient_collector
@@ -26,10 +27,8 @@ from rekey.state.models import Segment
 from rekey.tables.base import MAX_PAGE_ROWS, Table
 
 WINDOWS_UNDER_WAY = 2
-
-
-def nothing() -> None:
-    """Do nothing: the default of `drain`."""
+UNRECORDED_WINDOWS = 32
+"""Windows that may be written behind one that is not: so much is written again when the run is cut off."""
 
 
 async def copy_segments(
@@ -44,8 +43,7 @@ async def copy_segments(
     modified_from: str | None = None,
     readers: int = 1,
     split: Split | None = None,
-    under_way: int = WINDOWS_UNDER_WAY,
-    drain: Callable[[], None] = nothing,
+    gathering: Gathering | None = None,
     throttle: Throttle | None = None,
 ) -> tuple[Copied, bool]:
     """Copy all rows of the segments into the targets.
@@ -61,8 +59,7 @@ async def copy_segments(
         modified_from: only rows whose Timestamp is at or after this (a delta pass).
         readers: segments read at a time.
         split: stores a split of a segment; None: segments are read as they are.
-        under_way: windows that may be in `copy` at a time.
-        drain: called when no window follows any more.
+        gathering: what `copy` gathers windows in, if it does: it has room for more of them at a time.
         throttle: what is read is counted with.
 
     Returns:
@@ -77,7 +74,7 @@ async def copy_segments(
         modified_from=modified_from,
         throttle=throttle,
     )
-    writing = _Writing(checkpoint, advance)
+    writing = _Writing(checkpoint, advance, gathering)
     stopped = False
     windows = _ahead(reading.windows(size))
     try:
@@ -85,8 +82,7 @@ async def copy_segments(
             async for window in windows:
                 if stopped := stop_requested():
                     break
-                await writing.begin(window, copy, under_way)
-            drain()
+                await writing.begin(window, copy)
             await writing.finish_all()
     finally:
         await windows.aclose()
@@ -97,25 +93,35 @@ async def copy_segments(
 class _Writing:
     """Windows that are being written, oldest first."""
 
-    def __init__(self, checkpoint: Callable[[list[Segment]], None], advance: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        checkpoint: Callable[[list[Segment]], None],
+        advance: Callable[[int], None],
+        gathering: Gathering | None,
+    ) -> None:
         self.total = Copied()
         self.windows: deque[tuple[_Written, asyncio.Task[Copied]]] = deque()
-        self._checkpoint, self._advance = checkpoint, advance
+        self._checkpoint, self._advance, self._gathering = checkpoint, advance, gathering
+        self._most = WINDOWS_UNDER_WAY if gathering is None else UNRECORDED_WINDOWS
 
     async def begin(
-        self, window: Window, copy: Callable[[Sequence[Row]], Coroutine[Any, Any, Copied]], limit: int
+        self, window: Window, copy: Callable[[Sequence[Row]], Coroutine[Any, Any, Copied]]
     ) -> None:
-        """Let a window be written beside others, as soon as there are fewer than `limit`.
+        """Let a window be written beside others, as soon as there is room.
 
         Its rows belong to `copy` from here on: they go as they are written.
         """
-        if len(self.windows) == limit:
+        while self.windows and (self.windows[0][1].done() or len(self.windows) >= self._most):
             await self.finish_oldest()
+        if self._gathering is not None:
+            await self._gathering.room()
         written = _Written(len(window.rows), list(window.segments.values()))
         self.windows.append((written, asyncio.create_task(copy(window.rows))))
 
     async def finish_all(self) -> None:
-        """Finish all, oldest first."""
+        """Finish all, oldest first: no window follows any more."""
+        if self._gathering is not None:
+            self._gathering.drain()
         while self.windows:
             await self.finish_oldest()
 

@@ -16,17 +16,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
-from rekey.backfill.throttle import Throttle
+from rekey.backfill.throttle import NO_RATES, Throttle
 from rekey.bounds import Limits
 from rekey.concurrency import cancel, together
-from rekey.model import PARTITION_KEY, EntityKey, Row, key_of
+from rekey.model import LAST_ROW, PARTITION_KEY, EntityKey, Row, key_of
 from rekey.state.models import Segment
 from rekey.tables.base import MAX_PAGE_ROWS, Page, Table
-from rekey.tables.probing import HIGH, find_middle
+from rekey.tables.probing import find_middle
 
 LEAST_PAGES = 3
 """Pages a segment must have given since it was last split before it is split again."""
@@ -72,6 +72,8 @@ class _Active:
         shrunk: its end was moved after its scan began.
         probed: somebody is looking for a place to split it.
         whole: it is not split: what is left lies in one partition, which has a rate.
+        partition: where its last page ended, if more is likely to be there.
+        within: that page was of this partition alone, and the one before ended in it.
     """
 
     now: Segment
@@ -79,6 +81,16 @@ class _Active:
     shrunk: bool = False
     probed: bool = False
     whole: bool = False
+    partition: str | None = None
+    within: bool = False
+
+    def follow(self, rows: Sequence[Row]) -> int:
+        """See where a page ends; return how many of its rows are of the partition in which it does."""
+        last = rows[-1][PARTITION_KEY]
+        of_last = next((at for at, row in enumerate(reversed(rows)) if row[PARTITION_KEY] != last), len(rows))
+        self.within = self.partition == last and of_last == len(rows)
+        self.partition = last
+        return of_last
 
     def take(self, page: Page) -> tuple[list[Row], bool]:
         """Move on by a page; return its rows within the segment, and whether the segment ends with it."""
@@ -132,6 +144,7 @@ class Reading:
         self._active: dict[int, _Active] = {}
         self._read: deque[tuple[list[Row], int, Segment]] = deque()
         self._hungry = False
+        self._eager = self._readers - 1
         self._changed = asyncio.Event()
 
     async def windows(self, size: WindowSize) -> AsyncGenerator[Window, None]:
@@ -181,26 +194,36 @@ class Reading:
 
     async def _read_segment(self, active: _Active) -> None:
         pages = self._source.scan(
-            active.now.rest, modified_from=self._modified_from, page_rows=self._page_rows
+            active.now.rest,
+            modified_from=self._modified_from,
+            page_rows=self._page_rows,
+            ahead=not self._is_limited,
         )
-        entered: str | None = None
         async with aclosing(pages):  # type: ignore[type-var]  # all scans are generators
-            async for page in pages:
+            while (page := await self._page(active, pages)) is not None:
                 before = active.now.bytes
                 rows, ended = active.take(page)
                 size = active.now.bytes - before
-                if rows and self._throttle is not None:
-                    first, last = rows[0][PARTITION_KEY], rows[-1][PARTITION_KEY]
-                    # A page over several partitions is no burden to one of them.
-                    partition = (self._source.name, first) if first == last else None
-                    if partition is not None and first != entered:
-                        self._throttle.ahead(self._page_rows, partition)  # the next page is being fetched
-                    entered = last
-                    await self._throttle.take(len(rows), partition)
                 await self._put(rows, size, active.now)
                 if ended:
                     break
         await self._put([], 0, replace(active.now, done=True))
+
+    async def _page(self, active: _Active, pages: AsyncIterator[Page]) -> Page | None:
+        """Return the next page when the rates allow for it; None at the end."""
+        throttle = self._throttle
+        if throttle is None:
+            return await anext(pages, None)
+        if active.partition is not None:
+            await throttle.made_up((self._source.name, active.partition))
+        # A partition that pages are full of takes longest, whatever else is done meanwhile.
+        await throttle.take(self._page_rows, first=active.within)
+        page = await anext(pages, None)
+        rows = [] if page is None else page.rows
+        throttle.give_back(self._page_rows - len(rows))
+        if rows and throttle.rates.partition is not None:
+            throttle.count(active.follow(rows), (self._source.name, rows[-1][PARTITION_KEY]))
+        return page
 
     async def _put(self, rows: list[Row], size: int, segment: Segment) -> None:
         while len(self._read) >= self._readers:
@@ -225,7 +248,7 @@ class Reading:
 
     def _largest(self) -> _Active | None:
         """Return the segment to split now, None when there is none or nobody waits for rows."""
-        least = LEAST_PAGES * self._page_rows
+        least = (1 if self._eager else LEAST_PAGES) * self._page_rows
         worth = [
             one for one in self._active.values() if one.fresh_rows >= least and not (one.probed or one.whole)
         ]
@@ -235,11 +258,12 @@ class Reading:
         """Look for a key in the middle of what is left of a segment, and split it there."""
         active.probed = True
         try:
-            middle = await find_middle(self._source, active.now.rest)
+            middle = await find_middle(self._source, active.now.rest, active.now.cursor)
         finally:
             active.probed = False
         active.fresh_rows = 0
-        if middle is not None and middle.row != HIGH and self._has_partition_rate:
+        self._eager = max(0, self._eager - 1)
+        if middle is not None and middle.row != LAST_ROW and self._has_partition_rate:
             active.whole = True
             return
         # Meanwhile its reader may have come past that key, or to its end. From here on nothing is awaited.
@@ -249,6 +273,10 @@ class Reading:
         active.now = replace(active.now, upto=middle)
         active.shrunk = True
         self._tell()
+
+    @property
+    def _is_limited(self) -> bool:
+        return self._throttle is not None and self._throttle.rates != NO_RATES
 
     @property
     def _has_partition_rate(self) -> bool:

@@ -7,7 +7,8 @@ Rules kept here:
 * What the operator says (`Steering`) is asked for again and again: it counts for the next batch, not the next
   run. While it says "paused", what was sent is finished and nothing new is sent.
 * The service itself has its say (`Pace`): it may be slower than was configured, never faster.
-* A partition at its limit holds up its own batches alone. Whoever fetches ahead of it says so.
+* A partition at its limit holds up its own batches alone. Pages are counted when they are there, and the next
+  one of the partition waits for that.
 * A little less than each rate is used: what a service refuses waits longer than that costs.
 * Waiting is asked of the clock, so no test waits on real time.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from rekey.backfill.pace import Pace
@@ -24,7 +26,7 @@ from rekey.tables.clock import TICKS_PER_SECOND, Clock, SystemClock
 _BURST_SECONDS = 0.1
 """How much unused allowance is kept: enough to ride out scheduling, too little to overrun a second."""
 _SHARE = 0.97
-"""Of a rate that is used: what is fetched ahead is counted only when it is taken."""
+"""Of a rate that is used: what is read is counted only when it is there."""
 _LOOK_SECONDS = 0.5
 _MOST_LANES = 4096
 
@@ -36,6 +38,9 @@ class Rates:
     account: int | None = None
     partition: int | None = None
     paused: bool = False
+
+
+NO_RATES = Rates()
 
 
 @dataclass(slots=True)
@@ -92,33 +97,55 @@ class Throttle:
             await self._clock.sleep(_LOOK_SECONDS)
             self._look()
 
-    def ahead(self, entities: int, partition: Hashable) -> None:
-        """Count what was asked of a partition before it was taken: what is taken next waits for it."""
+    def count(self, entities: int, partition: Hashable) -> None:
+        """Count what was read of a partition: how many rows a page has is known when it is there."""
         if self.rates.partition is not None:
-            lane = self._lane(partition)
-            rate = self.rates.partition * _SHARE
-            lane.next = max(lane.next, self._clock.ticks()) + round(entities * TICKS_PER_SECOND / rate)
+            self._book(self._lane(partition), self.rates.partition * _SHARE, entities)
 
-    async def take(self, entities: int, partition: Hashable | None = None) -> None:
-        """Wait until `entities` more, of one partition, may be read or written."""
+    async def made_up(self, partition: Hashable) -> None:
+        """Wait until what was counted of a partition is made up for."""
+        if self.rates.partition is not None:
+            wait = self._lane(partition).next - self._clock.ticks()
+            if wait > 0:
+                await self._clock.sleep(wait / TICKS_PER_SECOND)
+
+    async def take(self, entities: int, partition: Hashable | None = None, *, first: bool = False) -> None:
+        """Wait until `entities` more, of one partition, may be read or written; `first`: before who waits."""
         await self.open()
         if partition is not None and self.rates.partition is not None:
-            await self._wait(self._lane(partition), self.rates.partition * _SHARE, entities)
-        now = self._clock.ticks() / TICKS_PER_SECOND
-        self._pace.judge(now, self.rates.account)
-        slowed = self._pace.rate
-        rate = self.rates.account if slowed is None else min(slowed, self.rates.account or slowed)
-        if rate is not None:
-            await self._wait(self._account, rate * _SHARE, entities)
+            # Those that a partition lets through one by one would come in a crowd if they queued up again.
+            first = await self._wait(self._lane(partition), self.rates.partition * _SHARE, entities)
+        self._pace.judge(self._clock.ticks() / TICKS_PER_SECOND, self.rates.account)
+        if (rate := self._account_rate) is not None:
+            await self._wait(self._account, rate, entities, first=first)
         self._pace.sent(entities)
 
-    async def _wait(self, lane: _Lane, rate: float, entities: int) -> None:
-        async with lane.turn:
-            now = self._clock.ticks()
-            start = max(lane.next, now - round(_BURST_SECONDS * TICKS_PER_SECOND))
-            lane.next = start + round(entities * TICKS_PER_SECOND / rate)
-            if start > now:
-                await self._clock.sleep((start - now) / TICKS_PER_SECOND)
+    def give_back(self, entities: int) -> None:
+        """Return what was taken of the account and not used: a page may have fewer rows than it could."""
+        if (rate := self._account_rate) is not None:
+            self._account.next -= round(entities * TICKS_PER_SECOND / rate)
+        self._pace.sent(-entities)
+
+    @property
+    def _account_rate(self) -> float | None:
+        """Entities a second, what the service lets us have included; None for no limit."""
+        allowed, slowed = self.rates.account, self._pace.rate
+        rate = allowed if slowed is None else min(slowed, allowed or slowed)
+        return None if rate is None else rate * _SHARE
+
+    async def _wait(self, lane: _Lane, rate: float, entities: int, *, first: bool = False) -> bool:
+        async with nullcontext() if first else lane.turn:
+            wait = self._book(lane, rate, entities)
+            if wait > 0:
+                await self._clock.sleep(wait / TICKS_PER_SECOND)
+            return wait > 0
+
+    def _book(self, lane: _Lane, rate: float, entities: int) -> int:
+        """Let entities follow what went before; return how long they have to wait, in ticks."""
+        now = self._clock.ticks()
+        start = max(lane.next, now - round(_BURST_SECONDS * TICKS_PER_SECOND))
+        lane.next = start + round(entities * TICKS_PER_SECOND / rate)
+        return start - now
 
     def _lane(self, partition: Hashable) -> _Lane:
         lane = self._partitions.get(partition)

@@ -29,9 +29,10 @@ CUTOVER, COMPLETE, RETIRE = "cutover", "complete", "retire"
 MAPPING_PARTITIONS_A_DIRECTION = 32
 FILTERED_ROWS = 50_000
 SPLIT_PAGES = 12
-"""Pages of the source from which on readers that wait split what is left."""
-SPLIT_REQUESTS = 26
-"""Questions for keys in the middle, and pages that end early: of all splits of one copying."""
+"""Pages of the copy, which are smaller where windows are, from which on readers that wait split the rest."""
+SPLIT_REQUESTS = 15
+"""Questions for keys in the middle, and pages that end early, of all splits of one copying: thirty where
+reading is waited for, none where writing is what takes time. Which it will be is not known beforehand."""
 SWEEP_SECONDS = 5.0
 """Seconds between two looks into the journal while the runner works (`rekey.runner.intents`)."""
 
@@ -183,7 +184,7 @@ def _prepare(work: Workload) -> Iterator[Requests]:
 
 def _backfill(work: Workload, seconds: float) -> Iterator[Requests]:
     copied = max(1, -(-work.source_rows // work.page_rows))
-    split = SPLIT_REQUESTS if work.source_pages >= SPLIT_PAGES else 0
+    split = SPLIT_REQUESTS if copied >= SPLIT_PAGES else 0
     yield Requests(BACKFILL, "copy: read the source", Kind.SCAN, copied + split)
     yield from _writes("the mapping", work.mapping)
     for fill in work.fills:

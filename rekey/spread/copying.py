@@ -15,7 +15,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from rekey.backfill.copier import GATHERED_WINDOWS, Copied, Copier
+from rekey.backfill.copier import Copied, Copier
 from rekey.backfill.engine import copy_segments
 from rekey.backfill.reading import WindowSize
 from rekey.bounds import Limits
@@ -94,8 +94,7 @@ class _Slice:
                 checkpoint=checkpoint,
                 stop_requested=lambda: time.monotonic() >= self._stop_at,
                 advance=lambda _rows: None,
-                under_way=GATHERED_WINDOWS,
-                drain=gathering.drain,
+                gathering=gathering,
                 throttle=opened.throttle,
             )
         return whole

@@ -165,6 +165,9 @@ class FencedTable:
         select: Sequence[str] | None = None,
         modified_from: str | None = None,
         page_rows: int = MAX_PAGE_ROWS,
+        ahead: bool = True,
     ) -> AsyncIterator[Page]:
         """Iterate over the rows of a key range."""
-        return self._table.scan(within, select=select, modified_from=modified_from, page_rows=page_rows)
+        return self._table.scan(
+            within, select=select, modified_from=modified_from, page_rows=page_rows, ahead=ahead
+        )

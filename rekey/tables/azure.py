@@ -271,8 +271,9 @@ class AzureTable:
         select: Sequence[str] | None = None,
         modified_from: str | None = None,
         page_rows: int = MAX_PAGE_ROWS,
+        ahead: bool = True,
     ) -> AsyncIterator[Page]:
-        """Iterate over the rows of a key range in service order, fetching one page ahead."""
+        """Iterate over the rows of a key range in service order, fetching one page ahead where it may."""
         if not 1 <= page_rows <= MAX_PAGE_ROWS:
             raise RequestRejected(
                 "a page has 1 to 1,000 rows (InvalidInput)", code="InvalidInput", status=400
@@ -284,7 +285,7 @@ class AzureTable:
         cursor = within.after
         filters = [both(one, changed) for one in range_filters(within)]
         queries = [[*common, ("$filter", one)] if one else common for one in filters]
-        async with aclosing(read_queries(self._requester, self._name, queries)) as pages:
+        async with aclosing(read_queries(self._requester, self._name, queries, ahead=ahead)) as pages:
             async for fetched, more in pages:
                 rows = fetched.rows
                 if rows:

@@ -116,6 +116,7 @@ class Table(Protocol):
         select: Sequence[str] | None = None,
         modified_from: str | None = None,
         page_rows: int = MAX_PAGE_ROWS,
+        ahead: bool = True,
     ) -> AsyncIterator[Page]:
         """Iterate over the rows of a key range in service order.
 
@@ -125,6 +126,7 @@ class Table(Protocol):
             modified_from: only rows whose Timestamp is at or after this UTC time
                 (`2024-01-31T12:00:00.1234567Z`). The service still reads every row of the range.
             page_rows: at most this many rows a page (1 to 1,000).
+            ahead: a page may be asked for before it is wanted.
         """
 
 

@@ -240,8 +240,9 @@ class MemoryTable:
         select: Sequence[str] | None = None,
         modified_from: str | None = None,
         page_rows: int = MAX_PAGE_ROWS,
+        ahead: bool = True,  # noqa: ARG002 - it never does
     ) -> AsyncIterator[Page]:
-        """Iterate over a key range; each page is read in one moment, pages are not a snapshot."""
+        """Iterate over a key range; each page is read when it is wanted, in one moment: no snapshot."""
         if not 1 <= page_rows <= MAX_PAGE_ROWS:
             raise RequestRejected("a page has 1 to 1,000 rows", code="InvalidInput", status=400)
         since = None if modified_from is None else ticks_of(modified_from)

@@ -1,10 +1,11 @@
-"""The pages of queries: the next one is fetched while one is worked on.
+"""The pages of queries: the next one is fetched while one is worked on, where it may be.
 
 Rules kept here:
 
 * The same filter and selection are sent again with every continuation; the row key of a continuation may be
   missing.
-* While one page is worked on the next is fetched; a scan that is given up leaves no request behind.
+* While one page is worked on the next is fetched, unless the caller wants none ahead; a scan that is given up
+  leaves no request behind.
 * What was fetched waits as bytes. It becomes rows when they are asked for, and nobody here holds the rows
   before them by then: so they take the memory of those, which is in the processor's cache.
 """
@@ -16,6 +17,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import TypeVar
 
+from rekey.concurrency import cancel
 from rekey.errors import RowMissing, TableMissing
 from rekey.tables.readers import Fetched, read_body, read_page
 from rekey.tables.requests import Requester
@@ -27,7 +29,7 @@ Parameters = Sequence[tuple[str, str]]
 
 
 async def read_queries(
-    requester: Requester, table: str, queries: Iterable[Parameters]
+    requester: Requester, table: str, queries: Iterable[Parameters], *, ahead: bool = True
 ) -> AsyncGenerator[tuple[Fetched, bool], None]:
     """Iterate over the pages of several queries of a table, one query after the other.
 
@@ -35,6 +37,7 @@ async def read_queries(
         requester: sends requests.
         table: the table's name.
         queries: the parameters of each.
+        ahead: a page may be asked for before it is wanted.
 
     Yields:
         A page, and whether more follow.
@@ -44,34 +47,42 @@ async def read_queries(
     """
     left = deque(queries)
 
-    def following(continuation: Parameters | None) -> _Ahead | None:
+    def following(continuation: Parameters | None) -> _Asked | None:
         if continuation is None:
             left.popleft()
-        return _Ahead(requester, table, [*left[0], *(continuation or ())]) if left else None
+        return _Asked(requester, table, [*left[0], *(continuation or ())]) if left else None
 
-    ahead = following(()) if left else None
+    upcoming = following(()) if left else None
     try:
-        while ahead is not None:
-            fetched = await ahead.page()
-            ahead = following(fetched.continuation)
-            yield fetched, ahead is not None
+        while upcoming is not None:
+            fetched = await upcoming.page()
+            upcoming = following(fetched.continuation)
+            if upcoming is not None and ahead:
+                upcoming.begin()
+            yield fetched, upcoming is not None
             del fetched
     finally:
-        if ahead is not None:
-            await ahead.give_up()
+        if upcoming is not None:
+            await upcoming.give_up()
 
 
-class _Ahead:
-    """A page that is being fetched."""
+class _Asked:
+    """A page that is asked for, now or when it is wanted."""
 
     def __init__(self, requester: Requester, table: str, parameters: Parameters) -> None:
         self._requester, self._table = requester, table
         doing = f"read a page of {table}"
         self._request = Request("GET", f"{table}()" + query_string(parameters), doing, COMMON_HEADERS)
+        self._answer: asyncio.Future[Answer] | None = None
+
+    def begin(self) -> None:
+        """Ask for it now."""
         self._answer = asyncio.ensure_future(self._ask(read_body))
 
     async def page(self) -> Fetched:
         """Return the page. It becomes rows now."""
+        if self._answer is None:
+            return await self._ask(read_page)
         answer = await self._answer
         try:
             return read_page(answer, self._request.doing)
@@ -81,8 +92,8 @@ class _Ahead:
 
     async def give_up(self) -> None:
         """Leave nothing under way."""
-        self._answer.cancel()
-        await asyncio.gather(self._answer, return_exceptions=True)
+        if self._answer is not None:
+            await cancel([self._answer])
 
     async def _ask(self, read: Callable[[Answer, str], T]) -> T:
         request = self._request

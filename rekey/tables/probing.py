@@ -8,6 +8,7 @@ Rules kept here:
 * What rows have in common at their beginning is found first (by halving), so that a long common prefix costs
   a few questions and not one per character; then the middle of the characters that follow it.
 * Characters are counted in the service's order, by UTF-16 unit: astral ones lie between U+D7FF and U+E000.
+* Behind a cursor nothing is asked close by, if it can be helped: somebody reads there as fast as is allowed.
 * Wherever it falls, a split is right: rows belong to the side where they compare. It only may be uneven.
 """
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 
-from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, KeyRange, key_of
+from rekey.model import LAST_ROW, PARTITION_KEY, ROW_KEY, EntityKey, KeyRange, key_of
 from rekey.tables.base import Table
 
 HIGH = "\ufffd"
@@ -33,8 +34,13 @@ _MOST_PREFIXES = 8
 """So many texts, each the beginning of all that follow, are looked through one by one, no more."""
 
 
-async def find_middle(source: Table, rest: KeyRange) -> EntityKey | None:
+async def find_middle(source: Table, rest: KeyRange, cursor: EntityKey | None = None) -> EntityKey | None:
     """Return a key within `rest` that has rows on both sides of it, None when none is found.
+
+    Args:
+        source: the table.
+        rest: what is to be split.
+        cursor: how far it was read, None when it was not begun.
 
     Raises:
         ServiceError: the table could not be read.
@@ -48,10 +54,10 @@ async def find_middle(source: Table, rest: KeyRange) -> EntityKey | None:
         return None
 
     async def partition_beyond(text: str) -> str | None:
-        found = await first(KeyRange(EntityKey(text, HIGH), rest.upto))
+        found = await first(KeyRange(EntityKey(text, LAST_ROW), rest.upto))
         return None if found is None or found.partition == text else found.partition
 
-    lowest = await first(rest)
+    lowest = cursor or await first(rest)
     if lowest is None:
         return None
 
@@ -59,9 +65,9 @@ async def find_middle(source: Table, rest: KeyRange) -> EntityKey | None:
         found = await first(KeyRange(EntityKey(lowest.partition, text), rest.upto))
         return None if found is None or found.partition != lowest.partition else found.row
 
-    if await partition_beyond(lowest.partition) is not None:
-        partition = await middle_text(lowest.partition, partition_beyond)
-        found = None if partition is None else EntityKey(partition, HIGH)
+    partition = await middle_text(lowest.partition, partition_beyond)
+    if partition is not None:
+        found: EntityKey | None = EntityKey(partition, LAST_ROW)
     else:
         row = await middle_text(lowest.row, row_beyond)
         found = None if row is None else EntityKey(lowest.partition, row)
@@ -77,12 +83,14 @@ async def middle_text(low: str, beyond: Beyond) -> str | None:
     """
     before: str | None = None
     for _ in range(_MOST_PREFIXES):
-        following = await beyond(low)
-        if following is None or not (_is_text(low) and _is_text(following)):
+        if not _is_text(low):
             return before
         shared = await _shared(low, beyond)
         if shared < len(low):
             break
+        following = await beyond(low)
+        if following is None:
+            return before
         before, low = low, following  # everything else begins with `low`: look at that
     else:
         return before

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+from contextlib import aclosing
 from typing import Any
 
 import pytest
 
 from rekey.errors import RequestRejected
-from rekey.model import EVERYTHING, EntityKey, KeyRange, key_of
-from rekey.tables.base import Operation, Table, Verb
+from rekey.model import EVERYTHING, LAST_ROW, EntityKey, KeyRange, key_of
+from rekey.tables.base import Operation, Table, TableService, Verb
+from rekey.tables.sent import Kind
 
 PARTITIONS = ["", "a", "a'b", "b", "\uff5e", "😀"]
 ROWS = ["", "1", "1'", "2"]
@@ -42,6 +45,8 @@ async def test_every_range_holds_exactly_its_keys_in_service_order(table: Table)
         EntityKey("a'", "x"),
         GRID[-1],
         EntityKey("zz", ""),
+        EntityKey("a", LAST_ROW),
+        EntityKey("a'", LAST_ROW),
     ]
     for after, upto in itertools.product(bounds, bounds):
         within = KeyRange(after, upto)
@@ -77,6 +82,24 @@ async def test_a_scan_goes_on_past_1000_rows(table: Table) -> None:
     assert sum(sizes) == 2_150
     assert max(sizes) == 1_000
     assert await keys_in(table) == keys
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+async def test_a_page_is_asked_for_before_it_is_wanted_only_where_that_is_allowed(
+    service: TableService, table: Table, ahead: bool
+) -> None:
+    await fill(table, GRID)
+    before = service.sent.counts[Kind.SCAN]
+    asked, found = [], []
+    async with aclosing(table.scan(page_rows=10, ahead=ahead)) as pages:  # type: ignore[type-var]
+        async for page in pages:
+            found += map(key_of, page.rows)
+            await asyncio.sleep(0.05 if ahead else 0)
+            asked.append(service.sent.counts[Kind.SCAN] - before)
+    assert found == await keys_in(table)
+    assert len(asked) > 2
+    if not ahead:
+        assert asked == list(range(1, len(asked) + 1))
 
 
 async def test_an_empty_table_or_range_gives_no_rows(table: Table) -> None:

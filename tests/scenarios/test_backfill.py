@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
 
+from rekey.backfill.copier import GATHERED_WINDOWS
 from rekey.backfill.engine import copy_segments
 from rekey.errors import Collision, RowRefused, Unavailable
 from rekey.mapping.rows import MAPPING_TABLE
@@ -47,6 +49,66 @@ async def test_every_row_arrives_in_every_target_with_its_mapping(
     world = await World(memory, USERS if migration is USERS else POSTS).prepare(rows)
     assert await backfill(world) == len(rows)
     world.assert_in_step()
+
+
+async def gathered(world: World) -> int:
+    """Copy all rows as the runner does; return the number of rows read."""
+    async with asyncio.timeout(60), world.copier.gathering() as gathering:
+        copied, _ = await copy_segments(
+            world.source,
+            [WHOLE],
+            gathering.copy,
+            size=world.window,
+            checkpoint=lambda _: None,
+            stop_requested=never,
+            advance=nothing,
+            gathering=gathering,
+        )
+    return copied.rows
+
+
+async def test_one_batch_that_is_refused_for_long_holds_up_no_others(memory: MemoryTableService) -> None:
+    """Those that it has rows of: all others are written beside it."""
+    rows = [
+        user(f"user{number:04}@example.com", "a" if number < 5 else f"b{number % 7}")
+        for number in range(2_300)
+    ]
+    world = await World(memory, USERS).prepare(rows)
+    stuck, written = asyncio.Event(), 0
+
+    async def hold_one(call: Call) -> None:
+        nonlocal written
+        if call.action == "transact" and call.table == "UsersV2":
+            if not stuck.is_set():
+                stuck.set()
+                while written < 1_900:
+                    await asyncio.sleep(0)
+            written += len(call.operations)
+
+    memory.gate = hold_one
+    assert await gathered(world) == 2_300
+    world.assert_in_step()
+
+
+async def test_while_nothing_can_be_written_only_a_few_windows_are_read(memory: MemoryTableService) -> None:
+    world = await World(memory, USERS).prepare(users(2_300))
+    pages, read_when_held = 0, 0
+
+    async def hold_all(call: Call) -> None:
+        nonlocal pages, read_when_held
+        pages += call.action == "page" and call.table == world.source.name
+        if call.action == "transact" and call.table == "UsersV2" and not read_when_held:
+            before = -1
+            while before < pages:
+                before = pages
+                for _ in range(500):
+                    await asyncio.sleep(0)
+            read_when_held = pages
+
+    memory.gate = hold_all
+    assert await gathered(world) == 2_300
+    # Besides those there is room for: one in hand, one made ahead of it, a page that waits and one asked for.
+    assert GATHERED_WINDOWS <= read_when_held <= GATHERED_WINDOWS + 4
 
 
 async def test_copying_again_changes_nothing(memory: MemoryTableService) -> None:

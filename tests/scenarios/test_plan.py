@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from rekey import Migration, Target, keys, props
-from rekey.backfill.copier import GATHERED_WINDOWS
 from rekey.backfill.engine import copy_segments
 from rekey.backfill.reading import window_of
 from rekey.bounds import Limits
@@ -63,8 +62,7 @@ async def test_an_exact_plan_counts_the_batches_that_backfill_sends(
             checkpoint=lambda _segments: None,
             stop_requested=never,
             advance=nothing,
-            under_way=GATHERED_WINDOWS,
-            drain=gathering.drain,
+            gathering=gathering,
         )
     assert plan.estimate is not None
     written = sum(

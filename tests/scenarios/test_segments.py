@@ -5,24 +5,25 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rekey.backfill.copier import GATHERED_WINDOWS
 from rekey.backfill.engine import copy_segments
 from rekey.backfill.reading import Reading, WindowSize
 from rekey.backfill.throttle import Throttle
 from rekey.errors import StateUnusable
-from rekey.model import EVERYTHING, EntityKey, KeyRange, Row, key_of
+from rekey.model import EVERYTHING, LAST_ROW, EntityKey, KeyRange, Row, key_of
 from rekey.state.models import Segment
 from rekey.state.store import State
-from rekey.tables.clock import FakeClock
+from rekey.tables.clock import TICKS_PER_SECOND, FakeClock
 from rekey.tables.faults import Call
 from rekey.tables.memory import MemoryTable, MemoryTableService
-from rekey.tables.probing import HIGH, character_of, find_middle, rank_of
+from rekey.tables.probing import character_of, find_middle, rank_of
 from tests.worlds import USERS, Killed, World, never, nothing, user
 
 SCRIPT, PURPOSE = "0001_users", "backfill"
@@ -107,9 +108,64 @@ async def test_a_partition_that_has_a_rate_is_not_split(rate: int | None, split:
         assert sorted(found) == sorted(EntityKey(*key) for key in SHAPES[shape])
         huge = "huge" if beside else ""
         ends = [one.upto for one in splits.segments.values() if one.upto is not None]
-        within = any(end.partition == huge and end.row != HIGH for end in ends)
+        within = any(end.partition == huge and end.row != LAST_ROW for end in ends)
         assert within is split or (split and beside)
         assert not beside or any(end.partition != huge for end in ends)
+
+
+async def test_a_segment_that_its_rate_holds_up_is_split_at_once() -> None:
+    """Idle readers do not wait until it has given many rows: at a rate of its partition that takes long."""
+    clock = FakeClock()
+    begin = clock.ticks()
+    split_at: list[float] = []
+
+    class Timed(Splits):
+        def split(self, segment: Segment, middle: EntityKey) -> Segment:
+            split_at.append((clock.ticks() - begin) / TICKS_PER_SECOND)
+            return super().split(segment, middle)
+
+    throttle = Throttle(None, clock, partition=10)
+    table = await table_of([(f"p{n // 50:03}", f"{n:04}") for n in range(400)])
+    assert len(await read_all(table, Timed(), throttle=throttle)) == 400
+    # A page of five rows is half a second's. Each of four readers has a segment after the third split.
+    assert split_at[0] < 0.5
+    assert split_at[2] < 1.5
+
+
+async def test_the_next_page_of_a_partition_is_asked_for_when_its_rate_allows_for_it(
+    memory: MemoryTableService,
+) -> None:
+    """A page that is refused comes later than one that was asked for in time."""
+    clock = FakeClock()
+    table = await table_of([("hot", f"{n:04}") for n in range(60)], memory)
+    asked: list[float] = []
+
+    async def note(call: Call) -> None:
+        if call.action == "page":
+            asked.append(clock.ticks() / TICKS_PER_SECOND)
+
+    memory.gate = note
+    await read_all(table, Splits(), readers=1, throttle=Throttle(None, clock, partition=10))
+    gaps = [late - early for early, late in pairwise(asked)]
+    assert len(gaps) >= 10
+    assert min(gaps[1:]) > 0.5  # five rows a page
+
+
+async def test_a_middle_is_looked_for_far_from_where_somebody_reads(memory: MemoryTableService) -> None:
+    """That partition may be at its limit: questions about it would be refused, or its reader."""
+    table = await table_of([(f"tenant-{n // 4:03}", f"{n:04}") for n in range(400)], memory)
+    asked: list[str | None] = []
+    plain = table.scan
+
+    def scan(within: KeyRange, **options: Any) -> Any:
+        asked.append(within.after and within.after.partition)
+        return plain(within, **options)
+
+    table.scan = scan  # type: ignore[method-assign, assignment]
+    cursor = EntityKey("tenant-013", "0053")
+    middle = await find_middle(table, EVERYTHING.behind(cursor), cursor)
+    assert middle is not None
+    assert "tenant-013" not in asked
 
 
 @pytest.mark.parametrize("shape", [name for name, keys in SHAPES.items() if len(keys) > 150])
@@ -254,8 +310,7 @@ async def test_cut_off_anywhere_the_rest_is_read_and_little_is_repeated(
                 advance=nothing,
                 readers=4,
                 split=state.split_segment,
-                under_way=GATHERED_WINDOWS,
-                drain=gathering.drain,
+                gathering=gathering,
             )
         return copied.rows
 

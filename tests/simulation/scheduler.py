@@ -193,9 +193,12 @@ class HeldTable(MemoryTable):
         select: Sequence[str] | None = None,
         modified_from: str | None = None,
         page_rows: int = MAX_PAGE_ROWS,
+        ahead: bool = True,
     ) -> AsyncIterator[Page]:
         scheduler = self._service.scheduler
-        pages = super().scan(within, select=select, modified_from=modified_from, page_rows=page_rows)
+        pages = super().scan(
+            within, select=select, modified_from=modified_from, page_rows=page_rows, ahead=ahead
+        )
         async for page in pages:
             scheduler.answered(f"page {self.name}", page.rows)
             yield page

@@ -309,9 +309,12 @@ class StormTable(MemoryTable):
         select: Sequence[str] | None = None,
         modified_from: str | None = None,
         page_rows: int = MAX_PAGE_ROWS,
+        ahead: bool = True,
     ) -> AsyncIterator[Page]:
         few = page_rows if OWNER.get() is None else min(page_rows, 7)
-        async for page in super().scan(within, select=select, modified_from=modified_from, page_rows=few):
+        async for page in super().scan(
+            within, select=select, modified_from=modified_from, page_rows=few, ahead=ahead
+        ):
             yield page
 
     async def _run(self, action: str, operations: tuple[Operation, ...]) -> list[str | None]:

@@ -7,7 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekey.model import EVERYTHING, EntityKey, KeyRange, utf16_order
+from rekey.model import EVERYTHING, LAST_ROW, EntityKey, KeyRange, utf16_order
 from rekey.tables.filters import both, modified_filter, quoted, range_filters
 
 _CONDITION = re.compile(r"(PartitionKey|RowKey) (eq|gt|lt|le) '((?:[^']|'')*)'(?: and |$)")
@@ -15,7 +15,8 @@ _CONDITION = re.compile(r"(PartitionKey|RowKey) (eq|gt|lt|le) '((?:[^']|'')*)'(?
 # Few and nasty: quotes, words of the filter language, characters on both sides of the surrogates.
 texts = st.text(st.sampled_from("a'b \uff5e😀"), max_size=3) | st.just("' or RowKey gt '")
 keys = st.builds(EntityKey, texts, texts)
-ranges = st.builds(KeyRange, st.none() | keys, st.none() | keys)
+bounds = st.none() | keys | st.builds(EntityKey, texts, st.just(LAST_ROW))
+ranges = st.builds(KeyRange, bounds, bounds)
 
 
 def holds(condition: str, key: EntityKey) -> bool:
@@ -59,6 +60,15 @@ def test_the_three_queries_are_contiguous_and_without_or() -> None:
 def test_a_range_within_one_partition_is_one_query() -> None:
     within = KeyRange(EntityKey("p", "1"), EntityKey("p", "2"))
     assert range_filters(within) == ["PartitionKey eq 'p' and RowKey gt '1' and RowKey le '2'"]
+
+
+def test_whole_partitions_are_one_query() -> None:
+    after, upto = EntityKey("b", LAST_ROW), EntityKey("d", LAST_ROW)
+    assert range_filters(KeyRange(after, upto)) == ["PartitionKey gt 'b' and PartitionKey le 'd'"]
+    assert range_filters(KeyRange(after)) == ["PartitionKey gt 'b'"]
+    assert range_filters(KeyRange(None, upto)) == ["PartitionKey le 'd'"]
+    assert range_filters(KeyRange(EntityKey("d", "1"), upto)) == ["PartitionKey eq 'd' and RowKey gt '1'"]
+    assert range_filters(KeyRange(after, EntityKey("b", LAST_ROW))) == []
 
 
 def test_everything_has_no_filter_and_an_empty_range_no_query() -> None:

@@ -71,14 +71,26 @@ async def test_one_page_is_fetched_ahead_and_becomes_rows_when_it_is_asked_for(
         assert len(decoded) == 2
 
 
+async def test_no_page_is_asked_for_before_it_is_wanted_where_that_is_not_allowed() -> None:
+    pages = Pages(1)
+    async with aclosing(read_queries(pages, "Users", [[]], ahead=False)) as found:  # type: ignore[arg-type]
+        assert (await anext(found))[1]
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert len(pages.asked) == 1
+        assert not (await anext(found))[1]
+    assert len(pages.asked) == 2
+
+
 async def test_what_is_no_page_is_asked_for_again_before_anything_that_follows() -> None:
     """Its continuation, or that it has none, means nothing."""
-    pages = Pages(0, 2)
-    pages.bodies = [b"<html>"]
+    pages = Pages(1, 3)
+    pages.bodies = [None, b"<html>"]
     async with aclosing(scan(pages, "a")) as found:
         read = [fetched.rows[0]["RowKey"] async for fetched, _ in found]
-    assert read == ["1", "2"]
-    assert pages.asked == ["Users()?$filter=a", "Users()?$filter=a", "Users()?$filter=a&NextPartitionKey=1"]
+    assert read == ["0", "2", "3"]
+    follows = "Users()?$filter=a&NextPartitionKey="
+    assert pages.asked == ["Users()?$filter=a", f"{follows}0", f"{follows}0", f"{follows}2"]
 
 
 async def test_a_scan_that_is_given_up_leaves_no_request_behind() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from itertools import pairwise
+
 import pytest
 
 from rekey.backfill.pace import Pace
@@ -103,16 +106,80 @@ async def test_what_the_service_pushes_back_slows_the_account_down() -> None:
     assert again == pytest.approx(usual, rel=0.1)
 
 
-async def test_what_was_asked_of_a_partition_ahead_is_waited_for_by_what_is_taken_next() -> None:
+async def test_what_was_read_of_a_partition_is_made_up_for_before_its_next_page() -> None:
     clock = FakeClock()
     throttle = Throttle(None, clock, partition=100)
+    clock.advance(10)
     begin = clock.ticks()
-    throttle.ahead(100, "hot")
-    await throttle.take(10, "cold")
+    throttle.count(100, "hot")
+    await throttle.take(5, "cold")
+    await throttle.made_up("cold")
     assert clock.ticks() == begin
-    await throttle.take(10, "hot")
-    assert (clock.ticks() - begin) / TICKS_PER_SECOND == pytest.approx(1.03, abs=0.01)
-    Throttle(None, clock).ahead(100, "hot")
+    await throttle.made_up("hot")
+    assert (clock.ticks() - begin) / TICKS_PER_SECOND == pytest.approx(0.93, abs=0.01)
+    unlimited = Throttle(None, clock)
+    unlimited.count(100, "hot")
+    await unlimited.made_up("hot")
+    assert (clock.ticks() - begin) / TICKS_PER_SECOND == pytest.approx(0.93, abs=0.01)
+
+
+async def test_what_was_taken_of_an_account_and_not_used_is_there_for_the_next() -> None:
+    clock = FakeClock()
+    throttle = Throttle(100, clock)
+    begin = clock.ticks()
+    for _ in range(10):
+        await throttle.take(100)
+        throttle.give_back(90)
+    assert (clock.ticks() - begin) / TICKS_PER_SECOND < 1.1
+
+
+async def test_who_goes_first_waits_for_none_of_those_who_wait_already() -> None:
+    clock = FakeClock()
+    throttle = Throttle(100, clock)
+    order: list[str] = []
+
+    async def take(name: str, *, first: bool) -> None:
+        await throttle.take(100, first=first)
+        order.append(name)
+
+    plain = [asyncio.create_task(take(f"plain {n}", first=False)) for n in range(4)]
+    await asyncio.sleep(0)
+    await asyncio.gather(*plain, take("first", first=True))
+    assert order.index("first") <= 2  # the first of all waits for nothing, the second has its place already
+    assert [name for name in order if name != "first"] == [f"plain {n}" for n in range(4)]
+
+
+async def test_those_that_a_partition_lets_through_do_not_queue_up_again_for_the_account() -> None:
+    """They would come out of that queue in a crowd, more at a time than the partition takes."""
+    clock = FakeClock()
+    throttle = Throttle(1000, clock, partition=100)
+    begin = clock.ticks()
+    came: list[float] = []
+
+    async def hot() -> None:
+        await throttle.take(10, "hot")
+        came.append((clock.ticks() - begin) / TICKS_PER_SECOND)
+
+    async def cold(number: int) -> None:
+        await throttle.take(10, number)
+
+    await asyncio.gather(*(cold(n) for n in range(150)), *(hot() for _ in range(10)))
+    gaps = [late - early for early, late in pairwise(came)]
+    assert len(gaps) == 9
+    assert min(gaps[1:]) > 0.08
+
+
+async def test_pages_that_come_a_little_late_lose_nothing_of_a_rate() -> None:
+    """A page is asked for when the one before is made up for, and takes its time to come."""
+    clock = FakeClock()
+    throttle = Throttle(None, clock, partition=1000)
+    begin = clock.ticks()
+    for _ in range(20):
+        await clock.sleep(0.05)
+        throttle.count(1000, "hot")
+        await throttle.made_up("hot")
+    rate = 20_000 / ((clock.ticks() - begin) / TICKS_PER_SECOND)
+    assert 950 < rate < 980
 
 
 async def test_a_little_less_than_the_rate_of_a_partition_is_used() -> None:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import logging
 
-from rekey.backfill.copier import GATHERED_WINDOWS
 from rekey.backfill.engine import copy_segments
 from rekey.backfill.moved import settle_moved
 from rekey.delta.passes import earlier, sweep
@@ -105,8 +104,7 @@ async def _copy_here(run: Run, segments: list[Segment], advance: Advance) -> tup
             advance=advance,
             readers=run.config.limits.scans,
             split=split,
-            under_way=GATHERED_WINDOWS,
-            drain=gathering.drain,
+            gathering=gathering,
             throttle=run.copier.throttle,
         )
     return {"rows": copied.rows, "inserted": copied.inserted, "propagated": copied.propagated}, whole
