@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 
 from benchmarks.project import PARTITIONS, SECRET, USERS
 from rekey.mapper import Mapper
@@ -54,17 +55,35 @@ class Shape:
 
     def page(self, first: int, end: int) -> bytes:
         """Return one page of wire JSON."""
-        return _as_page([self.row(number) for number in range(first, end)])
+        return _as_page(_as_json(self.row(number)) for number in range(first, end))
 
 
-def mapped_pages(shape: Shape) -> list[bytes]:
-    """Return the pages of the target that a whole migration of a shape makes, in key order."""
-    mapper = Mapper(USERS, {"users": SECRET.encode()})
-    made = [mapper.map(shape.row(number))[0].row for number in range(shape.rows)]
-    made.sort(key=lambda row: (row[PARTITION_KEY], row[ROW_KEY]))
-    read = [{"odata.etag": 'W/"1"', **row, "Timestamp": _STAMP} for row in made]
-    return [_as_page(read[start : start + _PAGE]) for start in range(0, len(read), _PAGE)] or [_as_page([])]
+class Mapped:
+    """The table that a whole migration of a shape makes, in key order."""
+
+    def __init__(self, shape: Shape) -> None:
+        mapper = Mapper(USERS, {"users": SECRET.encode()})
+        made = [mapper.map(shape.row(number))[0].row for number in range(shape.rows)]
+        made.sort(key=_key_of)
+        self._rows = [_as_json({"odata.etag": 'W/"1"', **row, "Timestamp": _STAMP}) for row in made]
+        self.rows = len(self._rows)
+
+    def key(self, number: int) -> tuple[str, str]:
+        """Return PartitionKey and RowKey of a row by its number."""
+        return _key_of(json.loads(self._rows[number]))
+
+    def page(self, first: int, end: int) -> bytes:
+        """Return one page of wire JSON."""
+        return _as_page(self._rows[first:end])
 
 
-def _as_page(rows: list[Row]) -> bytes:
-    return json.dumps({"value": rows}, separators=(",", ":")).encode()
+def _key_of(row: Row) -> tuple[str, str]:
+    return row[PARTITION_KEY], row[ROW_KEY]
+
+
+def _as_json(row: Row) -> bytes:
+    return json.dumps(row, separators=(",", ":")).encode()
+
+
+def _as_page(rows: Iterable[bytes]) -> bytes:
+    return b'{"value":[%b]}' % b",".join(rows)

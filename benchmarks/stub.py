@@ -1,9 +1,9 @@
 """A table service that answers at once, so that the client is what is measured.
 
 It is no table service: every insert succeeds and nothing is kept but counts. What it does properly is what a
-scan and a limit need: it reads any key range of a made-up source (`Shape`), page by page with continuations;
-it can take its time (latency), refuse with 503 what goes beyond the service's documented targets, and refuse
-a share of all requests whatever they ask.
+scan and a limit need: it reads any key range of a made-up source (`Shape`) and of the target that it maps to
+(`Mapped`), page by page with continuations; it can take its time (latency), refuse with 503 what goes beyond
+the service's documented targets, and refuse a share of all requests whatever they ask.
 
     python -m benchmarks.stub ROWS [--latency S] [--limits] ...      prints its port, ends with its input
 
@@ -28,8 +28,8 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from benchmarks.process import ServerProcess
-from benchmarks.project import PARTITIONS
-from benchmarks.shape import Shape, mapped_pages
+from benchmarks.project import PARTITIONS, USERS
+from benchmarks.shape import Mapped, Shape
 
 ACCOUNT = "stub"
 KEY = "a2V5a2V5a2V5a2V5"
@@ -98,7 +98,7 @@ class Stub:
         self.first = self.last = 0.0
         self.account = Bucket(ACCOUNT_RATE)
         self.partitions: defaultdict[tuple[str, str], Bucket] = defaultdict(lambda: Bucket(PARTITION_RATE))
-        self.target = mapped_pages(self.shape) if options.target else [b""]
+        self.target = Mapped(self.shape) if options.target else Shape(0)
 
     def answer(self, head: bytes, body: bytes) -> tuple[bytes, bytes, bytes]:
         """Return status, headers and body for a request."""
@@ -163,38 +163,35 @@ class Stub:
 
     def _page(self, table: str, query: dict[str, str]) -> tuple[bytes, bytes, bytes]:
         self.counts["pages"] += 1
-        if table != "Users":
-            number = int(query.get("NextRowKey", 0))
-            more = number + 1 < len(self.target)
-            self.counts["read"] += 1000
-            return b"200 OK", _JSON + (_continued(number + 1) if more else b""), self.target[number]
-        first, last = self._bounds(unquote(query.get("$filter", "")))
+        shape = self.shape if table == USERS.source else self.target
+        first, last = _bounds(shape, unquote(query.get("$filter", "")))
         first = max(first, int(query.get("NextRowKey", 0)))
         end = min(last, first + int(query.get("$top", 1000)))
-        if first < end and not self._allowed(("Users", self.shape.key(first)[0]), end - first):
+        if first < end and not self._allowed((table, shape.key(first)[0]), end - first):
             return b"503 Server Busy", _JSON, _error("ServerBusy")
         self.counts["read"] += max(0, end - first)
-        return b"200 OK", _JSON + (_continued(end) if end < last else b""), self.shape.page(first, end)
+        return b"200 OK", _JSON + (_continued(end) if end < last else b""), shape.page(first, end)
 
-    def _bounds(self, text: str) -> tuple[int, int]:
-        """Return the numbers of the rows that a filter of a key range asks for."""
-        terms = {(name, verb): value.replace("''", "'") for name, verb, value in _TERM.findall(text)}
-        low, high = 0, self.shape.rows
-        numbers, key = range(self.shape.rows), self.shape.key
-        if (partition := terms.get(("PartitionKey", "eq"))) is not None:
-            low = bisect.bisect_left(numbers, partition, key=lambda n: key(n)[0])
-            high = bisect.bisect_right(numbers, partition, key=lambda n: key(n)[0])
-            if (row := terms.get(("RowKey", "gt"))) is not None:
-                low = bisect.bisect_right(numbers, (partition, row), low, high, key=key)
-            if (row := terms.get(("RowKey", "le"))) is not None:
-                high = bisect.bisect_right(numbers, (partition, row), low, high, key=key)
-        if (partition := terms.get(("PartitionKey", "gt"))) is not None:
-            low = bisect.bisect_right(numbers, partition, key=lambda n: key(n)[0])
-        if (partition := terms.get(("PartitionKey", "lt"))) is not None:
-            high = bisect.bisect_left(numbers, partition, key=lambda n: key(n)[0])
-        if (partition := terms.get(("PartitionKey", "le"))) is not None:
-            high = bisect.bisect_right(numbers, partition, key=lambda n: key(n)[0])
-        return low, high
+
+def _bounds(shape: Shape | Mapped, text: str) -> tuple[int, int]:
+    """Return the numbers of the rows that a filter of a key range asks for."""
+    terms = {(name, verb): value.replace("''", "'") for name, verb, value in _TERM.findall(text)}
+    low, high = 0, shape.rows
+    numbers, key = range(shape.rows), shape.key
+    if (partition := terms.get(("PartitionKey", "eq"))) is not None:
+        low = bisect.bisect_left(numbers, partition, key=lambda n: key(n)[0])
+        high = bisect.bisect_right(numbers, partition, key=lambda n: key(n)[0])
+        if (row := terms.get(("RowKey", "gt"))) is not None:
+            low = bisect.bisect_right(numbers, (partition, row), low, high, key=key)
+        if (row := terms.get(("RowKey", "le"))) is not None:
+            high = bisect.bisect_right(numbers, (partition, row), low, high, key=key)
+    if (partition := terms.get(("PartitionKey", "gt"))) is not None:
+        low = bisect.bisect_right(numbers, partition, key=lambda n: key(n)[0])
+    if (partition := terms.get(("PartitionKey", "lt"))) is not None:
+        high = bisect.bisect_left(numbers, partition, key=lambda n: key(n)[0])
+    if (partition := terms.get(("PartitionKey", "le"))) is not None:
+        high = bisect.bisect_right(numbers, partition, key=lambda n: key(n)[0])
+    return low, high
 
 
 def _continued(number: int) -> bytes:

@@ -32,6 +32,9 @@ _OLD_KEY_CURE = (
 )
 
 
+_make = tuple.__new__
+
+
 class TargetRow(NamedTuple):
     """A row for one of the migration's tables: 0 is the main target, 1 and up the indexes as declared."""
 
@@ -84,7 +87,7 @@ class Mapper:
             RowRefused: the declaration cannot be applied to this row.
         """
         main = self._main.make(row, "", {})
-        made = [TargetRow(0, main)]
+        made = [_make(TargetRow, (0, main))]  # as `rekey.model.key_of` makes a key
         for number, index in self._indexes:
             made.extend([TargetRow(number, made_row) for made_row in index.make_all(row, main)])
         return made

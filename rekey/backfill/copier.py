@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rekey.backfill.gather import Held, Write
@@ -23,8 +23,8 @@ from rekey.concurrency import cancel, for_each
 from rekey.dualwrite.propagate import Propagator
 from rekey.dualwrite.replicas import same_content
 from rekey.errors import RowRefused
-from rekey.mapping.rows import MappingRows, TargetKey
-from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row, key_of
+from rekey.mapping.rows import MappingRows, TargetKey, target_key
+from rekey.model import PARTITION_KEY, EntityKey, Row, key_of
 from rekey.tables.base import Table, Verb
 from rekey.tables.bulk import insert_absent, read_keys
 
@@ -163,19 +163,21 @@ class Copier:
 
     def map_window(self, source_rows: Iterable[Row]) -> CopyWindow:
         window = CopyWindow()
-        map_row = self.propagator.mapper.map
+        map_row, expected, claim = self.propagator.mapper.map, window.expected, window.claimed.setdefault
         for source_row in source_rows:
             source_key = key_of(source_row)
             try:
                 mapped = map_row(source_row)
             except RowRefused as refused:
                 raise refused.for_row(self.propagator.row_id(source_key)) from None
-            targets = {TargetKey(table, row[PARTITION_KEY], row[ROW_KEY]): row for table, row in mapped}
-            window.expected[source_key] = targets
-            for target in targets:
-                if window.claimed.setdefault(target, source_key) != source_key:
+            expected[source_key] = targets = {}
+            for table, row in mapped:
+                target = target_key(table, row)
+                targets[target] = row
+                claimant = claim(target, source_key)
+                if claimant != source_key:
                     # Two rows of one window want one key. One may be gone by now: propagate looks.
-                    window.unsettled.update((source_key, window.claimed[target]))
+                    window.unsettled.update((source_key, claimant))
         return window
 
     def mapping_writes(self, window: CopyWindow) -> Iterator[Write]:
@@ -193,11 +195,13 @@ class Copier:
 
     def target_writes(self, window: CopyWindow, table: int) -> Iterator[Write]:
         """Yield the rows of a window for one target table."""
+        insert, unsettled = Verb.INSERT, window.unsettled
         for source_key, targets in window.expected.items():
-            if source_key not in window.unsettled:
-                for target, row in targets.items():
-                    if target.table == table:
-                        yield Write(Verb.INSERT, row, source=source_key, window=window)
+            if unsettled and source_key in unsettled:
+                continue
+            for target, row in targets.items():
+                if target.table == table:
+                    yield Write(insert, row, source=source_key, window=window)
 
 
 class Gathering:
@@ -339,22 +343,26 @@ class Gathering:
         except BaseException as error:  # noqa: BLE001 - whatever it was: those who wait must hear of it
             self._fail(error)
             return
-        for window, count in Counter([write.window for write in batch]).items():
+        for window, count in _by_window(batch):
             window.wrote(count)
         self._wrote.set()
 
-    async def _judge(self, held: Held, batch: list[Write], present: Mapping[EntityKey, Row] | None) -> None:
+    async def _judge(self, held: Held, batch: list[Write], present: Mapping[EntityKey, Row]) -> None:
         """Note which rows were inserted, and which met another row in their place."""
         mapping = held is self._mapping
-        if present and mapping:
-            await self._copier.propagator.mapping.learn(present.values())
-        is_right = self._says_the_same if mapping else _holds_the_same
-        for write in batch:
-            found = present.get(write.key) if present else None
-            if found is None:
-                write.window.copied.inserted += not mapping
-            elif not is_right(found, write):
-                write.window.unsettled.add(write.source)
+        inserted = batch
+        if present:
+            if mapping:
+                await self._copier.propagator.mapping.learn(present.values())
+            inserted = [write for write in batch if write.key not in present]
+            is_right = self._says_the_same if mapping else _holds_the_same
+            for write in batch:
+                found = present.get(write.key)
+                if found is not None and not is_right(found, write):
+                    write.window.unsettled.add(write.source)
+        if not mapping:
+            for window, count in _by_window(inserted):
+                window.copied.inserted += count
 
     def _says_the_same(self, found: Row, write: Write) -> bool:
         """Tell whether a mapping row that was there already says what was to be written."""
@@ -369,6 +377,11 @@ class Gathering:
                 if window.durable is not None and not window.durable.done():
                     window.durable.set_exception(error)
             self._wrote.set()
+
+
+def _by_window(writes: Iterable[Write]) -> ItemsView[CopyWindow, int]:
+    """Return the windows that writes are of, and how many are of each."""
+    return Counter([write.window for write in writes]).items()
 
 
 def _holds_the_same(found: Row, write: Write) -> bool:

@@ -16,13 +16,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rekey import crockford
+from rekey.crockford import encode_id
 from rekey.keys.base import Evaluator, Expression, InvalidDeclaration, Scope, need_text, operand
 from rekey.macs import hmac_sha256
 from rekey.model import Row
 
 PREFIX = b"rekey/v1\0"
-DIGEST_BYTES = 20
 LENGTH_BYTES = 4
 
 
@@ -51,20 +50,18 @@ class Opaque(Expression):
         message = PREFIX + self.domain.encode("utf-8") + b"\0"
         mac = hmac_sha256(scope.secret(self.secret), message)
         parts = [part.compile(scope) for part in self.parts]
-        encode = crockford.encode
-
         if len(parts) == 1:
             (only,) = parts
 
             def evaluate_one(row: Row, item: str) -> str:
-                return encode(mac(only(row, item).encode("utf-8", "surrogatepass"))[:DIGEST_BYTES])
+                return encode_id(mac(only(row, item).encode("utf-8", "surrogatepass")))
 
             return evaluate_one
 
         def evaluate(row: Row, item: str) -> str:
             values = [part(row, item).encode("utf-8", "surrogatepass") for part in parts]
             framed = [len(value).to_bytes(LENGTH_BYTES, "big") + value for value in values]
-            return encode(mac(b"".join(framed))[:DIGEST_BYTES])
+            return encode_id(mac(b"".join(framed)))
 
         return evaluate
 

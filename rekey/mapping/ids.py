@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import secrets
 
-from rekey import crockford
+from rekey.crockford import encode_id
 from rekey.macs import hmac_sha256
 from rekey.model import EntityKey
 
@@ -44,7 +44,7 @@ class SafeIds:
 
     def long(self, table: str, key: EntityKey) -> str:
         """Return the 32-character id: the row key of the mapping table."""
-        return crockford.encode(self.raw(table, key))
+        return encode_id(self.raw(table, key))
 
     def short(self, table: str, key: EntityKey) -> str:
         """Return the 12-character id that people see."""

@@ -83,6 +83,7 @@ def digester(table: str, without: Set[str] = NOTHING) -> Callable[[Row], bytes]:
     once. The values a service really sends take short cuts; every other goes through `rekey.edm`.
     """
     plans: dict[tuple[str, ...], Plan] = {}
+    begin_hash = blake2b(digest_size=DIGEST_BYTES).copy  # cheaper than making one
 
     def digest(row: Row) -> bytes:
         shape = tuple(row)
@@ -121,10 +122,9 @@ def digester(table: str, without: Set[str] = NOTHING) -> Callable[[Row], bytes]:
                 fields[place] = value
             else:
                 fields[place - 1], fields[place] = canonical(row, name)
-        try:
-            return blake2b(orjson.dumps(fields), digest_size=DIGEST_BYTES).digest()
-        except TypeError:  # a lone surrogate, which orjson refuses
-            return blake2b(_serialise(fields), digest_size=DIGEST_BYTES).digest()
+        hashing = begin_hash()
+        hashing.update(_serialise(fields))
+        return hashing.digest()
 
     return digest
 

@@ -19,18 +19,18 @@ from dataclasses import dataclass, replace
 
 from rekey.concurrency import together
 from rekey.errors import Interrupted, RowRefused
-from rekey.model import PARTITION_KEY, ROW_KEY, KeyRange, Row, key_of
+from rekey.model import KeyRange, Row, key_of
 from rekey.reconcile.context import ReconcileContext, RowMapper
-from rekey.reconcile.digest import bucket_of, digester
+from rekey.reconcile.digest import digester
 from rekey.reconcile.sums import SOURCE, Part, Partial
 from rekey.tables.base import MAX_PAGE_ROWS, Page
 from rekey.tables.probing import find_middle
 
 CHECKPOINT_ROWS = 200_000
 """Rows between two checkpoints: some seconds of work, against a state of about 0.5 MB per table."""
-LEAST_ROWS = 20 * MAX_PAGE_ROWS
+LEAST_ROWS = 50 * MAX_PAGE_ROWS
 """Rows a part must have given since it was last split before it is split again: looking for a middle takes
-about fifteen requests, which a small table is not worth."""
+about fifteen requests. A part that gave fifty pages is likely to have as many left, which are worth them."""
 
 
 async def sum_up(
@@ -172,6 +172,7 @@ class _Summing:
                 if ended:
                     break
                 await ctx.taken(table, page)
+                del page, rows  # the next page takes their memory
         part.done = True
 
     def _tell(self) -> None:
@@ -181,54 +182,36 @@ class _Summing:
 
 
 class Adding:
-    """Adds rows to sums: what `BucketSums.add` does, without a call for every row."""
+    """Adds rows to the sums of a comparison."""
 
     def __init__(
         self, source: str, mapper: RowMapper, not_compared: Sequence[frozenset[str]], work: Partial
     ) -> None:
         """Take the source's name, the mapping, what has no part in the comparison, and the sums."""
         self._map, self._work = mapper.map, work
-        self._source_digest = digester(source)
-        self._digests = [
-            digester(name, without) for name, without in zip(mapper.tables, not_compared, strict=True)
-        ]
+        self._add_source = work.source.adder(digester(source))
+        digests = [digester(name, without) for name, without in zip(mapper.tables, not_compared, strict=True)]
+        self._add_expected = [sums.adder(one) for sums, one in zip(work.expected, digests, strict=True)]
+        self._add_actual = [sums.adder(one) for sums, one in zip(work.actual, digests, strict=True)]
 
     def add(self, table: int, rows: list[Row]) -> None:
-        """Add rows of the source or of a target."""
+        """Add rows of the source, and the rows they give, or rows of a target."""
         if table == SOURCE:
-            self.source(rows)
+            self._source(rows)
         else:
-            self.target(table, rows)
+            add = self._add_actual[table]
+            for row in rows:
+                add(row)
 
-    def source(self, rows: list[Row]) -> None:
-        """Add the source's rows, and the rows they give."""
-        work, from_bytes, source_digest = self._work, int.from_bytes, self._source_digest
-        expected = [
-            (digest, sums.sums, sums.counts)
-            for digest, sums in zip(self._digests, work.expected, strict=True)
-        ]
-        own_totals, own_counts = work.source.sums, work.source.counts
+    def _source(self, rows: list[Row]) -> None:
+        map_row, add_source, add_expected = self._map, self._add_source, self._add_expected
         for row in rows:
-            bucket = bucket_of(row[PARTITION_KEY], row[ROW_KEY])
-            own_totals[bucket] += from_bytes(source_digest(row))
-            own_counts[bucket] += 1
+            add_source(row)
             try:
-                mapped = self._map(row)
+                mapped = map_row(row)
             except RowRefused:
-                work.refused += 1
+                self._work.refused += 1
                 continue
             for number, target in mapped:
-                digest, totals, counts = expected[number]
-                bucket = bucket_of(target[PARTITION_KEY], target[ROW_KEY])
-                totals[bucket] += from_bytes(digest(target))
-                counts[bucket] += 1
-        work.source_rows += len(rows)
-
-    def target(self, number: int, rows: list[Row]) -> None:
-        """Add rows of a target."""
-        digest, sums, from_bytes = self._digests[number], self._work.actual[number], int.from_bytes
-        totals, counts = sums.sums, sums.counts
-        for row in rows:
-            bucket = bucket_of(row[PARTITION_KEY], row[ROW_KEY])
-            totals[bucket] += from_bytes(digest(row))
-            counts[bucket] += 1
+                add_expected[number](target)
+        self._work.source_rows += len(rows)

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from zlib import crc32
 
 from rekey.errors import StateUnusable
-from rekey.model import EVERYTHING, EntityKey, KeyRange
-from rekey.reconcile.digest import BUCKETS, DIGEST_BYTES
+from rekey.model import EVERYTHING, PARTITION_KEY, ROW_KEY, EntityKey, KeyRange, Row
+from rekey.reconcile.digest import BUCKET_MASK, BUCKETS, DIGEST_BYTES
 
 SOURCE = -1
 """The number of the source table, where targets are 0, 1, ..."""
@@ -48,10 +49,27 @@ class BucketSums:
         self.sums[bucket] += int.from_bytes(digest)
         self.counts[bucket] += 1
 
+    def adder(self, digest: Callable[[Row], bytes]) -> Callable[[Row], None]:
+        """Return a function that adds rows: what `add` with `bucket_of` does, without calls for every row."""
+        sums, counts, from_bytes = self.sums, self.counts, int.from_bytes
+        before: str | None = None
+        begun = 0
+
+        def add(row: Row) -> None:
+            nonlocal before, begun
+            partition = row[PARTITION_KEY]
+            if partition != before:  # rows of one partition come one after the other
+                before, begun = partition, crc32(f"{partition}\0".encode("utf-8", "surrogatepass"))
+            bucket = crc32(row[ROW_KEY].encode("utf-8", "surrogatepass"), begun) & BUCKET_MASK
+            sums[bucket] += from_bytes(digest(row))
+            counts[bucket] += 1
+
+        return add
+
     def merge(self, other: BucketSums) -> None:
         """Add the sums of another part of the same table."""
-        self.sums = [mine + theirs for mine, theirs in zip(self.sums, other.sums, strict=True)]
-        self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
+        self.sums[:] = [mine + theirs for mine, theirs in zip(self.sums, other.sums, strict=True)]
+        self.counts[:] = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
 
     @property
     def rows(self) -> int:

@@ -5,9 +5,7 @@ Rules kept here:
 * Everything `rekey.tables.base` promises. A write whose answer was lost is settled by reading back
   (`settle.py`); what stays open after that is raised as Ambiguous, or Unavailable.
 * An update without a condition is sent with `If-Match: *`: without the header it would be an upsert.
-* A scan resends the same filter and selection with every continuation; a page may be empty and the row key
-  of a continuation may be missing.
-* While one page is worked on the next is fetched; a scan that is given up leaves no request behind.
+* A page may be empty; how pages are fetched is `paging.py`'s business.
 """
 
 from __future__ import annotations
@@ -15,14 +13,13 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from importlib.metadata import version
 from types import TracebackType
 
 import orjson
 
-from rekey.concurrency import cancel
 from rekey.errors import (
     Ambiguous,
     ConditionFailed,
@@ -40,7 +37,8 @@ from rekey.tables.base import MAX_BATCH_BYTES, MAX_PAGE_ROWS, Operation, Page, V
 from rekey.tables.clock import Clock, SystemClock
 from rekey.tables.credentials import Credential
 from rekey.tables.filters import both, modified_filter, range_filters
-from rekey.tables.readers import Fetched, read_batch, read_done, read_etag, read_page, read_row, read_time
+from rekey.tables.paging import read_queries
+from rekey.tables.readers import read_batch, read_done, read_etag, read_row, read_time
 from rekey.tables.requests import Outcome, Requester
 from rekey.tables.retry import RetryPolicy
 from rekey.tables.rules import check_batch, check_table_name
@@ -48,9 +46,8 @@ from rekey.tables.sent import Sent
 from rekey.tables.settle import Landed, all_landed
 from rekey.tables.transport import Request, Timeouts, Transport
 from rekey.tables.wire import (
-    ACCEPT,
-    API_VERSION,
     BOUNDARY_BYTES,
+    COMMON_HEADERS,
     Encoder,
     batch_body,
     encode_row,
@@ -59,8 +56,7 @@ from rekey.tables.wire import (
     query_string,
 )
 
-_COMMON = {"Accept": ACCEPT, "DataServiceVersion": "3.0", "x-ms-version": API_VERSION}
-_SENDING = {**_COMMON, "Content-Type": "application/json", "Prefer": "return-no-content"}
+_SENDING = {**COMMON_HEADERS, "Content-Type": "application/json", "Prefer": "return-no-content"}
 _METHODS = {
     Verb.REPLACE: "PUT",
     Verb.MERGE: "PATCH",
@@ -158,7 +154,7 @@ class AzureTableService:
         """Delete a table; False when there was none (or it is being deleted already)."""
         check_table_name(name)
         doing = f"delete table {name}"
-        request = Request("DELETE", f"Tables('{name}')", doing, _COMMON)
+        request = Request("DELETE", f"Tables('{name}')", doing, COMMON_HEADERS)
         outcome = await self._requester.call(request, lambda answer: read_done(answer, doing))
         if isinstance(outcome.error, TableMissing | RowMissing | TableBeingDeleted):
             return outcome.ambiguous
@@ -171,7 +167,7 @@ class AzureTableService:
         path = f"{name}()" + query_string([("$select", PARTITION_KEY), ("$top", "1")])
         try:
             return await self._requester.read(
-                Request("GET", path, doing, _COMMON), lambda answer: read_done(answer, doing)
+                Request("GET", path, doing, COMMON_HEADERS), lambda answer: read_done(answer, doing)
             )
         except (TableMissing, RowMissing, TableBeingDeleted):
             return False
@@ -181,7 +177,7 @@ class AzureTableService:
         doing = "ask the service for its time"
         path = "Tables" + query_string([("$top", "1")])
         return await self._requester.read(
-            Request("GET", path, doing, _COMMON), lambda answer: read_time(answer, doing)
+            Request("GET", path, doing, COMMON_HEADERS), lambda answer: read_time(answer, doing)
         )
 
     async def close(self) -> None:
@@ -218,7 +214,7 @@ class AzureTable:
         path = entity_path(self._name, key) + query_string(parameters)
         try:
             row = await self._requester.read(
-                Request("GET", path, doing, _COMMON), lambda answer: read_row(answer, doing)
+                Request("GET", path, doing, COMMON_HEADERS), lambda answer: read_row(answer, doing)
             )
         except RowMissing:
             return None
@@ -262,7 +258,7 @@ class AzureTable:
             )
         mark = secrets.token_hex(16)
         doing = f"write a batch to {self._name}"
-        headers = {**_COMMON, "Content-Type": f"multipart/mixed; boundary=batch_{mark}"}
+        headers = {**COMMON_HEADERS, "Content-Type": f"multipart/mixed; boundary=batch_{mark}"}
         request = Request("POST", "$batch", doing, headers, batch_body(parts, mark))
         self._sent.add_operations(len(operations))
         outcome = await self._requester.call(request, lambda answer: read_batch(answer, doing, operations))
@@ -288,7 +284,8 @@ class AzureTable:
         changed = "" if modified_from is None else modified_filter(modified_from)
         cursor = within.after
         filters = [both(one, changed) for one in range_filters(within)]
-        async with aclosing(self._pages(filters, common, ahead=ahead)) as pages:
+        queries = [[*common, ("$filter", one)] if one else common for one in filters]
+        async with aclosing(read_queries(self._requester, self._name, queries, ahead=ahead)) as pages:
             async for fetched, more in pages:
                 rows = fetched.rows
                 if rows:
@@ -297,44 +294,7 @@ class AzureTable:
                     rows = [projected(row, select) for row in rows]
                 if rows or more:
                     yield Page(rows, cursor, fetched.bytes)
-
-    async def _pages(
-        self, filters: Sequence[str], common: Sequence[tuple[str, str]], *, ahead: bool
-    ) -> AsyncGenerator[tuple[Fetched, bool], None]:
-        """Iterate over the answers of several queries, one after the other, and whether more follow."""
-        queries = [[*common, ("$filter", one)] if one else list(common) for one in filters]
-        upcoming: asyncio.Future[Fetched] | None = None
-        at, following = 0, list[tuple[str, str]]()
-        try:
-            while at < len(queries):
-                fetched = await (upcoming or self._fetch(queries[at], following))
-                if fetched.continuation is None:
-                    at, following = at + 1, []
-                else:
-                    following = fetched.continuation
-                more = at < len(queries)
-                upcoming = (
-                    asyncio.ensure_future(self._fetch(queries[at], following)) if more and ahead else None
-                )
-                yield fetched, more
-        finally:
-            if upcoming is not None:
-                await cancel([upcoming])
-
-    async def _fetch(
-        self, query: Sequence[tuple[str, str]], continuation: Sequence[tuple[str, str]]
-    ) -> Fetched:
-        doing = f"read a page of {self._name}"
-        path = f"{self._name}()" + query_string([*query, *continuation])
-        try:
-            return await self._requester.read(
-                Request("GET", path, doing, _COMMON), lambda answer: read_page(answer, doing)
-            )
-        except RowMissing as missing:
-            # Some versions of the service say "resource" of a table.
-            raise TableMissing(
-                f"there is no table {self._name} ({missing.code})", code=missing.code, status=missing.status
-            ) from None
+                del fetched, rows
 
     async def _update(self, operation: Operation) -> str:
         verb = operation.verb
@@ -347,7 +307,7 @@ class AzureTable:
             _METHODS[verb],
             entity_path(self._name, operation.key),
             doing,
-            {**(_COMMON if deletes else _SENDING), **condition},
+            {**(COMMON_HEADERS if deletes else _SENDING), **condition},
             None if deletes else encode_row(operation.row),
         )
         return await self._write(request, operation)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from urllib.parse import urlsplit
 
 from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
 from azure.core.credentials_async import AsyncTokenCredential
-from azure.core.pipeline import PipelineRequest
+from azure.core.pipeline import PipelineRequest, PipelineResponse
 from azure.core.pipeline.policies import (
     AsyncBearerTokenCredentialPolicy,
     AsyncHTTPPolicy,
@@ -75,21 +74,29 @@ def credential_for(account: Account, *, environ: Mapping[str, str] | None = None
     return DefaultAzureCredential()
 
 
-class SharedKeyLitePolicy(SansIOHTTPPolicy[HttpRequest, AsyncHttpResponse]):
+class SharedKeyLitePolicy(AsyncHTTPPolicy[HttpRequest, AsyncHttpResponse]):
     """Signs each attempt of a request with a shared key."""
 
     def __init__(self, credential: SharedKey | AzureNamedKeyCredential) -> None:
+        super().__init__()
         self._credential = credential
 
-    def on_request(self, request: PipelineRequest[HttpRequest]) -> None:
+    async def send(
+        self, request: PipelineRequest[HttpRequest]
+    ) -> PipelineResponse[HttpRequest, AsyncHttpResponse]:
+        """Sign a request and send it on."""
+        self.sign(request.http_request)
+        return await self.next.send(request)
+
+    def sign(self, message: HttpRequest) -> None:
         """Set date and signature."""
-        date = formatdate(usegmt=True)
         credential = self._credential
         if isinstance(credential, AzureNamedKeyCredential):
             credential = SharedKey.of(*credential.named_key)  # its owner may renew the key at any time
-        signature = signature_of(credential, date, request.http_request.url)
-        request.http_request.headers["x-ms-date"] = date
-        request.http_request.headers["Authorization"] = f"SharedKeyLite {credential.account}:{signature}"
+        date = formatdate(usegmt=True)
+        message.headers["x-ms-date"] = date
+        signature = signature_of(credential, date, message.url)
+        message.headers["Authorization"] = f"SharedKeyLite {credential.account}:{signature}"
 
 
 AuthPolicy: TypeAlias = (
@@ -113,5 +120,5 @@ def signature_of(credential: SharedKey, date: str, url: str) -> str:
     No request of rekey has a `comp` parameter, the only one that would be signed.
     """
     text = f"{date}\n/{credential.account}{urlsplit(url).path}"
-    digest = hmac.new(credential.key, text.encode(), hashlib.sha256).digest()
+    digest = hmac.digest(credential.key, text.encode(), "sha256")
     return base64.b64encode(digest).decode("ascii")

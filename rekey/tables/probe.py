@@ -24,8 +24,8 @@ from yarl import URL
 from rekey.tables.answers import clean_code
 from rekey.tables.clock import TICKS_PER_SECOND, Clock
 from rekey.tables.credentials import SCOPE, Credential, SharedKey, signature_of
-from rekey.tables.transport import environment_proxies
-from rekey.tables.wire import ACCEPT, API_VERSION, error_code
+from rekey.tables.transport import environment_proxy
+from rekey.tables.wire import COMMON_HEADERS, error_code
 
 _SECONDS = 15.0
 _CONNECT_SECONDS = 5.0
@@ -94,7 +94,7 @@ async def ask(
     except (AzureError, OSError, ValueError):
         return Heard(failure=NO_TOKEN)
     started = clock.ticks()
-    proxy = next(iter((environment_proxies(endpoint) or {}).values()), None)
+    proxy = environment_proxy(endpoint)
     timeout = aiohttp.ClientTimeout(total=_SECONDS, connect=_CONNECT_SECONDS)
     connector = _Connector()
     try:
@@ -150,12 +150,7 @@ class _Connector(aiohttp.TCPConnector):
 
 
 async def _headers(address: str, credential: Credential | None) -> dict[str, str]:
-    headers = {
-        "Accept": ACCEPT,
-        "DataServiceVersion": "3.0",
-        "x-ms-version": API_VERSION,
-        "User-Agent": f"rekey/{version('rekey-tables')}",
-    }
+    headers = {**COMMON_HEADERS, "User-Agent": f"rekey/{version('rekey-tables')}"}
     match credential:
         case None:
             return headers

@@ -93,6 +93,8 @@ def retry_after_of(headers: Mapping[str, str], now: datetime | None = None) -> f
     text = headers.get("Retry-After", "").strip()
     if text.isascii() and text.isdigit():
         return float(text)
+    if not text:
+        return None
     try:
         until = parsedate_to_datetime(text)
     except (TypeError, ValueError):

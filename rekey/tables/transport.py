@@ -8,7 +8,9 @@ Rules kept here:
   signed, without being normalised on the way.
 * Timeouts are explicit; connections are bounded. A connection that was idle for 4 seconds is not used again
   (servers close them from 5 seconds on).
-* Proxies come from the environment, as in azure-core, but are looked up once, not for every request.
+* Proxies come from the environment, as in azure-core, but are looked up once, not for every request; so is
+  what requests say of their sender. What can be said when a request is made is no policy's work: each policy
+  costs a request as much as the mapping of several rows.
 """
 
 from __future__ import annotations
@@ -20,19 +22,14 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, TypeAlias
+from typing import Any
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 import aiohttp
 from azure.core.exceptions import AzureError, ClientAuthenticationError
 from azure.core.pipeline import AsyncPipeline
-from azure.core.pipeline.policies import (
-    AsyncHTTPPolicy,
-    ProxyPolicy,
-    RequestIdPolicy,
-    SansIOHTTPPolicy,
-    UserAgentPolicy,
-)
+from azure.core.pipeline.policies import UserAgentPolicy
 from azure.core.pipeline.transport import AioHttpTransport, AsyncHttpResponse, HttpRequest
 from yarl import URL
 
@@ -44,7 +41,6 @@ from rekey.tables.sent import Sent, kind_of
 _LOG = logging.getLogger("rekey.tables")
 _IDLE_SECONDS = 4.0
 _STREAMED_BYTES = 1024 * 1024
-_Policy: TypeAlias = AsyncHTTPPolicy[Any, Any] | SansIOHTTPPolicy[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +112,8 @@ class Transport:
         self._credential = credential
         self._timeouts = timeouts
         self._connections = connections
-        self._agent = agent
+        self._proxy = environment_proxy(endpoint)
+        self._agent = UserAgentPolicy(base_user_agent=agent).user_agent
         self._pipeline: AsyncPipeline[HttpRequest, AsyncHttpResponse] | None = None
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
@@ -129,7 +126,8 @@ class Transport:
         pipeline = self._open()
         sends = SimpleNamespace(count=0)
         address = self._timeouts.address(self._endpoint, request.path)
-        message = HttpRequest(request.method, address, headers=dict(request.headers))
+        headers = {**request.headers, "User-Agent": self._agent, "x-ms-client-request-id": str(uuid4())}
+        message = HttpRequest(request.method, address, headers=headers)
         if request.body is not None:
             body: Any = request.body
             message.set_bytes_body(body)
@@ -140,7 +138,7 @@ class Transport:
         outcome = "cancelled"
         self.sent.add(kind_of(request.method, request.path))
         try:
-            ran = await pipeline.run(message, trace_request_ctx=sends)
+            ran = await pipeline.run(message, proxy=self._proxy, trace_request_ctx=sends)
             response = ran.http_response
             outcome = str(response.status_code)
             if self.listener is not None:
@@ -181,19 +179,13 @@ class Transport:
                 auto_decompress=False,
                 trace_configs=[_sent_counter()],
             )
-            policies: list[_Policy] = [
-                RequestIdPolicy(),
-                UserAgentPolicy(base_user_agent=self._agent),
-                ProxyPolicy(environment_proxies(self._endpoint)),
-                auth_policy(self._credential),
-            ]
             transport = _ExactAddressTransport(
                 session=self._session,
                 session_owner=False,
                 connection_timeout=self._timeouts.connect,
                 read_timeout=self._timeouts.read,
             )
-            self._pipeline = AsyncPipeline(transport, policies)
+            self._pipeline = AsyncPipeline(transport, [auth_policy(self._credential)])
         return self._pipeline
 
 
@@ -209,14 +201,12 @@ class _ExactAddressTransport(AioHttpTransport):  # type: ignore[misc]  # azure-c
             request.url = text
 
 
-def environment_proxies(endpoint: str) -> dict[str, str] | None:
+def environment_proxy(endpoint: str) -> str | None:
     """Return the proxy that the environment names for an endpoint (HTTPS_PROXY, NO_PROXY, ...), or None."""
     parts = urlsplit(endpoint)
     host = parts.hostname or ""
     proxy = urllib.request.getproxies().get(parts.scheme)
-    if proxy is None or urllib.request.proxy_bypass(host):
-        return None
-    return {f"{parts.scheme}://": proxy}
+    return None if proxy is None or urllib.request.proxy_bypass(host) else proxy
 
 
 def _sent_counter() -> aiohttp.TraceConfig:

@@ -7,7 +7,6 @@ import base64
 import pytest
 from azure.core.credentials import AccessToken, AzureNamedKeyCredential
 from azure.core.exceptions import ClientAuthenticationError
-from azure.core.pipeline import PipelineContext, PipelineRequest
 from azure.core.pipeline.transport import HttpRequest
 from azure.identity.aio import DefaultAzureCredential
 
@@ -54,7 +53,7 @@ def test_a_key_that_its_owner_renews_signs_the_next_request() -> None:
 
     def signed() -> tuple[str, str]:
         message = HttpRequest("GET", "http://127.0.0.1:10002/tables/T()")
-        policy.on_request(PipelineRequest(message, PipelineContext(None)))
+        policy.sign(message)
         return message.headers["x-ms-date"], message.headers["Authorization"]
 
     date, first = signed()

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekey.errors import StateUnusable
-from rekey.model import EVERYTHING, EntityKey, KeyRange
-from rekey.reconcile.digest import BUCKETS
+from rekey.model import EVERYTHING, EntityKey, KeyRange, Row
+from rekey.reconcile.digest import BUCKETS, bucket_of, digester
 from rekey.reconcile.sums import SOURCE, BucketSums, Part, Partial
 
 ROWS = st.lists(
@@ -33,6 +33,30 @@ def test_parts_add_up_in_any_order(one: list[tuple[int, bytes]], other: list[tup
     assert first.content_digest() == second.content_digest() == whole.content_digest()
     assert not first.differing(whole)
     assert first.rows == len(one) + len(other)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["", "p", "\ud800", "pé"]), st.text(max_size=4), st.integers(0, 3))),
+    st.integers(0, 3),
+)
+def test_adding_row_by_row_is_what_buckets_and_digests_say(keys: list[tuple[str, str, int]], at: int) -> None:
+    """Whatever partitions come in which order; also when another part was merged in between."""
+    digest = digester("T")
+    rows: list[Row] = [{"PartitionKey": p, "RowKey": r, "Number": number} for p, r, number in keys]
+    wanted, sums = BucketSums(), BucketSums()
+    add = sums.adder(digest)
+    for row in rows:
+        wanted.add(bucket_of(row["PartitionKey"], row["RowKey"]), digest(row))
+    other = BucketSums()
+    other.add(7, b"\1" * 16)
+    wanted.merge(other)
+    for number, row in enumerate(rows):
+        if number == at:
+            sums.merge(other)
+        add(row)
+    if at >= len(rows):
+        sums.merge(other)
+    assert sums.packed() == wanted.packed()
 
 
 def test_differing_buckets_are_named() -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from rekey.tables.transport import environment_proxies
+from rekey.tables.azure import AzureTableService
+from rekey.tables.credentials import SharedKey
+from rekey.tables.transport import environment_proxy
+from tests.faultproxy import Answered, Fault, FaultProxy
 
 ENDPOINT = "https://account.table.core.windows.net"
 
@@ -17,13 +20,39 @@ def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_proxy_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert environment_proxies(ENDPOINT) is None
+    assert environment_proxy(ENDPOINT) is None
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
-    assert environment_proxies(ENDPOINT) == {"https://": "http://proxy.example:3128"}
-    assert environment_proxies("http://127.0.0.1:10002/tables") is None
+    assert environment_proxy(ENDPOINT) == "http://proxy.example:3128"
+    assert environment_proxy("http://127.0.0.1:10002/tables") is None
 
 
 def test_no_proxy_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
     monkeypatch.setenv("NO_PROXY", "localhost,.core.windows.net")
-    assert environment_proxies(ENDPOINT) is None
+    assert environment_proxy(ENDPOINT) is None
+
+
+async def test_a_proxy_of_the_environment_is_what_is_connected_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with FaultProxy("http://127.0.0.1:9") as proxy:
+        monkeypatch.setenv("HTTP_PROXY", proxy.address)
+        proxy.faults.append(Fault(answer=Answered(204)))
+        async with AzureTableService.open(
+            "http://tables.example/account", SharedKey("account", b"k")
+        ) as service:
+            await service.create_table("Users")
+        assert [asked.target for asked in proxy.asked] == ["http://tables.example/account/Tables"]
+
+
+async def test_each_request_says_who_sent_it_and_has_an_id_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AZURE_HTTP_USER_AGENT", "of-ours/1")
+    async with FaultProxy("http://127.0.0.1:9") as proxy:
+        proxy.faults.append(Fault(answer=Answered(204), times=2))
+        async with AzureTableService.open(f"{proxy.address}/account", SharedKey("account", b"k")) as service:
+            await service.create_table("Users")
+            await service.create_table("Users")
+    heads = [{name.lower(): value for name, value in asked.headers.items()} for asked in proxy.asked]
+    assert len({head["x-ms-client-request-id"] for head in heads}) == len(heads) == 2
+    assert all(head["user-agent"].startswith("rekey/") for head in heads)
+    assert all(head["user-agent"].endswith(" of-ours/1") for head in heads)

@@ -67,7 +67,8 @@ def test_query_parameters_are_escaped() -> None:
 
 
 def test_text_goes_out_as_utf8() -> None:
-    assert encode_row(row(A="é漢😀")) == '{"PartitionKey":"p","RowKey":"r","A":"é漢😀"}'.encode()
+    """Also what begins in UTF-8 as line separators do: dashes, quotes, the euro."""
+    assert encode_row(row(A="é漢😀–’€")) == '{"PartitionKey":"p","RowKey":"r","A":"é漢😀–’€"}'.encode()
 
 
 def test_line_separators_are_escaped_because_azurite_ends_a_body_there() -> None:
@@ -187,6 +188,15 @@ def failure(message: str, code: str = "EntityAlreadyExists") -> bytes:
 
 def test_the_etags_of_a_batch_come_in_order() -> None:
     assert parse_batch(SUCCESS, 2) == ["W/\"datetime'1'\"", None]
+
+
+@pytest.mark.parametrize("ends", ["\r\n", "\n"])
+@pytest.mark.parametrize("name", ["ETag: ", "etag:"])
+@pytest.mark.parametrize("etag", ["W/\"datetime'2'\"", '"a b"', '"é"'])
+def test_etags_are_read_however_an_answer_spells_them(ends: str, name: str, etag: str) -> None:
+    head = f"HTTP/1.1 204 No Content{ends}{name}"
+    answer = f"--c{ends}{head}W/first{ends}{ends}--c{ends}{head}{etag}{ends}{ends}--c--{ends}"
+    assert parse_batch(answer.encode("latin-1"), 2) == ["W/first", etag]
 
 
 @pytest.mark.parametrize(
