@@ -24,7 +24,6 @@ import os
 import random
 import secrets
 import socket
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from importlib.metadata import version
@@ -46,18 +45,13 @@ from rekey.dualwrite.underway import Going, Granted, UnderWay, first_of, granted
 from rekey.errors import RekeyError, ServiceError, Unavailable
 from rekey.phases import ControlPhase
 from rekey.tables.base import TableService
+from rekey.tables.clock import rising_seconds
 
 _log = logging.getLogger(__name__)
 _draw = random.SystemRandom()
 
 _FREEZE_PAUSE = 0.25
 """Share of the usual pause while writes wait."""
-
-
-def rising_seconds() -> float:
-    """Return seconds by a clock that only rises and, where there is one, goes on while the machine sleeps."""
-    clock = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 
 async def _nothing_to_settle() -> None:

@@ -6,10 +6,12 @@ Rules kept here:
   It is inserted, renewed, taken over and deleted conditionally on its ETag.
 * Another runner waits until row Timestamp + duration + a safety margin is over by the service's clock. The
   holder trusts its lease only until `duration` after it *began* the last renewal that succeeded, by its own
-  monotonic clock. So no two clocks are ever compared.
+  monotonic clock, which goes on while the machine sleeps where there is such a clock. So no two clocks are
+  ever compared.
 * On the same machine a killed runner's lease is taken over at once: the file lock on the same state file
   shows that it is dead. That needs the same host, boot and state file, and a process id that is gone.
-* A lost lease is noticed by the next `check()`, before the next write.
+* A lost lease is noticed by the next `check()`. It is asked before every write of a phase, also one that is
+  sent again after a wait (`rekey.tables.allowance`).
 """
 
 from __future__ import annotations
@@ -21,7 +23,6 @@ import os
 import secrets
 import socket
 import sys
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,7 @@ from rekey.mapping.rows import CONTROL_TABLE, LEASE_ROW_KEY
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row, etag_of
 from rekey.runner.filelock import FileLock
 from rekey.tables.base import TableService
-from rekey.tables.clock import TICKS_PER_SECOND, format_ticks, ticks_of
+from rekey.tables.clock import TICKS_PER_SECOND, format_ticks, rising_seconds, ticks_of
 
 DURATION_S = 60
 RENEW_EVERY_S = 15.0
@@ -136,7 +137,7 @@ class RunnerLease:
         renew_every_s: float = RENEW_EVERY_S,
         holder: Holder | None = None,
         is_alive: Callable[[int], bool] | None = None,
-        monotonic: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = rising_seconds,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         """Prepare a lease; nothing is asked of the service yet.

@@ -56,6 +56,7 @@ from rekey.runner.steering import Steering, follow
 from rekey.spread.pool import Factory, load_factory
 from rekey.state.models import MigrationRecord
 from rekey.state.store import State
+from rekey.tables.allowance import while_allowed
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Accounts
 from rekey.tables.clock import Clock, SystemClock
@@ -365,6 +366,7 @@ class Session:
 
     async def _with_clients(self, run: Run, work: Callable[[Run], Awaitable[T]]) -> T:
         """Begin work of a phase when all clients are where the control row is. A run may have been cut off
-        between a move and the end of its waiting."""
+        between a move and the end of its waiting. Without the lease nothing more is written."""
         await wait_for_present(run)
-        return await work(run)
+        with while_allowed(run.still_alone):
+            return await work(run)

@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import time
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor
@@ -32,7 +31,7 @@ from rekey.spread.pool import Pool
 from rekey.spread.tasks import Ended, Plain, Result, Task, read_result
 from rekey.spread.term import Term
 from rekey.tables.base import TableService
-from rekey.tables.clock import TICKS_PER_SECOND, Clock, format_ticks, ticks_of
+from rekey.tables.clock import TICKS_PER_SECOND, Clock, format_ticks, rising_seconds, ticks_of
 
 _LOG = logging.getLogger(__name__)
 TRIES = 3
@@ -128,7 +127,7 @@ class Driver:
     requests: Counter[str] = field(default_factory=Counter)
     check: Callable[[], None] = lambda: None
     stop_requested: Callable[[], bool] = lambda: False
-    monotonic: Callable[[], float] = time.monotonic
+    monotonic: Callable[[], float] = rising_seconds
     sent: Sent = field(default_factory=Sent)
 
     @property

@@ -16,7 +16,6 @@ Rules kept here:
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from rekey.dualwrite.control import CONTROL_ROW_KEY, from_row
@@ -26,7 +25,7 @@ from rekey.model import EVERYTHING, EntityKey, KeyRange, Row
 from rekey.phases import ControlPhase
 from rekey.spread.tasks import Task
 from rekey.tables.base import MAX_PAGE_ROWS, Accounts, Operation, Page, Table, TableService
-from rekey.tables.clock import TICKS_PER_SECOND, ticks_of
+from rekey.tables.clock import TICKS_PER_SECOND, rising_seconds, ticks_of
 
 SAFETY_S = 2.0
 """Less than the term: the service may tell whole seconds only, and what is allowed is sent a moment later."""
@@ -55,7 +54,7 @@ class Fence:
         task: Task,
         ends: float,
         *,
-        monotonic: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = rising_seconds,
     ) -> None:
         """Take the task, and when it ends by the monotonic clock."""
         self._control = accounts.restricted.table(CONTROL_TABLE)

@@ -21,6 +21,15 @@ _TURNS = 8
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
+def rising_seconds() -> float:
+    """Return seconds by a clock that only rises and, where there is one, goes on while the machine sleeps.
+
+    What is trusted for so many seconds is measured by it.
+    """
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if clock is None else time.clock_gettime(clock)
+
+
 class Clock(Protocol):
     """What memory tables and retries need of a clock."""
 

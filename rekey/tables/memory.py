@@ -35,7 +35,7 @@ from rekey.model import (
     Row,
     key_of,
 )
-from rekey.tables import tally
+from rekey.tables import allowance, tally
 from rekey.tables.base import MAX_BATCH_BYTES, MAX_PAGE_ROWS, Operation, Page, Verb
 from rekey.tables.clock import TICKS_PER_SECOND, Clock, SystemClock, format_ticks, ticks_of
 from rekey.tables.faults import Call, Fault, FaultKind, Faults, NoFaults
@@ -57,6 +57,7 @@ _KINDS = {
     "server_time": Kind.TABLE,
 }
 """What the service's own requests for these calls are; all other calls write one row."""
+_READS = frozenset({"get", "page", "table_exists", "server_time"})
 
 
 async def _pass(_call: Call) -> None:
@@ -140,6 +141,8 @@ class MemoryTableService:
 
         Raises the fault's error at once when the call is not applied; otherwise `leave` raises it.
         """
+        if action not in _READS:
+            allowance.check()
         self._calls += 1
         self.sent.add(_KINDS.get(action, Kind.WRITE))
         if action == "transact":

@@ -15,15 +15,18 @@ from rekey.errors import (
     Findings,
     GateClosed,
     Interrupted,
+    Locked,
     Moved,
     Refused,
     SecretMissing,
     StateUnusable,
 )
 from rekey.mapper import Mapper
+from rekey.mapping.rows import MAPPING_TABLE
 from rekey.model import EntityKey, Row, content_of, etag_of, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.runner import moves
+from rekey.runner.lease import RunnerLease
 from rekey.runner.moves import Mode
 from rekey.runner.run import Options, StopFlag
 from rekey.tables.faults import Call
@@ -339,7 +342,36 @@ def test_index_tables_that_the_application_kept_itself_follow_the_source_again(t
 # --- stops, kills, lost files ------------------------------------------------------------------------
 
 
+def test_without_the_lease_nothing_more_is_written_not_even_what_was_under_way(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that slept may have been succeeded. Several windows are under way when that is noticed."""
+    lost, before, behind = False, 0, 0
+    check = RunnerLease.check
+
+    def lose(lease: RunnerLease) -> None:
+        if lost:
+            raise Locked("this runner lost its lease", kept="everything", hint="run the command again")
+        check(lease)
+
+    async def count(call: Call) -> None:
+        nonlocal lost, before, behind
+        if call.writes and call.table in ("UsersV2", MAPPING_TABLE):
+            before, behind = before + (not lost), behind + lost
+            lost = lost or before == 20
+
+    monkeypatch.setattr(RunnerLease, "check", lose)
+    project.tables.gate = project.restricted.gate = count
+    with project.session() as session, pytest.raises(Locked):
+        moves.apply(session, SCRIPT)
+    assert (before, behind) == (20, 0)
+    lost, before = False, -1000
+    apply(project)
+    assert actual(project) == expected(project)
+
+
 def test_a_stop_request_checkpoints_and_the_next_run_goes_on(project: Project) -> None:
+    asyncio.run(project.fill("Users", users(900)[230:]))
     stop = StopFlag()
     copied = 0
 
@@ -354,7 +386,7 @@ def test_a_stop_request_checkpoints_and_the_next_run_goes_on(project: Project) -
         moves.apply(session, SCRIPT)
     with project.session() as session:
         assert (
-            0 < sum(segment.rows for segment in session.state.segments(SCRIPT, "backfill", keys=False)) < 230
+            0 < sum(segment.rows for segment in session.state.segments(SCRIPT, "backfill", keys=False)) < 900
         )
         assert session.ledger.applied(SCRIPT) == [Phase.PREPARE, Phase.DUAL_WRITE]
     apply(project)
