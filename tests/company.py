@@ -27,11 +27,12 @@ from rekey.errors import RowRefused, ServiceError, WritesRefused
 from rekey.mapper import Mapper
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import EntityKey, Row
+from rekey.opening import fingerprints_of
 from rekey.phases import ControlPhase, Phase
 from rekey.runner import moves
 from rekey.runner.moves import Mode
 from rekey.runner.run import Options
-from rekey.runner.session import Session, fingerprints_of
+from rekey.runner.session import Session
 from rekey.tables.base import Operation, Verb
 from rekey.tables.clock import TICKS_PER_SECOND
 from rekey.tables.faults import Call

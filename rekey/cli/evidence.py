@@ -280,7 +280,7 @@ async def _recompute(
 def _mapper(shell: Shell, verdict: Verdict) -> Mapper:
     """Return the mapping of the script that the bundle is about."""
     from rekey.mapper import Mapper
-    from rekey.runner.session import secrets_of
+    from rekey.opening import secrets_of
 
     project = open_project(shell)
     declared = project.choose(verdict.predicate["script_id"])

@@ -93,7 +93,7 @@ async def _look(
     from rekey.dualwrite.control import ControlStore
     from rekey.mapping.lookup import Found, Lookup
     from rekey.mapping.opening import wrapping_for
-    from rekey.runner.session import mapping_of
+    from rekey.opening import mapping_of
 
     sealed = declared.migration.is_sealed
     wrapping = wrapping_for(project.config, declared.migration)

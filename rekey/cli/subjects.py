@@ -33,9 +33,9 @@ async def subject_of(config: Config, declared: Declared, accounts: Accounts, sta
     from rekey.mapper import Mapper
     from rekey.mapping.ids import SafeIds, new_key
     from rekey.mapping.opening import wrapping_for
+    from rekey.opening import fingerprints_of, mapping_of
     from rekey.planner.problems import Started
     from rekey.planner.subject import Subject
-    from rekey.runner.session import fingerprints_of, mapping_of
 
     found: dict[str, bytes] = {}
     missing: list[str] = []

@@ -28,6 +28,7 @@ from rekey.errors import (
 from rekey.mapper import Mapper
 from rekey.mapping.ids import SafeIds, new_key
 from rekey.mapping.opening import wrapping_for
+from rekey.opening import fingerprints_of, mapping_of, secrets_of
 from rekey.phases import GATED, LEAVES, ORDER, ControlPhase, Phase, following
 from rekey.planner.plan import make_plan
 from rekey.planner.result import MigrationPlan, Plan
@@ -44,7 +45,7 @@ from rekey.runner.phases import PHASES
 from rekey.runner.phases.backfill import swept_rows
 from rekey.runner.record import keep_plan, pass_gate
 from rekey.runner.run import Run
-from rekey.runner.session import Session, fingerprints_of, mapping_of, secrets_of
+from rekey.runner.session import Session
 from rekey.runner.verification import context, verify_full
 
 

@@ -35,10 +35,7 @@ from rekey.mapping.opening import wrapping_for
 from rekey.mapping.rows import MAPPING_TABLE
 from rekey.mapping.sealing import cursors_key
 from rekey.mapping.wrapping import WrappingKey
-from rekey.opening import connect as connect
-from rekey.opening import fingerprints_of as fingerprints_of
-from rekey.opening import mapping_of as mapping_of
-from rekey.opening import secrets_of as secrets_of
+from rekey.opening import connect, fingerprints_of, mapping_of, secrets_of
 from rekey.phases import ControlPhase, Phase
 from rekey.progress import Progress, Silent
 from rekey.runner.align import aligned

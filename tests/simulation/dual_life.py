@@ -40,12 +40,13 @@ from rekey.mapping.rows import (
     MAPPING_TABLE,
 )
 from rekey.model import EntityKey, Row
+from rekey.opening import fingerprints_of
 from rekey.phases import ControlPhase, Phase
 from rekey.runner import lease, moves, session
 from rekey.runner.lease import RunnerLease
 from rekey.runner.moves import Mode
 from rekey.runner.run import Options
-from rekey.runner.session import Accounts, Session, fingerprints_of
+from rekey.runner.session import Accounts, Session
 from tests.declared import under_writes
 from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
 from tests.simulation.dual_people import (
