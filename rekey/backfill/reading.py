@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from rekey.backfill.throttle import NO_RATES, Throttle
 from rekey.bounds import Limits
 from rekey.concurrency import cancel, together
-from rekey.model import LAST_ROW, PARTITION_KEY, EntityKey, Row, key_of
+from rekey.model import LAST_ROW, PARTITION_KEY, EntityKey, Row
 from rekey.state.models import Segment
 from rekey.tables.base import MAX_PAGE_ROWS, Page, Table
 from rekey.tables.probing import find_middle
@@ -94,11 +94,7 @@ class _Active:
 
     def take(self, page: Page) -> tuple[list[Row], bool]:
         """Move on by a page; return its rows within the segment, and whether the segment ends with it."""
-        rows, cursor, ended = page.rows, page.cursor, False
-        upto = self.now.upto
-        if self.shrunk and upto is not None and cursor is not None and cursor.order >= upto.order:
-            rows = [row for row in rows if key_of(row).order <= upto.order]
-            cursor, ended = upto, True
+        rows, cursor, ended = page.cut(self.now.upto if self.shrunk else None)
         size = page.bytes or sum(map(row_bytes, rows))
         self.now = replace(
             self.now,

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from rekey.concurrency import together
 from rekey.errors import Interrupted, RowRefused
-from rekey.model import KeyRange, Row, key_of
+from rekey.model import KeyRange, Row
 from rekey.reconcile.context import ReconcileContext, RowMapper
 from rekey.reconcile.digest import digester
 from rekey.reconcile.sums import SOURCE, Part, Partial
@@ -82,10 +82,7 @@ class _Active:
 
     def take(self, page: Page) -> tuple[list[Row], bool]:
         """Move on by a page; return its rows within the part, and whether the part ends with it."""
-        rows, cursor, upto, ended = page.rows, page.cursor, self.part.within.upto, False
-        if self.shrunk and upto is not None and cursor is not None and cursor.order >= upto.order:
-            rows = [row for row in rows if key_of(row).order <= upto.order]
-            cursor, ended = upto, True
+        rows, cursor, ended = page.cut(self.part.within.upto if self.shrunk else None)
         self.part.cursor = cursor or self.part.cursor
         self.fresh += len(rows)
         return rows, ended
@@ -139,7 +136,7 @@ class _Summing:
         table = self._ctx.source if part.table == SOURCE else self._ctx.targets[part.table]
         active.probed = True
         try:
-            middle = await find_middle(table, part.rest)
+            middle = await find_middle(table, part.rest, part.cursor)
         finally:
             active.probed = False
         active.fresh = 0

@@ -74,6 +74,13 @@ class Page:
     cursor: EntityKey | None = field(repr=False)
     bytes: int = 0
 
+    def cut(self, upto: EntityKey | None) -> tuple[list[Row], EntityKey | None, bool]:
+        """Return the rows up to a key, how far they go, and whether the page goes as far as that key: the end
+        of what is scanned may have been moved after the scan began. None: it was not."""
+        if upto is None or self.cursor is None or self.cursor.order < upto.order:
+            return self.rows, self.cursor, False
+        return [row for row in self.rows if key_of(row).order <= upto.order], upto, True
+
 
 class Table(Protocol):
     """One table of one account."""
