@@ -236,16 +236,17 @@ class Gathering:
         self._draining = True
         self._release()
 
-    async def room(self) -> None:
-        """Wait until another window may begin. Raises what ended all."""
-        while self._failed is None and not self._has_room:
+    async def progress(self) -> None:
+        """Wait until something more is written. Raises what ended all."""
+        if self._failed is None:
             self._wrote.clear()
             await self._wrote.wait()
         if self._failed is not None:
             raise self._failed
 
     @property
-    def _has_room(self) -> bool:
+    def has_room(self) -> bool:
+        """Tell whether another window may begin."""
         # Of windows as old as that nothing is held back any more: what is left of them is on its way.
         held_back = self._newest - TARGET_WINDOWS
         waiting = sum(not (one.number <= held_back and one.nearly_done) for one in self._windows)

@@ -111,12 +111,18 @@ class _Writing:
 
         Its rows belong to `copy` from here on: they go as they are written.
         """
-        while self.windows and (self.windows[0][1].done() or len(self.windows) >= self._most):
-            await self.finish_oldest()
-        if self._gathering is not None:
-            await self._gathering.room()
+        while self.windows and (self.windows[0][1].done() or not self._has_room):
+            if self._gathering is None or self.windows[0][1].done() or len(self.windows) >= self._most:
+                await self.finish_oldest()
+            else:
+                await self._gathering.progress()
         written = _Written(len(window.rows), list(window.segments.values()))
         self.windows.append((written, asyncio.create_task(copy(window.rows))))
+
+    @property
+    def _has_room(self) -> bool:
+        gathered = self._gathering is None or self._gathering.has_room
+        return gathered and len(self.windows) < self._most
 
     async def finish_all(self) -> None:
         """Finish all, oldest first: no window follows any more."""

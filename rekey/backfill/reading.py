@@ -6,7 +6,9 @@ Rules kept here:
 * A split is stored (shrunk and new segment in one transaction) before anybody reads by it, and only beyond
   what has been read: no row is read by two readers, none by nobody.
 * Which segment is the largest is not known. The one that gave the most rows since it was last split is likely
-  to have the most left; below `LEAST_PAGES` pages nothing is split.
+  to have the most left; below `LEAST_PAGES` pages nothing is split. Where partitions have a rate, one page is
+  enough until there was a split for every reader: one scan alone would be held up by its partition.
+* Where there are rates, a page is asked for when they allow for it, not before.
 * A partition that has a rate has one reader: more of them would get no more out of it, only refusals.
 * Only readers that are waited for split: where writing is what takes time, more scans would not help.
 * Bounded memory: at most as many pages as there are readers wait to be taken.
@@ -74,6 +76,7 @@ class _Active:
         whole: it is not split: what is left lies in one partition, which has a rate.
         partition: where its last page ended, if more is likely to be there.
         within: that page was of this partition alone, and the one before ended in it.
+        full: it had as many rows as a page may have; so does the first, as far as is known.
     """
 
     now: Segment
@@ -83,6 +86,7 @@ class _Active:
     whole: bool = False
     partition: str | None = None
     within: bool = False
+    full: bool = True
 
     def follow(self, rows: Sequence[Row]) -> int:
         """See where a page ends; return how many of its rows are of the partition in which it does."""
@@ -140,7 +144,7 @@ class Reading:
         self._active: dict[int, _Active] = {}
         self._read: deque[tuple[list[Row], int, Segment]] = deque()
         self._hungry = False
-        self._eager = self._readers - 1
+        self._eager = self._readers - 1 if self._has_partition_rate else 0
         self._changed = asyncio.Event()
 
     async def windows(self, size: WindowSize) -> AsyncGenerator[Window, None]:
@@ -210,13 +214,16 @@ class Reading:
         throttle = self._throttle
         if throttle is None:
             return await anext(pages, None)
-        if active.partition is not None:
+        # Behind a page that was not full there is nothing more, or little.
+        asked = self._page_rows if active.full else 0
+        if asked and active.partition is not None:
             await throttle.made_up((self._source.name, active.partition))
         # A partition that pages are full of takes longest, whatever else is done meanwhile.
-        await throttle.take(self._page_rows, first=active.within)
+        await throttle.take(asked, first=active.within)
         page = await anext(pages, None)
         rows = [] if page is None else page.rows
-        throttle.give_back(self._page_rows - len(rows))
+        throttle.give_back(asked - len(rows))
+        active.full = len(rows) == self._page_rows
         if rows and throttle.rates.partition is not None:
             throttle.count(active.follow(rows), (self._source.name, rows[-1][PARTITION_KEY]))
         return page

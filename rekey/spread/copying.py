@@ -73,15 +73,18 @@ class _Slice:
         self._copier = Copier(propagator, opened.config.limits.concurrency, opened.throttle)
 
     async def copy(self) -> bool:
-        """Copy; return whether the range is done."""
+        """Copy one window at least, and more while there is time; return whether the range is done."""
         opened = self._opened
 
         def checkpoint(moved: list[Segment]) -> None:
             self._reached = moved[-1]
 
         async with self._copier.gathering() as gathering:
+            begun = False
 
             async def copy(rows: Sequence[Row]) -> Copied:
+                nonlocal begun
+                begun = True
                 copied = await gathering.copy(rows)
                 self._copied.add(copied)
                 return copied
@@ -92,7 +95,7 @@ class _Slice:
                 copy,
                 size=window_of(opened.config.limits, self._task),
                 checkpoint=checkpoint,
-                stop_requested=lambda: time.monotonic() >= self._stop_at,
+                stop_requested=lambda: begun and time.monotonic() >= self._stop_at,
                 advance=lambda _rows: None,
                 gathering=gathering,
                 throttle=opened.throttle,

@@ -243,8 +243,8 @@ class Stage:
         return _seconds(self.control()[name])
 
     def living(self, view: View) -> list[dict[str, Any]]:
-        """Return the clients of a view that the command waits for."""
-        now = time.time()
+        """Return the clients of a view that the command waits for, whose clock tells whole seconds."""
+        now = time.time() - 1
         return [one for one in self.clients() if one["view"] == view and one["over_at"] > now]
 
     def clients(self) -> list[dict[str, Any]]:
