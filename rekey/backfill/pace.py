@@ -3,9 +3,12 @@
 Rules kept here:
 
 * Heard of every answer: its status and how long it took. Once a second the last second is judged.
-* More than `PUSHED_BACK` of the answers said "busy" (503), "timed out" (500) or "too many" (429), or answers
-  take several times as long as usual: go on at nine tenths of what was done in that second, but never at less
-  than half of the rate before: in one bad second little is done, whatever the service could do.
+* More than `PUSHED_BACK` of the answers said "busy" (503), "timed out" (500) or "too many" (429) for two
+  seconds running, or answers take several times as long as usual: go on at nine tenths of what was done in that
+  second, but never at less than half of the rate before: in a bad second little is done, whatever the service
+  could do.
+* One second of refusals alone slows nothing: a moment in which this machine stood still ends in a crowd of
+  requests, and giving way to that costs ten seconds. What is refused waits by itself.
 * For slow answers alone never below half of the best second: this machine may be what is slow.
 * Hardly any did: a tenth more every second, until the limit that is configured is what counts again.
 * A tenth of refusals is usual at a limit: so many that chance explains them slow nothing. A client that gave
@@ -38,6 +41,7 @@ class Pace:
         self.since = now
         self._usual: float | None = None
         self._best = 0.0
+        self._was_pushed = False
         self._clear()
 
     def answered(self, status: int, seconds: float) -> None:
@@ -61,12 +65,13 @@ class Pace:
         self._best = max(self._best, done)
         is_slow = self._is_slow()
         chance = _USUAL_SHARE + _DEVIATIONS * math.sqrt(_USUAL_SHARE * (1 - _USUAL_SHARE) / self._answers)
-        is_pushed = share > max(PUSHED_BACK, chance)
+        many = share > max(PUSHED_BACK, chance)
+        is_pushed, self._was_pushed = many and self._was_pushed, many
         if is_pushed or is_slow:
             least = _LEAST_RATE if is_pushed else self._best / 2
             before = self.rate or configured or self._best
             self.rate = max(least, before / 2, _DOWN * min(done, before))
-        elif self.rate is not None:
+        elif self.rate is not None and not many:
             growth = _UP if share < _HARDLY_ANY else _CREEP
             faster = self.rate * growth ** min(elapsed, _LONGEST_SECONDS)
             is_free = faster >= configured if configured is not None else done < self.rate / 2

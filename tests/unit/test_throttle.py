@@ -218,7 +218,8 @@ def test_an_unlucky_second_with_a_tenth_of_refusals_slows_nothing(answers: int, 
 
 def test_what_was_slowed_grows_slowly_while_a_tenth_is_refused() -> None:
     pace = Pace(0.0)
-    judged(pace, [503] * 10 + [204] * 10, configured=5000)
+    for _ in range(2):
+        judged(pace, [503] * 10 + [204] * 10, configured=5000)
     slowed = pace.rate
     assert slowed is not None
     for _ in range(5):
@@ -226,14 +227,29 @@ def test_what_was_slowed_grows_slowly_while_a_tenth_is_refused() -> None:
     assert pace.rate == pytest.approx(slowed * 1.05**5)
 
 
-def test_one_bad_second_in_which_little_was_done_takes_half_of_the_rate_at_most() -> None:
+@pytest.mark.parametrize("slowed", [False, True])
+def test_one_second_of_refusals_alone_slows_nothing(slowed: bool) -> None:
+    """Nor does it let a rate grow that was slowed before."""
     pace = Pace(0.0)
-    for _ in range(20):
-        pace.answered(503, 0.01)
-    pace.sent(100)
-    pace.judge(1.0, 20_000)
+    for _ in range(2 * slowed):
+        judged(pace, [503] * 20, configured=5000)
+    if slowed:
+        judged(pace, [204] * 20, configured=5000)
+    before = pace.rate
+    assert (before is not None) is slowed
+    judged(pace, [503] * 20, configured=5000)
+    assert pace.rate == before
+
+
+def test_a_bad_second_in_which_little_was_done_takes_half_of_the_rate_at_most() -> None:
+    pace = Pace(0.0)
+    for second in (1, 2):
+        for _ in range(20):
+            pace.answered(503, 0.01)
+        pace.sent(100)
+        pace.judge(second, 20_000)
     assert pace.rate == 10_000
-    for second in range(2, 10):
+    for second in range(3, 11):
         for _ in range(20):
             pace.answered(503, 0.01)
         pace.sent(100)
@@ -245,7 +261,8 @@ def test_it_grows_by_the_clock_however_seldom_it_is_judged() -> None:
     rates = []
     for seconds in (1.0, 4.0):
         pace = Pace(0.0)
-        judged(pace, [503] * 20, configured=50_000)
+        for _ in range(2):
+            judged(pace, [503] * 20, configured=50_000)
         for _ in range(round(8 / seconds)):
             for _ in range(20):
                 pace.answered(204, 0.01)
@@ -257,7 +274,8 @@ def test_it_grows_by_the_clock_however_seldom_it_is_judged() -> None:
 def test_many_refusals_or_timeouts_slow_down_to_nine_tenths_of_what_was_done() -> None:
     for status in (503, 500, 429):
         pace = Pace(0.0)
-        judged(pace, [status] * 5 + [204] * 15)
+        for _ in range(2):
+            judged(pace, [status] * 5 + [204] * 15)
         assert pace.rate == pytest.approx(900)
 
 
@@ -283,7 +301,8 @@ def test_slow_answers_alone_never_take_more_than_half_of_the_speed() -> None:
 
 def test_when_refusals_end_it_grows_until_the_configured_limit_counts_again() -> None:
     pace = Pace(0.0)
-    judged(pace, [503] * 20, configured=1200)
+    for _ in range(2):
+        judged(pace, [503] * 20, configured=1200)
     rates = []
     for _ in range(4):
         judged(pace, [204] * 20, configured=1200)
@@ -294,5 +313,6 @@ def test_when_refusals_end_it_grows_until_the_configured_limit_counts_again() ->
 
 def test_a_few_answers_say_nothing() -> None:
     pace = Pace(0.0)
-    judged(pace, [503] * 3)
+    for _ in range(2):
+        judged(pace, [503] * 3)
     assert pace.rate is None
