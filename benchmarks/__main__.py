@@ -105,7 +105,7 @@ class Sizes:
     kinds: int | None = None
 
 
-FULL = replace(Sizes(), limits=1_000_000, throttled=1_000_000, sizes=(10_000, 1_000_000, 3_000_000))
+FULL = replace(Sizes(), limits=1_000_000, throttled=500_000, sizes=(10_000, 1_000_000, 3_000_000))
 QUICK = Sizes((400,), 400, 2_000, 2_000, 2_000, 2_000, (1_000, 2_000), 1_000, 2_000, 2, 1)
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import bisect
+import gc
 import json
 import random
 import re
@@ -269,6 +270,7 @@ def main() -> None:
     parser.add_argument("--limits", action="store_true", help="refuse beyond 20,000 and 2,000 entities/s")
     parser.add_argument("--busy", type=float, default=0.0, help="share of requests that are refused")
     parser.add_argument("--remember", action="store_true", help="count distinct rows written")
+    gc.disable()  # it makes no cycles; looking through millions of remembered keys for some stops it for long
     asyncio.run(_serve(parser.parse_args()))
 
 

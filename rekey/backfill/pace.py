@@ -4,9 +4,9 @@ Rules kept here:
 
 * Heard of every answer: its status and how long it took. Once a second the last second is judged.
 * More than `PUSHED_BACK` of the answers said "busy" (503), "timed out" (500) or "too many" (429) for two
-  seconds running, or answers take several times as long as usual: go on at nine tenths of what was done in that
-  second, but never at less than half of the rate before: in a bad second little is done, whatever the service
-  could do.
+  seconds running, or answers take several times as long as usual: go on at nine tenths of what was done in
+  that second, but never at less than half of the rate before: in a bad second little is done, whatever the
+  service could do.
 * One second of refusals alone slows nothing: a moment in which this machine stood still ends in a crowd of
   requests, and giving way to that costs ten seconds. What is refused waits by itself.
 * For slow answers alone never below half of the best second: this machine may be what is slow.
