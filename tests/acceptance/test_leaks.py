@@ -15,6 +15,7 @@ import asyncio
 import base64
 import random
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -147,6 +148,7 @@ def test_a_whole_life_says_nothing(watched: Watched) -> None:
     run("evidence", "export", "evidence", *LOUD).ended(0)
     run("evidence", "verify", "evidence", *LOUD).ended(0)
     run("evidence", "recompute", "evidence", "--json", *LOUD)
+    time.sleep(2)  # a retention of one second, by a clock that tells whole seconds
     run("retire", "--table", project.source, *LOUD).ended(0)
     run("status", *LOUD).ended(0)
     watched.check()
