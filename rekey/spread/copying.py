@@ -12,7 +12,6 @@ Rules kept here:
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 
 from rekey.backfill.copier import Copied, Copier
@@ -27,6 +26,7 @@ from rekey.spread.opened import Opened
 from rekey.spread.tasks import Ended, Result, Task
 from rekey.state.models import Segment
 from rekey.tables.allowance import while_allowed
+from rekey.tables.clock import rising_seconds
 
 _LEAST_WINDOW_ROWS = 100
 _WINDOWS_OF_A_SLICE = 8
@@ -39,7 +39,7 @@ async def copy_slice(opened: Opened, task: Task) -> Result:
     Raises:
         RowRefused, Collision, ServiceError: as the engine does.
     """
-    began = time.monotonic()
+    began = rising_seconds()
     left = await seconds_left(opened.accounts.tables, task.until)
     if left <= 0:
         return Result(task.id, Ended.LATE)
@@ -48,7 +48,7 @@ async def copy_slice(opened: Opened, task: Task) -> Result:
     last_open = opened.accounts.tables.last_open
     try:
         with while_allowed(fence.in_time):
-            async with asyncio.timeout(began + left - time.monotonic()):
+            async with asyncio.timeout(began + left - rising_seconds()):
                 whole = await slice_.copy()
     except (TermOver, TimeoutError):
         return slice_.result(Ended.MORE, still_open=True)
@@ -95,7 +95,7 @@ class _Slice:
                 copy,
                 size=window_of(opened.config.limits, self._task),
                 checkpoint=checkpoint,
-                stop_requested=lambda: begun and time.monotonic() >= self._stop_at,
+                stop_requested=lambda: begun and rising_seconds() >= self._stop_at,
                 advance=lambda _rows: None,
                 gathering=gathering,
                 throttle=opened.throttle,

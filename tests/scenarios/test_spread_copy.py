@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor
 from pathlib import Path
@@ -107,6 +108,16 @@ def test_workers_copy_what_the_runner_would_have_copied(ready: Ready) -> None:
     told = counters(project, script_id)
     assert (told["source_rows"], told["target_rows_inserted"], told["tasks_lost"]) == (ROWS, ROWS, 0)
     assert told["tasks"] == len(copied)
+
+
+def test_a_worker_whose_machine_slept_before_copies_too(
+    ready: Ready, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From then on one of its clocks is ahead of the other: a term is measured by one of them alone."""
+    project, script_id, _ = ready
+    monkeypatch.setattr(time, "clock_gettime", lambda _clock: time.monotonic() + 86_400)
+    apply(project, script_id)
+    assert_in_step(project, script_id)
 
 
 def test_keys_of_content_and_index_tables_are_copied_too(project: Project) -> None:
