@@ -39,7 +39,6 @@ GATHERED_WINDOWS = TARGET_WINDOWS + 1
 MOST_WINDOWS = GATHERED_WINDOWS + 4
 """Windows under way when some are nearly done: what is refused again and again holds up few others."""
 
-
 _NEARLY = 10
 """A window is nearly done when no more than one in so many of its writes is left."""
 

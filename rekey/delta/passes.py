@@ -26,7 +26,8 @@ from rekey.state.models import Segment
 from rekey.tables.base import Table
 from rekey.tables.clock import TICKS_PER_SECOND, Clock, format_ticks, ticks_of
 
-_POLL_SECONDS = 0.05
+_POLL_SECONDS = 0.25
+"""Four questions a second at most: they are requests as any other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ def later(timestamp: str, seconds: float) -> str:
 
 
 async def fresh_second(server_time: Callable[[], Awaitable[str]], clock: Clock) -> str:
-    """Wait until the service's clock, which may tell whole seconds only, has just moved on; return its time.
+    """Wait until the service's clock, which tells whole seconds only, has moved on; return its time.
 
     So a row written before is older than the time returned, and one written later is not.
     """

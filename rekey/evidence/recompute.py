@@ -20,9 +20,9 @@ from typing import Any
 from rekey.errors import Findings, RowRefused, TableBeingDeleted, TableMissing
 from rekey.evidence import contents
 from rekey.mapper import Mapper
-from rekey.model import PARTITION_KEY, ROW_KEY, Row
+from rekey.model import Row
 from rekey.progress import Progress
-from rekey.reconcile.digest import bucket_of, digester
+from rekey.reconcile.digest import digester
 from rekey.reconcile.sums import BucketSums
 from rekey.tables.base import TableService
 
@@ -122,8 +122,11 @@ class Given:
     def __init__(self, mapper: Mapper | None, recorded: Mapping[str, Any]) -> None:
         """Take the mapping (None: rows give nothing) and what the verification was of."""
         self._mapper = mapper
-        self._digests = [digester(one["table"], frozenset(one["not_compared"])) for one in recorded["tables"]]
         self.sums = [BucketSums() for _ in recorded["tables"]]
+        self._adders = [
+            sums.adder(digester(one["table"], frozenset(one["not_compared"])))
+            for sums, one in zip(self.sums, recorded["tables"], strict=True)
+        ]
 
     def add(self, row: Row) -> None:
         """Add what one source row gives; one that the mapping refuses gives nothing, now as then."""
@@ -134,20 +137,20 @@ class Given:
         except RowRefused:
             return
         for number, target in mapped:
-            bucket = bucket_of(target[PARTITION_KEY], target[ROW_KEY])
-            self.sums[number].add(bucket, self._digests[number](target))
+            self._adders[number](target)
 
 
 async def read(
     service: TableService, name: str, without: frozenset[str], progress: Progress, given: Given | None
 ) -> BucketSums | None:
     """Return the sums of a table's rows, None when there is no such table."""
-    sums, digest = BucketSums(), digester(name, without)
+    sums = BucketSums()
+    add = sums.adder(digester(name, without))
     try:
         with progress.task(f"read {name}") as advance:
             async for page in service.table(name).scan():
                 for row in page.rows:
-                    sums.add(bucket_of(row[PARTITION_KEY], row[ROW_KEY]), digest(row))
+                    add(row)
                     if given is not None:
                         given.add(row)
                 advance(len(page.rows))

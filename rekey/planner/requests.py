@@ -40,9 +40,9 @@ _Control = Mapping[str, Mapping[Kind, int]]
 _CONTROL_DELTA: _Control = {
     PREPARE: {Kind.READ: 5, Kind.SCAN: 1, Kind.TABLE: 5, Kind.WRITE: 2},
     DUAL_WRITE: {Kind.READ: 2, Kind.TABLE: 2, Kind.WRITE: 1},
-    BACKFILL: {Kind.TABLE: 1},
-    RECONCILE: {Kind.READ: 1, Kind.TABLE: 8},
-    CUTOVER: {Kind.READ: 10, Kind.TABLE: 18, Kind.WRITE: 4},
+    BACKFILL: {Kind.READ: 3, Kind.TABLE: 1},
+    RECONCILE: {Kind.READ: 2, Kind.TABLE: 5},
+    CUTOVER: {Kind.READ: 11, Kind.TABLE: 15, Kind.WRITE: 4},
     COMPLETE: {Kind.READ: 8, Kind.TABLE: 4, Kind.WRITE: 3},
     RETIRE: {Kind.READ: 9, Kind.SCAN: 2, Kind.TABLE: 6, Kind.WRITE: 3},
 }

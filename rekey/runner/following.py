@@ -27,6 +27,8 @@ from rekey.tables.clock import TICKS_PER_SECOND, Clock, ticks_of
 POLL_S = 0.2
 NOTE_AFTER_S = 2.0
 """Who is waited for is said once waiting takes longer than this."""
+UNTOLD = TICKS_PER_SECOND
+"""The service tells whole seconds: a beat of the second that it tells may be older than the question."""
 GRACE_S = 3.0
 """What a gate allows a client that has just been started, before it names it."""
 _NAMED = 10
@@ -144,7 +146,7 @@ async def wait_until_heard(run: Run, control: ControlRow) -> int:
 
     Before a freeze: whoever has gone silent is waited for while writes still go on.
     """
-    since = ticks_of(await run.restricted.server_time())
+    since = ticks_of(await run.restricted.server_time()) + UNTOLD
     return await _wait(run, control, None, lambda clients: clients.unheard(control, since))
 
 

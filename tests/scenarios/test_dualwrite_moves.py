@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from rekey.dualwrite.control import ControlStore
+from rekey.dualwrite.control import ControlRow, ControlStore
 from rekey.dualwrite.rules import View
 from rekey.errors import ConfigurationError, Findings, GateClosed, Refused
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import EntityKey, Row, content_of, etag_of, key_of
 from rekey.phases import ControlPhase, Phase
+from rekey.runner import freeze
+from rekey.runner.following import wait_until_heard
 from rekey.runner.moves import Mode
-from rekey.runner.run import Options
+from rekey.runner.run import Options, Run
 from rekey.tables.faults import Call
 from rekey.tables.memory import Gate
 from tests.company import Client, Company, application, company
@@ -114,6 +116,26 @@ def test_a_client_that_went_silent_is_waited_for_before_the_freeze_not_in_it(use
     users.do(silent.die())
     users.apply(Phase.CUTOVER)
     assert seconds(users) - began > silent.lease.settings.lease_s + LONGEST_S - 5
+    assert counters(users, Phase.CUTOVER)["freeze_ms"] < 5000
+
+
+def test_a_sign_of_the_second_in_which_the_freeze_is_prepared_may_be_older_and_is_none(
+    users: Company, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service tells whole seconds: it beats, dies, and the command asks, all within one of them."""
+    users.client()
+    silent = users.client(name="silent")
+    users.apply()
+
+    async def heard(run: Run, control: ControlRow) -> int:
+        await users.project.clock.sleep(1.4 - seconds(users) % 1)
+        await silent.lease.poll()
+        await silent.die()
+        await users.project.clock.sleep(0.1)
+        return await wait_until_heard(run, control)
+
+    monkeypatch.setattr(freeze, "wait_until_heard", heard)
+    users.apply(Phase.CUTOVER)
     assert counters(users, Phase.CUTOVER)["freeze_ms"] < 5000
 
 

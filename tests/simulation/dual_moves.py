@@ -52,7 +52,11 @@ _numbers = [itertools.count()]
 @contextmanager
 def repeatable() -> Iterator[None]:
     """Number the moves of each run instead of drawing words, let the runner look less often, and leave the
-    comparison out that is made when there are no clients: these worlds are about what comes without it."""
+    comparison out that is made when there are no clients: these worlds are about what comes without it.
+
+    A freeze begins with clients that gave a sign in this very second, too: time stands still here while
+    anybody can go on, and nothing may be lost however early it begins.
+    """
 
     async def verified(_run: object) -> SimpleNamespace:
         return SimpleNamespace(findings=False)
@@ -61,6 +65,7 @@ def repeatable() -> Iterator[None]:
         stack.enter_context(mock.patch.multiple(freeze, verify_full=verified, unfollowed=lambda _run: False))
         words = mock.patch.object(control_module.secrets, "token_hex", lambda _n: f"move-{next(_numbers[0])}")
         stack.enter_context(words)
+        stack.enter_context(mock.patch.object(following, "UNTOLD", 0))
         for module in (following, intents):
             stack.enter_context(mock.patch.object(module, "POLL_S", POLL_S))
         yield

@@ -86,9 +86,6 @@ class DigestsInMemory:
     def add(self, digest: str) -> None:
         self._digests.add(digest)
 
-    def flush(self) -> None:
-        return
-
     def read(self, prefix: str) -> set[str]:
         return {digest for digest in self._digests if digest.startswith(prefix)}
 

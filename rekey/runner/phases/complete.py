@@ -10,7 +10,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from rekey.delta.passes import later
+from rekey.delta.passes import fresh_second
 from rekey.dualwrite.rules import TARGET
 from rekey.errors import GateClosed
 from rekey.phases import ControlPhase, Phase
@@ -18,7 +18,6 @@ from rekey.runner.following import Deadline, closed_by_old_view, forget_ended, m
 from rekey.runner.intents import drain
 from rekey.runner.phases.operation import Counters, Operation
 from rekey.runner.run import Run
-from rekey.tables.clock import ticks_of
 
 QUIET_AT = "quiet_at"
 """Fact: the service's time from which on no client and no runner writes to the source."""
@@ -50,16 +49,8 @@ async def _quiet(run: Run) -> Counters:
         await run.journal.clear()  # nothing followed since cutover; what is left is from before it
         settled = 0
     await forget_ended(run)
-    run.state.set_fact(run.script_id, QUIET_AT, await next_second(run))
+    run.state.set_fact(run.script_id, QUIET_AT, await fresh_second(run.tables.server_time, run.clock))
     return {"intents_settled": settled}
-
-
-async def next_second(run: Run) -> str:
-    """Wait for a whole second of the service's clock that lies behind every write made until now."""
-    moment = later(await run.tables.server_time(), 1.0)
-    while ticks_of(await run.tables.server_time()) < ticks_of(moment):
-        await run.clock.sleep(0.2)
-    return moment
 
 
 async def undo(_run: Run) -> None:

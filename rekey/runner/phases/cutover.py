@@ -27,7 +27,7 @@ from contextlib import aclosing
 from rekey.backfill.sweep import gone
 from rekey.concurrency import for_each
 from rekey.delta.back import BackPropagator
-from rekey.delta.passes import earlier
+from rekey.delta.passes import earlier, fresh_second
 from rekey.dualwrite.control import ControlRow
 from rekey.errors import Findings, GateClosed, RowRefused
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row, key_of
@@ -38,7 +38,6 @@ from rekey.runner.facts import RETURNED_AT
 from rekey.runner.following import closed_by_clients
 from rekey.runner.freeze import cross, leave_freeze
 from rekey.runner.phases.backfill import swept_rows
-from rekey.runner.phases.complete import next_second
 from rekey.runner.phases.operation import Counters, Operation
 from rekey.runner.run import Run
 from rekey.runner.verification import closed_by_verification, verify_full, wrong
@@ -111,7 +110,7 @@ async def _prove_under_freeze(run: Run) -> Counters:
 
 async def _freeze_time(run: Run) -> str:
     """Choose the freeze time and wait until it is over; keep it, `retire` compares with it."""
-    frozen_at = await next_second(run)
+    frozen_at = await fresh_second(run.tables.server_time, run.clock)
     run.state.set_fact(run.script_id, FROZEN_AT, frozen_at)
     return frozen_at
 
