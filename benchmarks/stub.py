@@ -73,13 +73,18 @@ class Bucket:
         self._rate, self._size, self._now = rate, rate * _BURST_SECONDS, now
         self._left, self._at = self._size, now()
 
-    def take(self, count: int) -> bool:
-        """Take `count`. What is left may be overdrawn once, by a request of any size: nobody knows before how
-        many rows a page will have. Then nothing is given until it is made up for."""
+    @property
+    def gives(self) -> bool:
+        """Whether anything is left."""
         now = self._now()
         self._left = min(self._size, self._left + (now - self._at) * self._rate)
         self._at = now
-        if self._left <= 0:
+        return self._left > 0
+
+    def take(self, count: int) -> bool:
+        """Take `count`. What is left may be overdrawn once, by a request of any size: nobody knows before how
+        many rows a page will have. Then nothing is given until it is made up for."""
+        if not self.gives:
             return False
         self._left -= count
         return True
@@ -142,9 +147,13 @@ class Stub:
     def _allowed(self, partition: tuple[str, str], count: int) -> bool:
         if not self.options.limits:
             return True
-        if not (self.partitions[partition].take(count) and self.account.take(count)):
+        asked = (self.partitions[partition], self.account)
+        if not all(one.gives for one in asked):
+            # Then nothing is taken: not of the partition either where the account refuses.
             self.counts["refused"] += 1
             return False
+        for one in asked:
+            one.take(count)
         return True
 
     def _batch(self, body: bytes) -> tuple[bytes, bytes, bytes]:

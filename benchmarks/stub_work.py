@@ -26,11 +26,12 @@ from benchmarks.project import SCRIPT_ID, SECRET, USERS
 from benchmarks.sdk_loop import mapping_rows, opaque, write
 from benchmarks.stub import ACCOUNT, KEY
 from rekey import Migration, Target, keys, props
-from rekey.backfill.copier import Copier, CopyWindow
+from rekey.backfill.copier import Copier
 from rekey.backfill.engine import copy_segments
-from rekey.backfill.gather import Write
+from rekey.backfill.held import Write
 from rekey.backfill.reading import window_of
 from rekey.backfill.throttle import Throttle
+from rekey.backfill.window import CopyWindow
 from rekey.bounds import Limits
 from rekey.dualwrite.propagate import Propagator
 from rekey.inspection.inspect import inspect_table

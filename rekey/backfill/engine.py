@@ -17,9 +17,10 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rekey.backfill.copier import Copied, Gathering
+from rekey.backfill.gathering import Gathering
 from rekey.backfill.reading import Reading, Split, Window, WindowSize
 from rekey.backfill.throttle import Throttle
+from rekey.backfill.window import Copied
 from rekey.collector import patient_collector
 from rekey.concurrency import cancel
 from rekey.model import Row

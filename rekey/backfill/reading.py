@@ -220,7 +220,8 @@ class Reading:
             await throttle.made_up((self._source.name, active.partition))
         # A partition that pages are full of takes longest, whatever else is done meanwhile.
         await throttle.take(asked, first=active.within)
-        page = await anext(pages, None)
+        with throttle.taken(asked):
+            page = await anext(pages, None)
         rows = [] if page is None else page.rows
         throttle.give_back(asked - len(rows))
         active.full = len(rows) == self._page_rows

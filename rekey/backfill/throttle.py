@@ -9,6 +9,8 @@ Rules kept here:
 * The service itself has its say (`Pace`): it may be slower than was configured, never faster.
 * A partition at its limit holds up its own batches alone. Pages are counted when they are there, and the next
   one of the partition waits for that.
+* What the service refused used no allowance: it is given back, and taken again before the next attempt. Who
+  is refused keeps its slot meanwhile, so that no more is tried than there are slots.
 * A little less than each rate is used: what a service refuses waits longer than that costs.
 * Waiting is asked of the clock, so no test waits on real time.
 """
@@ -17,10 +19,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from rekey.backfill.pace import Pace
+from rekey.tables.allowance import at_a_rate
 from rekey.tables.clock import TICKS_PER_SECOND, Clock, SystemClock
 
 _BURST_SECONDS = 0.1
@@ -113,18 +116,26 @@ class Throttle:
         """Wait until `entities` more, of one partition, may be read or written; `first`: before who waits."""
         await self.open()
         if partition is not None and self.rates.partition is not None:
+            rate = self.rates.partition * _SHARE
+            waited = await self._wait(self._lane(partition), rate, entities, first=first)
             # Those that a partition lets through one by one would come in a crowd if they queued up again.
-            first = await self._wait(self._lane(partition), self.rates.partition * _SHARE, entities)
+            first = first or waited
         self._pace.judge(self._clock.ticks() / TICKS_PER_SECOND, self.rates.account)
-        if (rate := self._account_rate) is not None:
-            await self._wait(self._account, rate, entities, first=first)
+        if (rate_of_all := self._account_rate) is not None:
+            await self._wait(self._account, rate_of_all, entities, first=first)
         self._pace.sent(entities)
 
-    def give_back(self, entities: int) -> None:
-        """Return what was taken of the account and not used: a page may have fewer rows than it could."""
+    def give_back(self, entities: int, partition: Hashable | None = None) -> None:
+        """Return what was taken and not used: of a page that was not full, or of what was refused."""
+        if partition is not None and self.rates.partition is not None:
+            self._return(self._lane(partition), self.rates.partition * _SHARE, entities)
         if (rate := self._account_rate) is not None:
-            self._account.next -= round(entities * TICKS_PER_SECOND / rate)
+            self._return(self._account, rate, entities)
         self._pace.sent(-entities)
+
+    def taken(self, entities: int, partition: Hashable | None = None) -> AbstractContextManager[None]:
+        """Send within: what is refused is given back, and taken again before the next attempt."""
+        return at_a_rate(_Taken(self, entities, partition))
 
     @property
     def _account_rate(self) -> float | None:
@@ -147,6 +158,10 @@ class Throttle:
         lane.next = start + round(entities * TICKS_PER_SECOND / rate)
         return start - now
 
+    @staticmethod
+    def _return(lane: _Lane, rate: float, entities: int) -> None:
+        lane.next -= round(entities * TICKS_PER_SECOND / rate)
+
     def _lane(self, partition: Hashable) -> _Lane:
         lane = self._partitions.get(partition)
         if lane is None:
@@ -163,3 +178,18 @@ class Throttle:
         if self._steering is not None and due:
             self._looked = now
             self.rates = self._steering(self._given)
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """What a request takes of the rates, each time it is sent."""
+
+    throttle: Throttle
+    entities: int
+    partition: Hashable | None
+
+    def refused(self) -> None:
+        self.throttle.give_back(self.entities, self.partition)
+
+    async def again(self) -> None:
+        await self.throttle.take(self.entities, self.partition, first=True)

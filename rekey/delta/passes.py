@@ -15,10 +15,11 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from rekey.backfill.copier import Copied, Copier
+from rekey.backfill.copier import Copier
 from rekey.backfill.engine import copy_segments
 from rekey.backfill.reading import WindowSize
 from rekey.backfill.sweep import gone
+from rekey.backfill.window import Copied
 from rekey.concurrency import for_each
 from rekey.dualwrite.propagate import Propagator
 from rekey.model import EntityKey

@@ -20,8 +20,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from rekey.backfill.copier import GATHERED_WINDOWS, MAPPING_WINDOWS, TARGET_WINDOWS
-from rekey.backfill.gather import Held, Write
+from rekey.backfill.gathering import GATHERED_WINDOWS, MAPPING_WINDOWS, TARGET_WINDOWS
+from rekey.backfill.held import Held, Partitions, Write, sort_out
 from rekey.backfill.reading import WindowSize, row_bytes
 from rekey.mapping.ids import DIGEST_BYTES
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row
@@ -130,12 +130,10 @@ class Packing:
         if self._rows:
             self._begin_window()
         self._send(self.mapping_sends, self._mapping.release_all())
-        for number, held in enumerate(self._targets):
-            self._send(self.sends[number], held.release_all())
         for window in self._waiting:
             self._add_targets(window)
-            for number, held in enumerate(self._targets):
-                self._send(self.sends[number], held.release_all())
+        for number, held in enumerate(self._targets):
+            self._send(self.sends[number], held.release_all())
 
     def _close_window(self) -> None:
         self._begin_window()
@@ -164,8 +162,10 @@ class Packing:
             self._add(sends, held, writes)
 
     def _add(self, sends: Sends, held: Held, writes: list[Write]) -> None:
-        if writes:
-            full, _ = held.add(writes)
+        partitions: Partitions = defaultdict(list)
+        sort_out(writes, partitions)
+        for partition, members in partitions.items():
+            full, _ = held.add(partition, members)
             self._send(sends, full)
 
     @staticmethod

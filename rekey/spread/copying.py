@@ -14,9 +14,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from rekey.backfill.copier import Copied, Copier
+from rekey.backfill.copier import Copier
 from rekey.backfill.engine import copy_segments
 from rekey.backfill.reading import WindowSize
+from rekey.backfill.window import Copied
 from rekey.bounds import Limits
 from rekey.dualwrite.propagate import Propagator
 from rekey.mapping.store import MappingStore

@@ -1,10 +1,13 @@
-"""Whether a write may still be sent: asked before every attempt, by whoever works for a limited time.
+"""What counts for every attempt of a request, not once: what is sent again after a wait is sent now.
 
 Rules kept here:
 
-* The question travels with the task that asks (a context variable), so processes that share one connection
-  for several pieces of work ask each for its own.
-* It is asked before every attempt, not once for every write: what is sent again after a wait is sent now.
+* Whether a write may still be sent is asked before every attempt, by whoever works for a limited time.
+* What was taken of a rate for a request is given back when the service refuses it, and taken again before it
+  is sent again. Else all that was refused in one moment would come on top of what is sent anyway, be refused
+  again, and so on for as long as the service has less left over than comes.
+* Both travel with the task that asks (context variables), so processes that share one connection for several
+  pieces of work ask each for its own.
 """
 
 from __future__ import annotations
@@ -12,13 +15,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Protocol
 
 
 def always() -> None:
     """Allow everything: what counts where nobody says otherwise."""
 
 
+class Taken(Protocol):
+    """What was taken of a rate for a request."""
+
+    def refused(self) -> None:
+        """Hear that the service refused the request, and did nothing."""
+
+    async def again(self) -> None:
+        """Return when it may be sent again."""
+
+
 _MAY_WRITE: ContextVar[Callable[[], None]] = ContextVar("may_write", default=always)
+_TAKEN: ContextVar[Taken | None] = ContextVar("taken", default=None)
 
 
 @contextmanager
@@ -34,3 +49,25 @@ def while_allowed(may_write: Callable[[], None]) -> Iterator[None]:
 def check() -> None:
     """Raise what whoever set the allowance raises when nothing may be sent any more."""
     _MAY_WRITE.get()()
+
+
+@contextmanager
+def at_a_rate(taken: Taken) -> Iterator[None]:
+    """Have `taken` hear of each refusal, and asked before each further attempt, of requests sent within."""
+    token = _TAKEN.set(taken)
+    try:
+        yield
+    finally:
+        _TAKEN.reset(token)
+
+
+def refused() -> None:
+    """Say that a request was refused, or never sent: nothing was done for it."""
+    if (taken := _TAKEN.get()) is not None:
+        taken.refused()
+
+
+async def again() -> None:
+    """Return when a request that was refused may be sent again."""
+    if (taken := _TAKEN.get()) is not None:
+        await taken.again()

@@ -6,6 +6,7 @@ Rules kept here:
   applied already. Settling that is the business of whoever knows what was asked.
 * An error inside the answer to a batch is retried like one outside.
 * A malformed answer is no answer.
+* What is sent again is sent under the rates and limits that count then (`rekey.tables.allowance`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from rekey.errors import Ambiguous, EndpointDown, ServiceError, Unavailable
@@ -48,6 +49,23 @@ class Outcome(Generic[T]):
         if self.value is None:
             raise AssertionError("an outcome without an error has a value")
         return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """An attempt behind which another may follow.
+
+    Attributes:
+        error: what became of it.
+        open: it may have been applied; else nothing was done.
+        retry_after: what the service asked to wait, in seconds.
+        only_connect: there has never been a connection.
+    """
+
+    error: ServiceError
+    open: bool
+    retry_after: float | None = None
+    only_connect: bool = False
 
 
 class Requester:
@@ -85,34 +103,20 @@ class Requester:
                 tried again) and ValueError for a malformed one.
         """
         backoff = Backoff(self._policy, self._random)
-        ambiguous = False
+        is_write, ambiguous = request.method != "GET", False
         while True:
-            retry_after = None
-            only_connect = False
-            if request.method != "GET":
+            if is_write:
                 allowance.check()
-            try:
-                answer = await self._transport.send(request)
-                self._ever_answered = True
-                retry_after = retry_after_of(answer.headers)
-                if answer.repeated:
-                    ambiguous, self.last_open = True, self._clock.ticks()
-                return Outcome(read(answer), None, ambiguous, final=True)
-            except Unavailable as busy:
-                error: ServiceError = busy
-                ambiguous = ambiguous or may_be_applied(busy)
-            except ServiceError as refused:
-                return Outcome(None, refused, ambiguous, final=True)
-            except NotSent as failed:
-                error = _down(request, str(failed))
-                only_connect = not self._ever_answered
-            except (NoAnswer, ValueError) as failed:
-                ambiguous = True
-                error = _open(request, str(failed) if isinstance(failed, NoAnswer) else "MalformedAnswer")
-            if ambiguous and request.method != "GET":
+            tried = await self._attempt(request, read)
+            if isinstance(tried, Outcome):
+                return replace(tried, ambiguous=ambiguous or tried.ambiguous)
+            if not tried.open:
+                allowance.refused()
+            ambiguous, error = ambiguous or tried.open, tried.error
+            if ambiguous and is_write:
                 self.last_open = self._clock.ticks()
-            wait = backoff.next_wait(retry_after=retry_after, only_connect=only_connect)
-            if ambiguous and request.method != "GET" and not self._policy.repeats_open_writes:
+            wait = backoff.next_wait(retry_after=tried.retry_after, only_connect=tried.only_connect)
+            if ambiguous and is_write and not self._policy.repeats_open_writes:
                 wait = None
             if wait is None:
                 if ambiguous and isinstance(error, EndpointDown):
@@ -123,6 +127,29 @@ class Requester:
                 *(request.doing, error.code or error.status, backoff.failures + 1, wait),
             )
             await self._clock.sleep(wait)
+            if not tried.open:
+                await allowance.again()
+
+    async def _attempt(self, request: Request, read: Callable[[Answer], T]) -> Outcome[T] | _Failed:
+        """Send a request once."""
+        retry_after, repeated = None, False
+        try:
+            answer = await self._transport.send(request)
+            self._ever_answered = True
+            retry_after, repeated = retry_after_of(answer.headers), answer.repeated
+            if repeated:
+                self.last_open = self._clock.ticks()
+            return Outcome(read(answer), None, repeated, final=True)
+        except Unavailable as busy:
+            return _Failed(busy, repeated or may_be_applied(busy), retry_after)
+        except ServiceError as refused:
+            return Outcome(None, refused, repeated, final=True)
+        except NotSent as failed:
+            down = _down(request, str(failed))
+            return _Failed(down, open=False, only_connect=not self._ever_answered)
+        except (NoAnswer, ValueError) as failed:
+            said = str(failed) if isinstance(failed, NoAnswer) else "MalformedAnswer"
+            return _Failed(_open(request, said), open=True, retry_after=retry_after)
 
     async def read(self, request: Request, read: Callable[[Answer], T]) -> T:
         """Send a request that changes nothing. Raises Unavailable where a write would be ambiguous."""

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from rekey.backfill.copier import GATHERED_WINDOWS
+from rekey.backfill import gathering as gathering_module
 from rekey.backfill.engine import copy_segments
+from rekey.backfill.gathering import GATHERED_WINDOWS
+from rekey.backfill.held import Held
+from rekey.backfill.window import TURN_ROWS
 from rekey.errors import Collision, RowRefused, Unavailable
 from rekey.mapping.rows import MAPPING_TABLE
 from rekey.model import EVERYTHING, EntityKey, KeyRange, content_of, key_of
@@ -65,6 +71,46 @@ async def gathered(world: World) -> int:
             gathering=gathering,
         )
     return copied.rows
+
+
+async def test_others_have_their_turn_while_a_window_is_mapped_and_packed(
+    memory: MemoryTableService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches that may go are not held up for as long as a window takes."""
+    rows = [user(f"user{number:05}@example.com", f"p{number % 7}") for number in range(6_000)]
+    world = await World(memory, USERS).prepare(rows)
+    steps = Counter[str]()
+    longest = Counter[str]()
+
+    def counted(name: str, of: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*given: Any) -> Any:
+            steps[name] += 1
+            return of(*given)
+
+        return step
+
+    monkeypatch.setattr(world.mapper, "map", counted("mapped", world.mapper.map))
+    monkeypatch.setattr(Held, "add", counted("partitions packed", Held.add))
+    sort_out = gathering_module.sort_out
+    monkeypatch.setattr(gathering_module, "sort_out", counted("sorted", sort_out))
+
+    async def others() -> None:
+        while True:
+            for name, count in steps.items():
+                longest[name] = max(longest[name], count)
+            steps.clear()
+            await asyncio.sleep(0)
+
+    having_turns = asyncio.create_task(others())
+    async with world.copier.gathering() as gathering:
+        gathering.drain()
+        copied = await gathering.copy([row async for page in world.source.scan() for row in page.rows])
+    having_turns.cancel()
+    assert copied.inserted == 6_000
+    assert 0 < longest["mapped"] <= TURN_ROWS
+    assert longest["sorted"] == 1, "a thousand writes at a time"
+    # 12,000 mapping rows lie in 64 partitions: six of them come to a thousand.
+    assert 0 < longest["partitions packed"] <= 7
 
 
 async def test_one_batch_that_is_refused_for_long_holds_up_no_others(memory: MemoryTableService) -> None:

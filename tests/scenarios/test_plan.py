@@ -70,8 +70,8 @@ async def test_an_exact_plan_counts_the_batches_that_backfill_sends(
         for one in plan.estimate.requests
         if one.phase == "backfill" and one.kind in (Kind.BATCH, Kind.WRITE)
     )
-    # Which rows wait for which depends on how reading and writing fall together.
-    assert abs(written - copied.requests) <= 0.05 * copied.requests
+    # Windows come in order, and what they leave over at the end goes together: it can be foretold.
+    assert abs(written - copied.requests) <= 0.01 * copied.requests
     assert [fill_of.rows for fill_of in plan.fills] == [len(table) for table in world.actual().values()]
 
 

@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from rekey.backfill.copier import Copier, Gathering
+from rekey.backfill.copier import Copier
+from rekey.backfill.gathering import Gathering
 from rekey.delta.passes import PassResult, delta_pass
 from rekey.dualwrite import propagate
 from rekey.dualwrite.propagate import Propagator
@@ -134,14 +135,17 @@ class _Upserts(Gathering):
 
 
 class _TargetsFirst(Gathering):
-    _put_off: list[tuple[Any, Any]]
+    _put_off: list[Any]
 
-    async def _stage(self, window: Any, writes: Any, *, last: bool = False) -> None:
-        if not last:
-            self._put_off = [(held, list(some)) for held, some in writes]
-            return
-        await super()._stage(window, writes)
-        await super()._stage(window, self._put_off, last=True)
+    async def _hand_over(self, window: Any, held: Any, writes: Any) -> None:
+        if held is self._mapping:
+            self._put_off = list(writes)
+            for number, target in enumerate(self._targets):
+                await super()._hand_over(window, target, self._copier.target_writes(window, number))
+                for batch in target.release_all():
+                    self._start(target, batch)
+        elif held is self._targets[0]:
+            await super()._hand_over(window, self._mapping, iter(self._put_off))
 
 
 class _Blind(Gathering):

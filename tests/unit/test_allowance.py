@@ -1,4 +1,4 @@
-"""Whoever works for a limited time sends no attempt after it, also not of a write that was begun before."""
+"""What counts for every attempt: no write after the time is over, and a rate taken anew after a refusal."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from rekey.errors import Unavailable
-from rekey.tables.allowance import while_allowed
+from rekey.tables.allowance import at_a_rate, while_allowed
 from rekey.tables.clock import FakeClock
 from rekey.tables.requests import Requester
 from rekey.tables.retry import RetryPolicy
-from rekey.tables.transport import NoAnswer, Request
+from rekey.tables.transport import Answer, NoAnswer, NotSent, Request
 
 
 class Over(Exception):
@@ -57,3 +57,64 @@ async def test_reads_are_not_asked_about_and_without_a_limit_all_attempts_are_ma
     transport = Mute()
     outcome = await requester(transport).call(Request("POST", "$batch", "write"), lambda answer: answer)
     assert (transport.sent, outcome.ambiguous) == (5, True)
+
+
+class Replies:
+    """A transport that answers as it was told, one attempt after the other, and then with 204."""
+
+    def __init__(self, said: list[str], *attempts: int | Exception) -> None:
+        self._said, self._attempts = said, list(attempts)
+
+    async def send(self, _request: Request) -> Answer:
+        self._said.append("sent")
+        reply = self._attempts.pop(0) if self._attempts else 204
+        if isinstance(reply, Exception):
+            raise reply
+        return Answer(reply, {}, b"", repeated=False)
+
+
+class Listener:
+    """Takes note of what it is told and asked."""
+
+    def __init__(self, said: list[str]) -> None:
+        self._said = said
+
+    def refused(self) -> None:
+        self._said.append("refused")
+
+    async def again(self) -> None:
+        self._said.append("again")
+
+
+def status_of(answer: Answer) -> int:
+    if answer.status == 503:
+        raise Unavailable("busy", code="ServerBusy", status=503)
+    if answer.status == 500:
+        raise Unavailable("timed out", code="OperationTimedOut", status=500)
+    return answer.status
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize(
+    ("attempts", "told"),
+    [
+        ([], ["sent"]),
+        ([503], ["sent", "refused", "again", "sent"]),
+        ([503, 503], ["sent", "refused", "again", "sent", "refused", "again", "sent"]),
+        ([NotSent("ConnectionRefused")], ["sent", "refused", "again", "sent"]),
+        ([NoAnswer("ServerDisconnected")], ["sent", "sent"]),
+        ([500], ["sent", "sent"]),
+        ([503] * 5, ["sent", "refused", *["again", "sent", "refused"] * 4]),
+    ],
+    ids=["answered", "busy", "twice", "not sent", "no answer", "perhaps applied", "given up"],
+)
+async def test_who_took_of_a_rate_hears_of_refusals_and_is_asked_before_the_next_attempt(
+    method: str, attempts: list[int | Exception], told: list[str]
+) -> None:
+    """What may have been applied used what was taken: of that nobody is told."""
+    said: list[str] = []
+    with at_a_rate(Listener(said)):
+        await requester(Replies(said, *attempts)).call(Request(method, "$batch", "send"), status_of)
+    assert said == told
+    await requester(Replies(said, 503)).call(Request(method, "$batch", "send"), status_of)
+    assert said == [*told, "sent", "sent"], "what is sent outside is of no rate"

@@ -55,10 +55,9 @@ def test_a_stretch_that_ends_early_leaves_out_what_would_have_been_filled() -> N
     cut_off, whole = packed(rows, whole=False), packed(rows)
     assert cut_off.steady
     assert cut_off.sends[0].rows < cut_off.sends[0].given < whole.sends[0].rows == len(rows)
-    per_batch = [one.sends[0].rows / one.sends[0].batches for one in (cut_off, whole)]
-    long = packed(rows * 20)
-    truth = long.sends[0].rows / long.sends[0].batches
-    assert abs(per_batch[0] - truth) <= abs(per_batch[1] - truth)
+    [short], [all_of_it], [long] = cut_off.sends, whole.sends, packed(rows * 20).sends
+    left_out = (all_of_it.rows - short.rows) / (all_of_it.batches - short.batches)
+    assert left_out < long.rows / long.batches
 
 
 def test_a_short_stretch_is_packed_to_its_end() -> None:

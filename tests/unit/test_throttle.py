@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from itertools import pairwise
 
 import pytest
 
+from benchmarks.stub import Bucket
 from rekey.backfill.pace import Pace
 from rekey.backfill.throttle import Rates, Throttle
+from rekey.errors import Unavailable
 from rekey.tables.clock import TICKS_PER_SECOND, FakeClock
+from rekey.tables.requests import Requester
+from rekey.tables.retry import RetryPolicy
+from rekey.tables.transport import Answer, Request
 
 
 async def test_a_thousand_entities_at_a_hundred_a_second_take_ten_seconds_and_no_less() -> None:
@@ -131,6 +137,49 @@ async def test_what_was_taken_of_an_account_and_not_used_is_there_for_the_next()
         await throttle.take(100)
         throttle.give_back(90)
     assert (clock.ticks() - begin) / TICKS_PER_SECOND < 1.1
+
+
+@pytest.mark.parametrize("partition", [None, "hot"])
+async def test_what_is_refused_in_one_moment_does_not_come_on_top_of_what_is_sent_anyway(
+    partition: str | None,
+) -> None:
+    """A service stands still for a second, then has a crowd before it, and carries little beyond its rate."""
+    clock = FakeClock()
+    begin = clock.ticks()
+    throttle = Throttle(1000, clock) if partition is None else Throttle(None, clock, partition=1000)
+    stands_still_until = clock.ticks() / TICKS_PER_SECOND + 2
+    bucket = Bucket(1000, lambda: clock.ticks() / TICKS_PER_SECOND)
+    refused_at: list[float] = []
+
+    class Service:
+        async def send(self, _request: Request) -> Answer:
+            await clock.sleep(0.03)
+            left = stands_still_until - clock.ticks() / TICKS_PER_SECOND
+            if 0 < left < 1:
+                await clock.sleep(left)
+            if bucket.take(10):
+                return Answer(204, {}, b"", repeated=False)
+            refused_at.append(-left)
+            return Answer(503, {}, b"", repeated=False)
+
+    def read(answer: Answer) -> int:
+        if answer.status == 503:
+            raise Unavailable("busy", code="ServerBusy", status=503)
+        return answer.status
+
+    requester = Requester(Service(), RetryPolicy(), clock, random.Random(1))  # type: ignore[arg-type]
+    slots = asyncio.Semaphore(100)
+
+    async def write() -> None:
+        await throttle.take(10, partition)
+        async with slots:
+            with throttle.taken(10, partition):
+                await requester.call(Request("POST", "$batch", "write"), read)
+
+    await asyncio.gather(*(write() for _ in range(1500)))
+    assert 50 < len(refused_at) < 400
+    assert max(refused_at) < 5
+    assert (clock.ticks() - begin) / TICKS_PER_SECOND < 18, "of at least fifteen"
 
 
 async def test_who_goes_first_waits_for_none_of_those_who_wait_already() -> None:

@@ -16,14 +16,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from rekey.backfill.packing import cut, in_order
+from rekey.backfill.window import CopyWindow
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey
 from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, Table
-
-if TYPE_CHECKING:
-    from rekey.backfill.copier import CopyWindow
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,6 +29,15 @@ class Write(Operation):
 
     source: EntityKey = field(repr=False)
     window: CopyWindow = field(repr=False)
+
+
+Partitions = defaultdict[str, list[Write]]
+
+
+def sort_out(writes: Iterable[Write], into: Partitions) -> None:
+    """Put writes to those of their partition."""
+    for write in writes:
+        into[write.row[PARTITION_KEY]].append(write)
 
 
 class Held:
@@ -47,23 +53,17 @@ class Held:
         self._windows = windows
         self._held: dict[str, list[Write]] = {}
 
-    def add(self, writes: Iterable[Write]) -> tuple[list[list[Write]], list[Write]]:
-        """Take writes; return batches that are full now, and writes whose key is held already."""
-        partitions: defaultdict[str, list[Write]] = defaultdict(list)
-        for write in writes:
-            partitions[write.row[PARTITION_KEY]].append(write)
-        full: list[list[Write]] = []
+    def add(self, partition: str, members: list[Write]) -> tuple[list[list[Write]], list[Write]]:
+        """Take writes of a partition; return batches full now, and writes whose key is held already."""
+        held = self._held.pop(partition, [])
         twice: list[Write] = []
-        for partition, members in partitions.items():
-            held = self._held.pop(partition, [])
-            if held:
-                known = {write.row[ROW_KEY] for write in held}
-                twice += [write for write in members if write.row[ROW_KEY] in known]
-                members = [write for write in members if write.row[ROW_KEY] not in known]
-            batches = list(cut(held + in_order(members), self.table.encoded_size))
-            if len(batches[-1]) < MAX_BATCH_OPERATIONS:
-                self._held[partition] = batches.pop()
-            full += batches
+        if held:
+            known = {write.row[ROW_KEY] for write in held}
+            twice = [write for write in members if write.row[ROW_KEY] in known]
+            members = [write for write in members if write.row[ROW_KEY] not in known]
+        full = list(cut(held + in_order(members), self.table.encoded_size))
+        if len(full[-1]) < MAX_BATCH_OPERATIONS:
+            self._held[partition] = full.pop()
         return full, twice
 
     def release(self, newest: int) -> Iterator[list[Write]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rekey.backfill.copier import CopyWindow
-from rekey.backfill.gather import Held, Write
+from rekey.backfill.held import Held, Write
+from rekey.backfill.window import CopyWindow
 from rekey.model import EntityKey
 from rekey.tables.base import Verb
 from rekey.tables.clock import FakeClock
@@ -35,17 +35,15 @@ def test_a_partition_that_is_rare_in_every_window_still_fills_its_batches() -> N
     gathering = held(windows=10)
     sent = []
     for window in range(1, 8):
-        full, _ = gathering.add(
-            [*numbered(window, "rare", window * 30, 30), *numbered(window, "much", 0, 250)]
-        )
-        sent += [batch for batch in full if batch[0].row["PartitionKey"] == "rare"]
+        sent += gathering.add("rare", numbered(window, "rare", window * 30, 30))[0]
+        gathering.add("much", numbered(window, "much", 0, 250))
     assert [len(batch) for batch in sent] == [100, 100]
     assert sum(map(len, gathering.release_all())) >= 10
 
 
 def test_what_fills_no_batch_is_written_when_it_has_been_held_long_enough() -> None:
     gathering = held(windows=2)
-    assert gathering.add(writes(1, "p", "a"))[0] == []
+    assert gathering.add("p", writes(1, "p", "a"))[0] == []
     assert list(gathering.release(newest=2)) == []
     assert [len(batch) for batch in gathering.release(newest=3)] == [1]
     assert list(gathering.release(newest=9)) == []
@@ -54,15 +52,15 @@ def test_what_fills_no_batch_is_written_when_it_has_been_held_long_enough() -> N
 def test_a_window_that_was_overtaken_is_not_forgotten() -> None:
     """Its rows come behind those of a later window, and still leave when their own time has come."""
     gathering = held(windows=2)
-    gathering.add(writes(2, "p", "b"))
-    gathering.add(writes(1, "p", "a"))
+    gathering.add("p", writes(2, "p", "b"))
+    gathering.add("p", writes(1, "p", "a"))
     assert [len(batch) for batch in gathering.release(newest=3)] == [2]
 
 
 def test_two_rows_that_want_one_key_never_stand_in_one_batch() -> None:
     gathering = held()
-    gathering.add(writes(1, "p", "same", "other"))
-    full, twice = gathering.add(writes(2, "p", "same", "more"))
+    gathering.add("p", writes(1, "p", "same", "other"))
+    full, twice = gathering.add("p", writes(2, "p", "same", "more"))
     assert full == []
     assert [write.window.number for write in twice] == [2]
     [batch] = gathering.release_all()
@@ -71,7 +69,7 @@ def test_two_rows_that_want_one_key_never_stand_in_one_batch() -> None:
 
 def test_rows_that_were_held_leave_first() -> None:
     gathering = held()
-    gathering.add(writes(1, "p", "z"))
-    [batch], _ = gathering.add(numbered(2, "p", 0, 150))
+    gathering.add("p", writes(1, "p", "z"))
+    [batch], _ = gathering.add("p", numbered(2, "p", 0, 150))
     assert len(batch) == 100
     assert batch[0].row["RowKey"] == "z"
