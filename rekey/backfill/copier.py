@@ -1,13 +1,10 @@
-"""Copying a window of source rows: map, claim in the mapping table, write the targets.
+"""Copying source rows: what they map to, and which writes that asks for.
 
-Rules kept here:
+Rules kept here (scan → map → pack → write; packing and writing are `rekey.backfill.gathering`'s):
 
-* scan → map → pack → write: all mapping rows of a window are durable before its first target row, so
-  nothing exists in a target that the mapping does not account for.
-* Only inserts-if-absent: a row that is there already is never overwritten from a scan, because what was
-  scanned may be older than what stands there.
-* What the inserts meet decides: the same content under the same owner is done already; anything else is
-  handed to propagate(k), which reads both sides afresh and names collisions.
+* Two rows that want one target key are written by neither: propagate(k) reads both sides afresh and names
+  collisions.
+* A pass over rows of which many are there already writes what is absent or differs, and only that.
 * While a window is mapped others have their turn after every `TURN_ROWS` rows: a batch that may go must not
   wait for it, because an allowance that is not used in time is lost.
 """

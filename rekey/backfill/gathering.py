@@ -2,7 +2,12 @@
 
 Rules kept here:
 
-* All mapping rows of a window are durable before the first of its target rows is sent.
+* All mapping rows of a window are durable before the first of its target rows is sent, so nothing exists in a
+  target that the mapping does not account for.
+* Only inserts-if-absent: a row that is there already is never overwritten from a scan, because what was
+  scanned may be older than what stands there.
+* What the inserts meet decides: the same content under the same owner is done already; anything else is
+  handed to propagate(k).
 * What fills no batch waits for the next windows, a few of them (`rekey.backfill.held`).
 * Bounded memory: a few windows are under way; one that is refused again and again holds up few others.
 * Whoever waits for a rate holds no slot, so a partition at its limit does not hold up the others. What the
@@ -43,11 +48,7 @@ MOST_WINDOWS = GATHERED_WINDOWS + 4
 
 
 class Gathering:
-    """Copies windows, and lets their batches fill across windows.
-
-    A window's targets follow when all its mapping rows are durable. A batch may serve several windows; the
-    first that fails ends all.
-    """
+    """Copies windows of one copying, as many at a time as there is room for."""
 
     def __init__(self, copier: Copier) -> None:
         self._copier = copier

@@ -28,7 +28,7 @@ from rekey.tables.clock import TICKS_PER_SECOND, Clock, SystemClock
 
 _BURST_SECONDS = 0.1
 """How much unused allowance is kept: enough to ride out scheduling, too little to overrun a second."""
-_SHARE = 0.97
+_SHARE = 0.985
 """Of a rate that is used: what is read is counted only when it is there."""
 _LOOK_SECONDS = 0.5
 _MOST_LANES = 4096
