@@ -56,6 +56,16 @@ class Pace:
         """Hear of entities that were let through."""
         self._entities += entities
 
+    @property
+    def is_crowded(self) -> bool:
+        """Whether more is refused than chance explains, in this second or the one before."""
+        return self._was_pushed or (self._answers >= _LEAST_ANSWERS and self._many_refused)
+
+    @property
+    def _many_refused(self) -> bool:
+        usual = _USUAL_SHARE + _DEVIATIONS * math.sqrt(_USUAL_SHARE * (1 - _USUAL_SHARE) / self._answers)
+        return self._busy / self._answers > max(PUSHED_BACK, usual)
+
     def judge(self, now: float, configured: float | None) -> None:
         """Set the rate anew when a second is over."""
         elapsed = now - self.since
@@ -64,8 +74,7 @@ class Pace:
         share, done = self._busy / self._answers, self._entities / elapsed
         self._best = max(self._best, done)
         is_slow = self._is_slow()
-        chance = _USUAL_SHARE + _DEVIATIONS * math.sqrt(_USUAL_SHARE * (1 - _USUAL_SHARE) / self._answers)
-        many = share > max(PUSHED_BACK, chance)
+        many = self._many_refused
         is_pushed, self._was_pushed = many and self._was_pushed, many
         if is_pushed or is_slow:
             least = _LEAST_RATE if is_pushed else self._best / 2

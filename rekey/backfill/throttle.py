@@ -9,8 +9,8 @@ Rules kept here:
 * The service itself has its say (`Pace`): it may be slower than was configured, never faster.
 * A partition at its limit holds up its own batches alone. Pages are counted when they are there, and the next
   one of the partition waits for that.
-* What the service refused used no allowance: it is given back, and taken again before the next attempt. Who
-  is refused keeps its slot meanwhile, so that no more is tried than there are slots.
+* What is sent again takes of the rates again. What the service refuses now and then used nothing of them, and
+  is given back; where much is refused more comes than the service can take, and nothing is given back.
 * A little less than each rate is used: what a service refuses waits longer than that costs.
 * Waiting is asked of the clock, so no test waits on real time.
 """
@@ -28,7 +28,7 @@ from rekey.tables.clock import TICKS_PER_SECOND, Clock, SystemClock
 
 _BURST_SECONDS = 0.1
 """How much unused allowance is kept: enough to ride out scheduling, too little to overrun a second."""
-_SHARE = 0.985
+_SHARE = 0.98
 """Of a rate that is used: what is read is counted only when it is there."""
 _LOOK_SECONDS = 0.5
 _MOST_LANES = 4096
@@ -125,13 +125,20 @@ class Throttle:
             await self._wait(self._account, rate_of_all, entities, first=first)
         self._pace.sent(entities)
 
-    def give_back(self, entities: int, partition: Hashable | None = None) -> None:
-        """Return what was taken and not used: of a page that was not full, or of what was refused."""
-        if partition is not None and self.rates.partition is not None:
-            self._return(self._lane(partition), self.rates.partition * _SHARE, entities)
+    def give_back(self, entities: int) -> None:
+        """Return what was taken of the account and not used: a page may have fewer rows than it could."""
         if (rate := self._account_rate) is not None:
             self._return(self._account, rate, entities)
         self._pace.sent(-entities)
+
+    def refused(self, entities: int, partition: Hashable | None) -> None:
+        """Hear that what was taken was refused. It comes back only while few are: a crowd must dwindle."""
+        if self._pace.is_crowded:
+            self._pace.sent(-entities)
+            return
+        if partition is not None and self.rates.partition is not None:
+            self._return(self._lane(partition), self.rates.partition * _SHARE, entities)
+        self.give_back(entities)
 
     def taken(self, entities: int, partition: Hashable | None = None) -> AbstractContextManager[None]:
         """Send within: what is refused is given back, and taken again before the next attempt."""
@@ -189,7 +196,7 @@ class _Taken:
     partition: Hashable | None
 
     def refused(self) -> None:
-        self.throttle.give_back(self.entities, self.partition)
+        self.throttle.refused(self.entities, self.partition)
 
     async def again(self) -> None:
         await self.throttle.take(self.entities, self.partition, first=True)

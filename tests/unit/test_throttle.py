@@ -157,10 +157,11 @@ async def test_what_is_refused_in_one_moment_does_not_come_on_top_of_what_is_sen
             left = stands_still_until - clock.ticks() / TICKS_PER_SECOND
             if 0 < left < 1:
                 await clock.sleep(left)
-            if bucket.take(10):
-                return Answer(204, {}, b"", repeated=False)
-            refused_at.append(-left)
-            return Answer(503, {}, b"", repeated=False)
+            status = 204 if bucket.take(10) else 503
+            throttle.heard(status, 0.03)
+            if status == 503:
+                refused_at.append(-left)
+            return Answer(status, {}, b"", repeated=False)
 
     def read(answer: Answer) -> int:
         if answer.status == 503:
@@ -177,9 +178,9 @@ async def test_what_is_refused_in_one_moment_does_not_come_on_top_of_what_is_sen
                 await requester.call(Request("POST", "$batch", "write"), read)
 
     await asyncio.gather(*(write() for _ in range(1500)))
-    assert 50 < len(refused_at) < 400
-    assert max(refused_at) < 5
-    assert (clock.ticks() - begin) / TICKS_PER_SECOND < 18, "of at least fifteen"
+    assert 50 < len(refused_at) < 200
+    assert max(refused_at) < 2
+    assert (clock.ticks() - begin) / TICKS_PER_SECOND < 17, "of at least fifteen"
 
 
 async def test_who_goes_first_waits_for_none_of_those_who_wait_already() -> None:
@@ -239,7 +240,7 @@ async def test_a_little_less_than_the_rate_of_a_partition_is_used() -> None:
     for _ in range(1000):
         await throttle.take(10, "hot")
     rate = 10_000 / ((clock.ticks() - begin) / TICKS_PER_SECOND)
-    assert 95 < rate < 98
+    assert 95 < rate < 98.5
 
 
 def judged(pace: Pace, statuses: list[int], seconds: float = 0.01, configured: float | None = None) -> None:
