@@ -96,7 +96,7 @@ class Sizes:
     side_by_side: int = 20_000
     stub: int = 100_000
     limits: int = 100_000
-    throttled: int = 200_000
+    throttled: int = 500_000
     requests: int = 100_000
     sizes: tuple[int, ...] = (10_000, 100_000, 300_000)
     base: int = 30_000
@@ -105,7 +105,7 @@ class Sizes:
     kinds: int | None = None
 
 
-FULL = replace(Sizes(), limits=1_000_000, throttled=500_000, sizes=(10_000, 1_000_000, 3_000_000))
+FULL = replace(Sizes(), limits=1_000_000, sizes=(10_000, 1_000_000, 3_000_000))
 QUICK = Sizes((400,), 400, 2_000, 2_000, 2_000, 2_000, (1_000, 2_000), 1_000, 2_000, 2, 1)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from rekey.mapping.rows import TargetKey
 from rekey.model import EntityKey, Row
 
-TURN_ROWS = 1000
+TURN_ROWS = 100
 """Rows that are mapped, or packed, at a time."""
 
 _NEARLY = 10

@@ -108,9 +108,9 @@ async def test_others_have_their_turn_while_a_window_is_mapped_and_packed(
     having_turns.cancel()
     assert copied.inserted == 6_000
     assert 0 < longest["mapped"] <= TURN_ROWS
-    assert longest["sorted"] == 1, "a thousand writes at a time"
-    # 12,000 mapping rows lie in 64 partitions: six of them come to a thousand.
-    assert 0 < longest["partitions packed"] <= 7
+    assert longest["sorted"] == 1, "a hundred writes at a time"
+    # 12,000 mapping rows lie in 64 partitions, more than a hundred in each.
+    assert longest["partitions packed"] == 1
 
 
 async def test_one_batch_that_is_refused_for_long_holds_up_no_others(memory: MemoryTableService) -> None:
@@ -147,9 +147,9 @@ async def test_while_nothing_can_be_written_only_a_few_windows_are_read(memory: 
             before = -1
             while before < pages:
                 before = pages
-                for _ in range(500):
+                for _ in range(3_000):  # others have many turns, those that pack a window above all
                     await asyncio.sleep(0)
-            read_when_held = pages
+            read_when_held = read_when_held or pages
 
     memory.gate = hold_all
     assert await gathered(world) == 2_300
