@@ -51,15 +51,17 @@ def later(timestamp: str, seconds: float) -> str:
 
 
 async def fresh_second(server_time: Callable[[], Awaitable[str]], clock: Clock) -> str:
-    """Wait until the service's clock, which tells whole seconds only, has moved on; return its time.
+    """Wait for the next second of the service's clock, which tells whole seconds only; return when it began.
 
-    So a row written before is older than the time returned, and one written later is not.
+    So a row written before is older than the time returned, and one written later is not. However late the
+    service answers, no more than a second lies in between.
     """
-    before = now = await server_time()
-    while now == before:
+    now = await server_time()
+    next_one = later(now, 1.0)
+    while ticks_of(now) < ticks_of(next_one):
         await clock.sleep(_POLL_SECONDS)
         now = await server_time()
-    return now
+    return next_one
 
 
 async def delta_pass(

@@ -158,15 +158,16 @@ class Packing:
         for number, held in enumerate(self._targets):
             writes, sends = window.targets[number], self.sends[number]
             sends.given += len(writes)
-            sends.hottest += max(Counter(write.row[PARTITION_KEY] for write in writes).values(), default=0)
-            self._add(sends, held, writes)
+            sends.hottest += self._add(sends, held, writes)
 
-    def _add(self, sends: Sends, held: Held, writes: list[Write]) -> None:
+    def _add(self, sends: Sends, held: Held, writes: list[Write]) -> int:
+        """Pack writes; return how many are of the partition that has most of them."""
         partitions: Partitions = defaultdict(list)
         sort_out(writes, partitions)
         for partition, members in partitions.items():
             full, _ = held.add(partition, members)
             self._send(sends, full)
+        return max(map(len, partitions.values()), default=0)
 
     @staticmethod
     def _send(sends: Sends, batches: Iterable[list[Write]]) -> None:

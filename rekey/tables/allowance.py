@@ -3,8 +3,8 @@
 Rules kept here:
 
 * Whether a write may still be sent is asked before every attempt, by whoever works for a limited time.
-* What was taken of a rate for a request is given back when the service refuses it, and taken again before it
-  is sent again. Else all that was refused in one moment would come on top of what is sent anyway, be refused
+* Who took of a rate for a request hears when the service refuses it, and takes again before it is sent again.
+  Else all that was refused in one moment would come on top of what is sent anyway, be refused
   again, and so on for as long as the service has less left over than comes.
 * Both travel with the task that asks (context variables), so processes that share one connection for several
   pieces of work ask each for its own.
@@ -13,9 +13,11 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import Protocol
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
 
 
 def always() -> None:
@@ -36,29 +38,28 @@ _MAY_WRITE: ContextVar[Callable[[], None]] = ContextVar("may_write", default=alw
 _TAKEN: ContextVar[Taken | None] = ContextVar("taken", default=None)
 
 
-@contextmanager
-def while_allowed(may_write: Callable[[], None]) -> Iterator[None]:
+def while_allowed(may_write: Callable[[], None]) -> AbstractContextManager[None]:
     """Have `may_write` called before each write that is sent within; it raises to forbid one."""
-    token = _MAY_WRITE.set(may_write)
+    return _within(_MAY_WRITE, may_write)
+
+
+def at_a_rate(taken: Taken) -> AbstractContextManager[None]:
+    """Have `taken` hear of each refusal, and asked before each further attempt, of requests sent within."""
+    return _within(_TAKEN, taken)
+
+
+@contextmanager
+def _within(variable: ContextVar[T], value: T) -> Iterator[None]:
+    token = variable.set(value)
     try:
         yield
     finally:
-        _MAY_WRITE.reset(token)
+        variable.reset(token)
 
 
 def check() -> None:
     """Raise what whoever set the allowance raises when nothing may be sent any more."""
     _MAY_WRITE.get()()
-
-
-@contextmanager
-def at_a_rate(taken: Taken) -> Iterator[None]:
-    """Have `taken` hear of each refusal, and asked before each further attempt, of requests sent within."""
-    token = _TAKEN.set(taken)
-    try:
-        yield
-    finally:
-        _TAKEN.reset(token)
 
 
 def refused() -> None:

@@ -10,7 +10,7 @@ import pytest
 from rekey import Migration, Target, keys, props
 from rekey.backfill.sweep import DigestParts
 from rekey.delta.back import BackPropagator
-from rekey.delta.passes import PassResult, delta_pass, earlier, later, sweep
+from rekey.delta.passes import PassResult, delta_pass, earlier, fresh_second, later, sweep
 from rekey.errors import RowRefused
 from rekey.model import EntityKey, Row, content_of, etag_of, key_of
 from rekey.tables.clock import FakeClock
@@ -33,6 +33,20 @@ async def one_pass(world: World, watermark: str) -> PassResult:
         stop_requested=never,
         advance=nothing,
     )
+
+
+@pytest.mark.parametrize("told", [["12:00:07", "12:00:07", "12:00:08"], ["12:00:07", "12:00:31"]])
+async def test_the_next_second_is_the_one_behind_the_question_however_late_it_is_heard_of(
+    told: list[str],
+) -> None:
+    """What is written in a later one is not taken for older."""
+    answers = [f"2024-01-31T{time}Z" for time in told]
+
+    async def server_time() -> str:
+        return answers.pop(0)
+
+    assert await fresh_second(server_time, FakeClock()) == "2024-01-31T12:00:08.0000000Z"
+    assert not answers
 
 
 async def swept(world: World) -> int:
