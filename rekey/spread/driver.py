@@ -10,6 +10,8 @@ Rules kept here:
 * A task that is lost (its worker died, it was cancelled, it does not answer) is submitted again; so is one
   that failed in a way that may pass. Each piece, and the executor, may fail `TRIES` times in a row without
   progress.
+* Every time a piece fails, its next term is twice as long: a worker that begins, or a machine that is busy,
+  may need longer than a slice for its first rows, and would need it again.
 * A stop, and a failure that will not pass: nothing more is submitted, what is under way is waited for and
   counts.
 """
@@ -130,11 +132,14 @@ class Driver:
     monotonic: Callable[[], float] = rising_seconds
     sent: Sent = field(default_factory=Sent)
 
-    @property
-    def term_s(self) -> float:
-        """Seconds from a task's submission on in which it may write: to be taken up by a worker, for its
-        slice, and to finish what is under way."""
-        return self.slice_s + max(LEAST_GRACE_S, 2 * self.slice_s)
+    def term_s(self, failed: int = 0) -> float:
+        """Return the seconds from a task's submission on in which it may write: to be taken up by a worker,
+        for its slice, and to finish what is under way.
+
+        Args:
+            failed: how often in a row its piece failed.
+        """
+        return (self.slice_s + max(LEAST_GRACE_S, 2 * self.slice_s)) * 2.0**failed
 
     async def carry_out(self, job: Job[S], pieces: list[S]) -> bool:
         """Send pieces to workers until all are done; return False when stopped on request.
@@ -157,10 +162,10 @@ class Driver:
             raise work.error
         return not work.waiting
 
-    def ticket(self, now: str, most: int) -> Ticket:
+    def ticket(self, now: str, most: int, term_s: float) -> Ticket:
         """Return what the next task may do."""
         rates = self.rates()
-        until = ticks_of(now) + round(self.term_s * TICKS_PER_SECOND)
+        until = ticks_of(now) + round(term_s * TICKS_PER_SECOND)
         partition = rates.partition
         if partition and self.divides_partition():
             partition = max(1, partition // most)
@@ -199,14 +204,14 @@ class _Work(Generic[S]):
             if driver.rates().paused:
                 break
             await self._split(most)
-            now = await driver.tables.server_time()
-            ticket = driver.ticket(now, most)
+            term_s = driver.term_s(self.waiting[0].failed)
+            ticket = driver.ticket(await driver.tables.server_time(), most, term_s)
             if driver.term is not None:
                 await driver.term.extend(ticket.until)
             driver.check()
             piece = self.waiting.popleft()
             task = self._job.task(piece.work, ticket)
-            lost_at = driver.monotonic() + driver.term_s + LOST_AFTER_S
+            lost_at = driver.monotonic() + term_s + LOST_AFTER_S
             try:
                 future = driver.pool.submit(task)
             except BrokenExecutor:
@@ -228,7 +233,7 @@ class _Work(Generic[S]):
                 return
             self.waiting.popleft()
             # The lower half waits behind the upper one: next time it is the other one's turn to be split.
-            self.waiting.extend(_Piece(half) for half in reversed(halves))
+            self.waiting.extend(_Piece(half, piece.failed) for half in reversed(halves))
 
     async def hear(self) -> None:
         """Wait for an answer, or for a while."""
@@ -295,7 +300,8 @@ class _Work(Generic[S]):
             self._broken = 0
             piece.failed = 0
         else:
-            self._count(piece, "nothing was done in its time", f"({result.ended})")
+            given_s = self._driver.term_s(piece.failed)
+            self._count(piece, f"nothing was done in its {given_s:.0f} s ({result.ended})")
         if left is not None:
             self.waiting.append(_Piece(left, piece.failed, may_split=True))
 
@@ -315,19 +321,20 @@ class _Work(Generic[S]):
         self._driver.sent.lost += 1
         self._driver.sent.open = True
         self.waiting.append(piece)
-        self._count(piece, "was lost", why)
+        self._count(piece, f"it was lost ({why})")
 
-    def _count(self, piece: _Piece[S], what: str, why: str) -> None:
+    def _count(self, piece: _Piece[S], what: str) -> None:
         """Count one more failure of a piece in a row."""
         piece.failed += 1
-        _LOG.info("a task %s: %s; failure %d in a row of its range", what, why, piece.failed)
+        _LOG.info("a task came to nothing: %s; failure %d in a row of its range", what, piece.failed)
         if piece.failed >= TRIES:
             self.error = self.error or WorkersFailed(
-                f"a task was given up after {TRIES} attempts; the last one: {why}",
+                f"a task was given up after {TRIES} attempts; of the last one: {what}",
                 kept="everything up to the last checkpoint",
                 hint="see that the workers run, that they have the runner's version of rekey and enough"
-                " memory, and that there are as many as [executor] tasks says; then run the same command"
-                " again, if need be without --executor",
+                " memory, that there are as many as [executor] tasks says, and that they are not busy with"
+                " something else (or write a longer [executor] slice); then run the same command again, if"
+                " need be without --executor",
             )
 
     async def _begin_again(self) -> None:

@@ -26,8 +26,9 @@ from rekey.phases import Phase
 from rekey.runner import moves, steering
 from rekey.runner.run import Options, StopFlag
 from rekey.spread import driver
+from rekey.spread.tasks import Ended, Result
 from rekey.spread.work import host, work
-from rekey.tables.clock import TICKS_PER_SECOND
+from rekey.tables.clock import TICKS_PER_SECOND, ticks_of
 from rekey.tables.faults import Call
 from tests.company import company
 from tests.dualwriting import delete
@@ -403,6 +404,34 @@ def test_a_task_that_is_not_answered_is_given_to_another_worker(
     assert counters(project, script_id)["tasks_lost"] == 2
     assert seconds(project) - began >= MARGIN_S, "they may still write"
     assert_in_step(project, script_id)
+
+
+def _takes(project: Project, needed_s: float) -> Callable[[Plain], Plain]:
+    """A worker that does nothing in a shorter term than it needs."""
+
+    def carry(plain: Plain) -> Plain:
+        left_s = (ticks_of(plain["until"]) - project.clock.ticks()) / TICKS_PER_SECOND
+        return work(plain) if left_s >= needed_s else Result(plain["id"], Ended.LATE).plain()
+
+    return carry
+
+
+def test_a_worker_that_does_nothing_in_its_term_gets_twice_as_long_for_the_same_range(ready: Ready) -> None:
+    """One that only begins, or a machine that is busy, would not manage it the next time either."""
+    project, script_id, executor = ready
+    executor.carry = _takes(project, 3.5 * TERM_S)
+    apply(project, script_id)
+    assert_in_step(project, script_id)
+    assert Ended.LATE in {one["ended"] for one in executor.answers}
+
+
+def test_a_worker_that_does_nothing_in_four_times_its_term_either_is_given_up(ready: Ready) -> None:
+    project, script_id, executor = ready
+    executor.carry = _takes(project, 4.5 * TERM_S)
+    with pytest.raises(WorkersFailed, match=rf"nothing was done in its {4 * TERM_S} s \(late\)") as told:
+        apply(project, script_id)
+    assert "slice" in told.value.hint
+    assert {one["ended"] for one in executor.answers} == {Ended.LATE}
 
 
 def test_an_executor_that_broke_is_begun_again(ready: Ready) -> None:
