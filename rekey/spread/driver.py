@@ -162,10 +162,10 @@ class Driver:
             raise work.error
         return not work.waiting
 
-    def ticket(self, now: str, most: int, term_s: float) -> Ticket:
-        """Return what the next task may do."""
+    def ticket(self, now: str, most: int, failed: int = 0) -> Ticket:
+        """Return what the next task may do, of `most` at a time, when its piece failed so often in a row."""
         rates = self.rates()
-        until = ticks_of(now) + round(term_s * TICKS_PER_SECOND)
+        until = ticks_of(now) + round(self.term_s(failed) * TICKS_PER_SECOND)
         partition = rates.partition
         if partition and self.divides_partition():
             partition = max(1, partition // most)
@@ -204,14 +204,14 @@ class _Work(Generic[S]):
             if driver.rates().paused:
                 break
             await self._split(most)
-            term_s = driver.term_s(self.waiting[0].failed)
-            ticket = driver.ticket(await driver.tables.server_time(), most, term_s)
+            failed = self.waiting[0].failed
+            ticket = driver.ticket(await driver.tables.server_time(), most, failed)
             if driver.term is not None:
                 await driver.term.extend(ticket.until)
             driver.check()
             piece = self.waiting.popleft()
             task = self._job.task(piece.work, ticket)
-            lost_at = driver.monotonic() + term_s + LOST_AFTER_S
+            lost_at = driver.monotonic() + driver.term_s(failed) + LOST_AFTER_S
             try:
                 future = driver.pool.submit(task)
             except BrokenExecutor:

@@ -165,6 +165,8 @@ def test_tasks_share_the_rate_of_the_account_and_if_the_operator_set_it_that_of_
     ticket = driver.ticket("2024-01-01T00:00:00Z", 4)
     assert ticket.rates == Rates(25, partition)
     assert (ticket.seconds, ticket.until) == (15.0, "2024-01-01T00:00:45.0000000Z")
+    again = driver.ticket("2024-01-01T00:00:00Z", 4, failed=2)
+    assert (again.seconds, again.until) == (15.0, "2024-01-01T00:03:00.0000000Z")
 
 
 def test_a_worker_finds_its_configuration_where_it_is_told_or_where_the_runner_has_it() -> None:
