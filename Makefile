@@ -12,9 +12,9 @@ SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
 SOAK_SECONDS ?= 600
-# One more than the two cores of a usual machine: much of a test's time is spent waiting, for leases, windows
+# Two more than the two cores of a usual machine: much of a test's time is spent waiting, for leases, windows
 # and processes.
-WORKERS ?= 3
+WORKERS ?= 4
 # Commands are started hundreds of times: what they import is compiled once, also where the surroundings say no.
 unexport PYTHONDONTWRITEBYTECODE
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+# In one process: files are read and parsed once.
+pytestmark = pytest.mark.xdist_group("tidy")
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "rekey"
 
