@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 
 import click
 
@@ -33,6 +32,7 @@ from rekey.cli.status import status
 from rekey.cli.steer import pause, resume, throttle
 from rekey.cli.stress import stress
 from rekey.cli.verify import verify
+from rekey.distribution import installed_version
 from rekey.errors import ExitCode, RekeyError
 
 
@@ -46,7 +46,7 @@ class _InOrder(click.Group):
 
 def _show_version(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
     if value:
-        click.echo(f"rekey {version('rekey-tables')}")
+        click.echo(f"rekey {installed_version()}")
         context.exit()
 
 

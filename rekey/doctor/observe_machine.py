@@ -22,6 +22,7 @@ from pathlib import Path
 
 from rekey.config import Config, account_key, resolve_secret
 from rekey.declaration import required_secrets
+from rekey.distribution import DISTRIBUTION
 from rekey.doctor.observed import (
     ConfigurationSeen,
     FileSeen,
@@ -44,7 +45,6 @@ from rekey.state.store import State
 
 _BESIDE = ("-wal", "-shm", ".lock")
 _MOUNTS = Path("/proc/self/mountinfo")
-_DISTRIBUTION = "rekey-tables"
 
 
 def trouble_of(error: RekeyError) -> Trouble:
@@ -252,7 +252,7 @@ def _held_by(lock: Path) -> str:
 def see_versions() -> VersionsSeen:
     """Look at what is installed."""
     try:
-        wanted = tuple(requires(_DISTRIBUTION) or ())
+        wanted = tuple(requires(DISTRIBUTION) or ())
     except PackageNotFoundError:
         wanted = ()
     return VersionsSeen(

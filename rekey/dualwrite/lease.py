@@ -26,8 +26,8 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from importlib.metadata import version
 
+from rekey.distribution import installed_version
 from rekey.dualwrite.control import ControlRow, ControlStore
 from rekey.dualwrite.permits import Permit
 from rekey.dualwrite.reading import (
@@ -98,7 +98,7 @@ class ClientLease:
         self._monotonic = monotonic
         self._sleep = sleep
         self._jitter = jitter
-        self._version = version("rekey-tables")
+        self._version = installed_version()
         self._going = Going(0, None)
         self._acknowledged = self._going
         self._reading = Reading(None)

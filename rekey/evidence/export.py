@@ -27,6 +27,7 @@ from typing import Any
 
 from rekey.config import Config, account_key, resolve_secret
 from rekey.declaration import Declared
+from rekey.distribution import DISTRIBUTION, installed_version
 from rekey.errors import ConfigurationError, Findings, Moved, Refused, RekeyError, SecretMissing
 from rekey.evidence import bag, contents, timestamp
 from rekey.evidence.bag import Draft, require_free
@@ -44,7 +45,6 @@ from rekey.state.store import State
 
 EXPORTING = "evidence-export"
 PURPOSES = ("backfill",)
-_DISTRIBUTION = "rekey-tables"
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 _CONNECTION_STRING = re.compile(
     rb"(?i)AccountKey=[A-Za-z0-9+/]{20}|SharedAccessSignature=|[?&]sig=[^&\s]{20}"
@@ -222,7 +222,7 @@ def _source(
 def versions(schema: int) -> dict[str, Any]:
     """Return what runs here: rekey, Python, the packages rekey is built on, the schema of the state file."""
     found = {}
-    for wanted in requires(_DISTRIBUTION) or []:
+    for wanted in requires(DISTRIBUTION) or []:
         name = _NAME.match(wanted)
         if name is None or "extra ==" in wanted:
             continue
@@ -230,7 +230,7 @@ def versions(schema: int) -> dict[str, Any]:
     with suppress(PackageNotFoundError):  # an extra that is not installed signed nothing
         found["azure-keyvault-keys"] = version("azure-keyvault-keys")
     return {
-        "rekey": version(_DISTRIBUTION),
+        "rekey": installed_version(),
         "python": platform.python_version(),
         "implementation": sys.implementation.name,
         "system": platform.system(),

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.metadata import version
 
+from rekey.distribution import installed_version
 from rekey.errors import Moved, StateUnusable
 from rekey.mapping.cursors import SealedKeys
 from rekey.model import KeyRange
@@ -25,7 +25,6 @@ from rekey.spread.opened import travel_key
 from rekey.spread.pool import Pool
 from rekey.spread.tasks import Basis, Ended, Kind, Result, Task
 from rekey.spread.term import Term
-from rekey.spread.work import DISTRIBUTION
 from rekey.state.models import Segment
 from rekey.tables.probing import find_middle
 
@@ -102,7 +101,7 @@ async def made_under(run: Run, *, writes: bool) -> tuple[Basis, SealedKeys]:
             hint="find out who deleted it",
         )
     basis = Basis(
-        version=version(DISTRIBUTION),
+        version=installed_version(),
         config=str(run.config.path),
         endpoints=run.config.endpoints,
         script_id=run.script_id,

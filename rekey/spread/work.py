@@ -16,10 +16,10 @@ import os
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
-from importlib.metadata import version
 from typing import Any, TypeVar
 
 from rekey.config import Config
+from rekey.distribution import installed_version
 from rekey.errors import RekeyError
 from rekey.opening import connect
 from rekey.spread.copying import copy_slice
@@ -30,7 +30,6 @@ from rekey.tables.base import Accounts
 from rekey.tables.tally import tallied
 
 T = TypeVar("T")
-DISTRIBUTION = "rekey-tables"
 _CLOSING_S = 5.0
 
 
@@ -105,7 +104,7 @@ def close_host() -> None:
 def work(plain: Mapping[str, Any]) -> Plain:
     """Carry out a task and return its result."""
     try:
-        task = read_task(plain, version=version(DISTRIBUTION))
+        task = read_task(plain, version=installed_version())
     except RekeyError as error:
         return Result(str(plain.get("id")), Ended.FAILED, failure=Failure.of(error)).plain()
     here = host()

@@ -15,11 +15,11 @@ import random
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from importlib.metadata import version
 from types import TracebackType
 
 import orjson
 
+from rekey.distribution import installed_version
 from rekey.errors import (
     Ambiguous,
     ConditionFailed,
@@ -108,7 +108,7 @@ class AzureTableService:
             credential,
             timeouts=timeouts or Timeouts(),
             connections=connections,
-            agent=f"rekey/{version('rekey-tables')}",
+            agent=f"rekey/{installed_version()}",
         )
         jitter = random.Random(seed)  # noqa: S311 - spreads retries, keeps no secret
         requester = Requester(transport, retry or RetryPolicy(), clock or SystemClock(), jitter)

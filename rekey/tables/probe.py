@@ -12,7 +12,6 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass
 from email.utils import formatdate, parsedate_to_datetime
-from importlib.metadata import version
 from typing import Any
 
 import aiohttp
@@ -21,6 +20,7 @@ from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
 from azure.core.exceptions import AzureError
 from yarl import URL
 
+from rekey.distribution import installed_version
 from rekey.tables.answers import clean_code
 from rekey.tables.clock import TICKS_PER_SECOND, Clock
 from rekey.tables.credentials import SCOPE, Credential, SharedKey, signature_of
@@ -150,7 +150,7 @@ class _Connector(aiohttp.TCPConnector):
 
 
 async def _headers(address: str, credential: Credential | None) -> dict[str, str]:
-    headers = {**COMMON_HEADERS, "User-Agent": f"rekey/{version('rekey-tables')}"}
+    headers = {**COMMON_HEADERS, "User-Agent": f"rekey/{installed_version()}"}
     match credential:
         case None:
             return headers

@@ -1,0 +1,14 @@
+"""This program as it is installed: the name of its distribution, and its version."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import version
+
+DISTRIBUTION = "rekey-tables"
+
+
+@cache
+def installed_version() -> str:
+    """Return the version that is installed; looked up once, which takes reading a file."""
+    return version(DISTRIBUTION)
