@@ -366,7 +366,6 @@ def at_work() -> Iterator[None]:
             patch(sweep, "DigestParts", DigestsInMemory),
             patch(spreading, "Pool", pool),
             patch(spreading, "Driver", drives),
-            patch(spreading, "version", lambda _name: "0"),  # which takes longer to find than all else here
             patch(driver, "_LOOK_S", LOOK_S),
             patch(term, "_LOOK_S", ALL_S),
             patch(backfill, "_LOOK_S", ALL_S),
