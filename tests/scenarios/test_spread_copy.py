@@ -425,6 +425,26 @@ def test_a_worker_that_does_nothing_in_its_term_gets_twice_as_long_for_the_same_
     assert Ended.LATE in {one["ended"] for one in executor.answers}
 
 
+def test_halves_of_a_range_that_came_to_nothing_get_its_longer_term(ready: Ready) -> None:
+    """The range is split as soon as the others are done: what it needs longer for has not changed by that."""
+    project, script_id, executor = ready
+    terms: list[float] = []
+    takes = _takes(project, 1.5 * TERM_S)
+
+    def carry(plain: Plain) -> Plain:
+        if plain["kind"] != "copy" or plain["upto"]:
+            return work(plain)
+        terms.append((ticks_of(plain["until"]) - project.clock.ticks()) / TICKS_PER_SECOND)
+        return takes(plain)
+
+    executor.carry = carry
+    apply(project, script_id)
+    assert_in_step(project, script_id)
+    copied = [one for one in executor.given if one["kind"] == "copy"]
+    assert len(copied) > executor.tasks + 1, "it was split in between, not tried again whole"
+    assert terms == [TERM_S, 2 * TERM_S]
+
+
 def test_a_worker_that_does_nothing_in_four_times_its_term_either_is_given_up(ready: Ready) -> None:
     project, script_id, executor = ready
     executor.carry = _takes(project, 4.5 * TERM_S)
