@@ -95,7 +95,8 @@ SOUND = Observed(
     restricted=account("restricted"),
     versions=VersionsSeen(
         python=(3, 12, 4),
-        packages={"rekey-tables": "0.1.0", "yoyo-migrations": "9.0.0", "azure-data-tables": "12.7.0"},
+        rekey="0.1.0",
+        packages={"yoyo-migrations": "9.0.0", "azure-data-tables": "12.7.0"},
         wanted=("yoyo-migrations<10,>=9", "azure-data-tables<13,>=12.6", 'ruff>=0.8; extra == "dev"'),
         sqlite="3.45.0",
     ),

@@ -25,7 +25,8 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from rekey.backfill.held import Held, Partitions, Write, sort_out
+from rekey.backfill.held import Held, Partitions, Write
+from rekey.backfill.packing import sort_out
 from rekey.backfill.window import TURN_ROWS, Copied, CopyWindow
 from rekey.concurrency import cancel, for_each
 from rekey.dualwrite.replicas import same_content

@@ -14,12 +14,12 @@ Rules kept here:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rekey.backfill.packing import cut, in_order
 from rekey.backfill.window import CopyWindow
-from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey
+from rekey.model import ROW_KEY, EntityKey
 from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, Table
 
 
@@ -32,12 +32,6 @@ class Write(Operation):
 
 
 Partitions = defaultdict[str, list[Write]]
-
-
-def sort_out(writes: Iterable[Write], into: Partitions) -> None:
-    """Put writes to those of their partition."""
-    for write in writes:
-        into[write.row[PARTITION_KEY]].append(write)
 
 
 class Held:

@@ -25,10 +25,15 @@ SizeOf = Callable[[Operation], int]
 def pack(operations: Iterable[Operation], size_of: SizeOf) -> Iterator[list[Operation]]:
     """Yield batches of operations of one table, each within the limits of one transaction."""
     partitions: defaultdict[str, list[Operation]] = defaultdict(list)
-    for operation in operations:
-        partitions[operation.row[PARTITION_KEY]].append(operation)
+    sort_out(operations, partitions)
     for members in partitions.values():
         yield from cut(in_order(members), size_of)
+
+
+def sort_out(operations: Iterable[Op], into: defaultdict[str, list[Op]]) -> None:
+    """Put operations to those of their partition."""
+    for operation in operations:
+        into[operation.row[PARTITION_KEY]].append(operation)
 
 
 def in_order(members: list[Op]) -> list[Op]:

@@ -255,11 +255,11 @@ def see_versions() -> VersionsSeen:
         wanted = tuple(requires(DISTRIBUTION) or ())
     except PackageNotFoundError:
         wanted = ()
+    packages = {one.metadata["Name"].lower(): one.version for one in distributions() if one.metadata["Name"]}
     return VersionsSeen(
         python=sys.version_info[:3],
-        packages={
-            one.metadata["Name"].lower(): one.version for one in distributions() if one.metadata["Name"]
-        },
+        rekey=packages.get(DISTRIBUTION, ""),
+        packages=packages,
         wanted=wanted,
         sqlite=sqlite_version(),
     )

@@ -181,12 +181,14 @@ class VersionsSeen:
 
     Attributes:
         python: three numbers.
+        rekey: its own, "" where it is not installed.
         packages: distribution name to version.
         wanted: requirements as the distribution states them: `yoyo-migrations<10,>=9`.
         sqlite: of SQLite.
     """
 
     python: tuple[int, int, int]
+    rekey: str
     packages: Mapping[str, str]
     wanted: tuple[str, ...]
     sqlite: str

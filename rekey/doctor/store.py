@@ -20,10 +20,9 @@ from rekey.planner.result import Severity
 def check(observed: Observed) -> Examined:
     """Judge the restricted store."""
     seen = observed.store
-    version = observed.versions.packages.get("rekey-tables", "")
     findings = [
         *_tables(seen),
-        *(one for migration in seen.migrations for one in _migration(migration, version)),
+        *(one for migration in seen.migrations for one in _migration(migration, observed.versions.rekey)),
     ]
     return Examined("restricted store", tuple(findings), tuple(_facts(seen)))
 

@@ -31,7 +31,7 @@ def check(observed: Observed) -> Examined:
     python = ".".join(map(str, seen.python))
     shown = ", ".join(f"{name} {seen.packages[name]}" for name in _SHOWN if name in seen.packages)
     facts = [
-        Fact("rekey", f"{seen.packages.get('rekey-tables', 'unknown')} on Python {python}"),
+        Fact("rekey", f"{seen.rekey or 'unknown'} on Python {python}"),
         Fact("packages", f"{shown}, SQLite {seen.sqlite}"),
     ]
     return Examined("versions", tuple(findings), tuple(facts))

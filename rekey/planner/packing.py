@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from rekey.backfill.gathering import GATHERED_WINDOWS, MAPPING_WINDOWS, TARGET_WINDOWS
-from rekey.backfill.held import Held, Partitions, Write, sort_out
+from rekey.backfill.held import Held, Partitions, Write
+from rekey.backfill.packing import sort_out
 from rekey.backfill.reading import WindowSize, row_bytes
 from rekey.mapping.ids import DIGEST_BYTES
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row

@@ -97,8 +97,8 @@ class BucketSums:
         packed = bytearray(BUCKETS * _STEP)
         # Of a small table most buckets are empty, and are passed over without a line of Python.
         for bucket in compress(range(BUCKETS), map(or_, self.sums, self.counts)):
-            words = (self.sums[bucket] & _MASK) << 8 * COUNT_BYTES | self.counts[bucket]
-            packed[bucket * _STEP : (bucket + 1) * _STEP] = words.to_bytes(_STEP)
+            both = (self.sums[bucket] & _MASK) << 8 * COUNT_BYTES | self.counts[bucket]
+            packed[bucket * _STEP : (bucket + 1) * _STEP] = both.to_bytes(_STEP)
         return bytes(packed)
 
     def content_digest(self) -> str:

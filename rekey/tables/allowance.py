@@ -4,8 +4,8 @@ Rules kept here:
 
 * Whether a write may still be sent is asked before every attempt, by whoever works for a limited time.
 * Who took of a rate for a request hears when the service refuses it, and takes again before it is sent again.
-  Else all that was refused in one moment would come on top of what is sent anyway, be refused
-  again, and so on for as long as the service has less left over than comes.
+  Else all that was refused in one moment would come on top of what is sent anyway, be refused again, and so
+  on for as long as the service has less left over than comes.
 * Both travel with the task that asks (context variables), so processes that share one connection for several
   pieces of work ask each for its own.
 """
