@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from rekey.dualwrite.permits import Permit
 from rekey.dualwrite.propagate import Propagator
 from rekey.dualwrite.reverse import ReversePropagator
 from rekey.dualwrite.rules import View
-from rekey.dualwrite.sweeper import Sweeper, Swept
+from rekey.dualwrite.sweeper import Company, Sweeper, Swept
 from rekey.dualwrite.writer import Writer
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import EntityKey, Row, content_of, key_of
@@ -74,6 +75,12 @@ class StandingPermits:
     def check(self, permit: Permit) -> None:
         return
 
+    def in_time(self, permit: Permit) -> bool:
+        return True
+
+    async def look_again(self) -> Permit:
+        return Permit(self.phase, self.epoch, self.copied)
+
     def current(self) -> Permit | None:
         return Permit(self.phase, self.epoch, self.copied) if self.trusted else None
 
@@ -128,7 +135,7 @@ class DualWorld(World):
     async def sweep(self, authority: str = "source") -> Swept:
         """Settle all intents, whatever their age."""
         side = "target" if authority == "target" else "source"
-        return await self.sweeper.sweep(side, older_than=None, concurrency=4, check=go_on)  # type: ignore[arg-type]
+        return await self.sweeper.sweep(side, Company(sys.maxsize), concurrency=4, check=go_on)  # type: ignore[arg-type]
 
     @property
     def intents(self) -> int:

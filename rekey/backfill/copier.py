@@ -32,10 +32,25 @@ from rekey.tables.bulk import read_keys
 class Copier:
     """Copies windows of source rows of one migration."""
 
-    def __init__(self, propagator: Propagator, concurrency: int, throttle: Throttle | None = None) -> None:
-        """Take the propagator (it knows the tables and the mapping), how many requests may be under way at
-        once, and what keeps reads and writes under rates."""
+    def __init__(
+        self,
+        propagator: Propagator,
+        concurrency: int,
+        throttle: Throttle | None = None,
+        *,
+        targets: Sequence[Table] | None = None,
+    ) -> None:
+        """Take what the copier works with.
+
+        Args:
+            propagator: knows the tables and the mapping.
+            concurrency: how many requests may be under way at once.
+            throttle: keeps reads and writes under rates.
+            targets: the target tables by handles that repeat an open write, for batches of inserts-if-absent:
+                whoever copies waits until none of those can take effect any more. Else the propagator's.
+        """
         self.propagator = propagator
+        self.targets = tuple(targets or propagator.targets)
         self.rows: MappingRows = propagator.mapping.rows
         self.concurrency = concurrency
         self.throttle = throttle or Throttle(None)

@@ -55,7 +55,7 @@ class Gathering:
         self._copier = copier
         propagator = copier.propagator
         self._mapping = Held(propagator.mapping.table, MAPPING_WINDOWS)
-        self._targets = [Held(table, TARGET_WINDOWS) for table in propagator.targets]
+        self._targets = [Held(table, TARGET_WINDOWS) for table in copier.targets]
         self._slots = asyncio.Semaphore(copier.concurrency)
         self._begun = 0
         self._newest = 0  # of those whose mapping rows were handed over

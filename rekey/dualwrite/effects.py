@@ -15,7 +15,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from enum import Enum
 from typing import Any, TypeVar
 
-from rekey.errors import Ambiguous, ConditionFailed, RowExists, RowMissing
+from rekey.errors import Ambiguous, ConditionFailed, RowExists, RowMissing, Unavailable
+from rekey.tables.answers import may_be_applied
 from rekey.tables.base import Operation, Table, Verb
 
 T = TypeVar("T")
@@ -68,6 +69,10 @@ async def apply_for_etag(table: Table, operation: Operation) -> tuple[Outcome, s
         return Outcome.STALE, None
     except Ambiguous:
         return Outcome.OPEN, None
+    except Unavailable as error:
+        if may_be_applied(error):
+            return Outcome.OPEN, None
+        raise
 
 
 async def apply_operation(table: Table, operation: Operation) -> str | None:

@@ -6,9 +6,9 @@ Rules kept here:
   known to be what the authority says. Whatever dies in between leaves the intent, and the sweeper finishes.
 * In the restricted table `rekeyjournal`: PartitionKey `<script>.j.<client>`, so that the intents of one
   transaction go in one transaction; RowKey by time of making, unique within the client.
-* The age of an intent is told by the service's Timestamp, never by this machine's clock. Whoever works on a
-  key again `touch`es its intent first: so work that is under way never hangs on an intent older than the
-  longest operation, and a sweeper that takes only older ones meets no work under way.
+* The age of an intent is told by the service's Timestamp, never by this machine's clock, and the intent says
+  how long what it announces may be under way. Whoever works on a key again `touch`es its intent first: so a
+  sweeper that takes only those whose time is over meets no work under way.
 * With a keyring the key in an intent is sealed, bound to the intent's own key: `times` needs no key to open
   it, everything that settles does.
 * Removing is idempotent. A sweeper removes on the condition of the ETag it read: an intent touched meanwhile
@@ -18,8 +18,10 @@ Rules kept here:
 from __future__ import annotations
 
 import json
+import math
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 
@@ -63,6 +65,8 @@ class Intent:
         client_id: the client that made it.
         epoch: the epoch of the permit it was made under.
         at: when it was made or last touched, in ticks by the service's clock.
+        open_s: for how many seconds after that what it announces may be under way; None if it does not say.
+        settled: its key was settled since, and it is kept because its process may be heard of yet.
         etag: its version.
     """
 
@@ -72,6 +76,8 @@ class Intent:
     client_id: str
     epoch: int
     at: int
+    open_s: float | None
+    settled: bool
     etag: str
 
 
@@ -84,6 +90,7 @@ class Journal:
         script_id: str,
         keyring: Keyring | None = None,
         *,
+        open_s: float | None = None,
         now: Callable[[], int] = _system.ticks,
         token: Callable[[], str] = new_token,
     ) -> None:
@@ -93,6 +100,8 @@ class Journal:
             table: `rekeyjournal` of the restricted account.
             script_id: the migration.
             keyring: what seals the keys in intents; None for a migration whose mapping is not sealed.
+            open_s: for how many seconds what intents of this process announce may be under way, requests that
+                were sent at the end included.
             now: this machine's time in ticks: it orders the row keys of one client and tells nothing else.
             token: makes the word that tells this journal's row keys from those of another one of the same
                 client.
@@ -100,6 +109,7 @@ class Journal:
         self.table = table
         self.script_id = script_id
         self._keyring = keyring
+        self._open_s = open_s
         self._now = now
         self._token = token()
         self._numbers = count(1)
@@ -159,10 +169,17 @@ class Journal:
                 await self._keyring.learn(page.rows)
             yield [self._read(row) for row in page.rows]
 
-    async def times(self) -> AsyncIterator[list[int]]:
-        """Iterate over when the intents were made or last touched, in ticks; no key is opened."""
+    async def keep(self, intent: Intent) -> None:
+        """Note that the key of an intent is settled, unless it was touched since it was read."""
+        change: Row = {PARTITION_KEY: intent.id.partition, ROW_KEY: intent.id.row, "Settled": True}
+        with suppress(RowMissing, ConditionFailed):
+            await self.table.merge(change, etag=intent.etag)
+
+    async def times(self) -> AsyncIterator[list[tuple[int, bool]]]:
+        """Iterate over when the intents were made or last touched, in ticks, and whether they are settled and
+        only kept; no key is opened."""
         async for page in self._pages(None):
-            yield [ticks_of(row[TIMESTAMP]) for row in page.rows]
+            yield [(ticks_of(row[TIMESTAMP]), "Settled" in row) for row in page.rows]
 
     async def _pages(self, client_id: str | None) -> AsyncIterator[Page]:
         bounds = intents_of(self.script_id)
@@ -201,6 +218,8 @@ class Journal:
             "Epoch" + TYPE_SUFFIX: INT64,
             "Side": side,
         }
+        if self._open_s is not None:
+            row["OpenMs"] = math.ceil(self._open_s * 1000)
         if self._keyring is not None:
             plain = json.dumps([side, *key]).encode("ascii")
             return row | self._keyring.sealer.seal(INTENT, JOURNAL_TABLE, intent_id, plain)
@@ -218,6 +237,8 @@ class Journal:
             client_id=row["Client"],
             epoch=int(row["Epoch"]),
             at=ticks_of(row[TIMESTAMP]),
+            open_s=row["OpenMs"] / 1000 if "OpenMs" in row else None,
+            settled="Settled" in row,
             etag=etag_of(row),
         )
 

@@ -9,6 +9,8 @@ Rules kept here (DESIGN sections 4 and 5, ADR 0018):
   clocks are compared; a beat without a reading behind it, or whose answer was lost, extends nothing.
 * Whatever begins while the lease is trusted has taken effect `longest_operation_s` later, or never does: the
   writer bounds operations and background work alike by that. So a client is over at a known moment.
+* A process may stand still at any step, for longer than that, and be given up. So whether it may write is
+  asked when a request is sent, and an operation that ends after its time looks at the control row again.
 * A newer epoch is acknowledged when nothing of an older one is under way, in the background neither, and
   `settle` has been through. New operations go by the newest epoch at once: two epochs side by side in one
   client are no more than two clients that are one epoch apart.
@@ -44,7 +46,7 @@ from rekey.dualwrite.registry import ClientRow, Registry
 from rekey.dualwrite.underway import Going, Granted, UnderWay, first_of, granted
 from rekey.errors import RekeyError, ServiceError, Unavailable
 from rekey.phases import ControlPhase
-from rekey.tables.base import TableService
+from rekey.tables.base import SIGNED_S, TableService
 from rekey.tables.clock import rising_seconds
 
 _log = logging.getLogger(__name__)
@@ -70,6 +72,7 @@ class ClientLease:
         settle: Callable[[], Awaitable[None]] = _nothing_to_settle,
         counters: Callable[[], Mapping[str, int]] = dict,
         left: Callable[[], int] = int,
+        late_s: Callable[[], float] = lambda: SIGNED_S,
         client_id: str | None = None,
         monotonic: Callable[[], float] = rising_seconds,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
@@ -84,6 +87,7 @@ class ClientLease:
             settle: ends the background work of older epochs (`Writer.settle`); awaited before an epoch is
                 acknowledged and at the end.
             counters, left: what the client's row tells: counts by name, and the keys it still has to settle.
+            late_s: for how many seconds the service accepts what the client has signed.
             client_id: lower case hexadecimal, of this lease alone; random by default.
             monotonic, sleep, jitter: this machine's clock, waiting, and a draw of [0, 1); for tests.
         """
@@ -95,6 +99,7 @@ class ClientLease:
         self._settle = settle
         self._counters = counters
         self._left = left
+        self._late_s = late_s
         self._monotonic = monotonic
         self._sleep = sleep
         self._jitter = jitter
@@ -165,8 +170,19 @@ class ClientLease:
 
     def check(self, permit: Permit) -> None:
         """Refuse when the time of a permit is over: a process that was held up must not go on writing."""
-        if self._monotonic() >= granted(permit).until:
+        if self._monotonic() >= granted(permit).sends_until:
             raise too_late(self.facts.script_id).error()
+
+    def in_time(self, permit: Permit) -> bool:
+        """Tell whether nobody can have given up an operation under this permit yet."""
+        return self._monotonic() < granted(permit).until
+
+    async def look_again(self) -> Permit:
+        """Look at the control row now, see `Permits.look_again`."""
+        await self._look()
+        if self._reading.refusal is not None:
+            raise self._reading.refusal.error()
+        return self._grant()
 
     # --- beginning, looking, ending -----------------------------------------------------------------------
 
@@ -266,7 +282,8 @@ class ClientLease:
                 task.result()
 
     def _grant(self) -> Granted:
-        return self._going.grant(self._monotonic() + self.settings.longest_operation_s)
+        now, settings = self._monotonic(), self.settings
+        return self._going.grant(now + settings.sending_s, now + settings.longest_operation_s)
 
     def _leave(self, number: int) -> None:
         if self._under_way.leave(number) and number < self._going.number:
@@ -323,6 +340,7 @@ class ClientLease:
             counters=dict(self._counters()),
             run_id=self._acknowledged.run_id,
             refuses=self._reading.refuses,
+            late_s=self._late_s(),
         )
 
     async def _acknowledge_all(self) -> None:

@@ -29,6 +29,7 @@ from rekey.dualwrite.sweeper import Settler
 from rekey.dualwrite.work import IntentRef
 from rekey.errors import RekeyError
 from rekey.phases import ControlPhase
+from rekey.tables.allowance import while_allowed
 
 MAX_KEPT = 1_000
 """Leftovers a client keeps for itself; what comes on top is left to the sweeper."""
@@ -179,7 +180,7 @@ class Leftovers:
         left.trying = True
         left.attempts += 1
         try:
-            with self._permits.hold(now):
+            with self._permits.hold(now), while_allowed(partial(self._permits.check, now)):
                 async with asyncio.timeout(self._longest):
                     return await self._settle(left, now)
         except (RekeyError, TimeoutError) as error:

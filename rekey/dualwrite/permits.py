@@ -53,7 +53,18 @@ class Permits(Protocol):
         """
 
     def check(self, permit: Permit) -> None:
-        """Raise WritesRefused when a permit's time is over: a process that was held up must not write."""
+        """Raise WritesRefused when nothing may be sent under a permit any more: a process that was held up
+        must not write. Asked in the moment in which a request is sent."""
+
+    def in_time(self, permit: Permit) -> bool:
+        """Tell whether nobody can have given up an operation under this permit yet."""
+
+    async def look_again(self) -> Permit:
+        """Look at the control row now, and return the permit of what it says.
+
+        Raises:
+            RekeyError: that could not be had.
+        """
 
     def current(self) -> Permit | None:
         """Return the permit that the last trusted reading of the control row gives, at once.

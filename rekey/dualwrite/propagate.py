@@ -12,13 +12,16 @@ Rules kept here (DESIGN section 5; each was found by searching all interleavings
 * A target key is claimed in the mapping before a row is written under it, and after a claim the round starts
   again, because the replicas must be read before the authority.
 * Only rows that the source key owns are touched: a main row by its reverse row, an index row by its pointer.
+* Whoever has no intent of its own for the key (the runner) announces it before the first write, and ends that
+  only when no outcome stayed open: what is cut off, or still under way, is found in the journal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from rekey.dualwrite.effects import Outcome, apply_one, in_turns
 from rekey.dualwrite.replicas import SOURCE_TABLE, Rows, difference
@@ -27,6 +30,7 @@ from rekey.mapper import Mapper
 from rekey.mapping.rows import TargetKey, pointer_of
 from rekey.mapping.store import MappingStore, StillOwns
 from rekey.model import ETAG, EntityKey, Row, key_of
+from rekey.tables.allowance import while_also
 from rekey.tables.base import Operation, Table, Verb
 
 MAX_ROUNDS = 100
@@ -52,20 +56,48 @@ class Propagated:
         return bool(self.inserted or self.replaced or self.deleted)
 
 
-class Tally:
-    """Counts what a propagate did, round by round."""
+class Announced(Protocol):
+    """A key whose replicas are about to be written, as the journal says."""
 
-    def __init__(self) -> None:
+    def check(self) -> None:
+        """Raise Unavailable when the time is over for which that was announced."""
+
+    async def end(self) -> None:
+        """Take it back: the replicas are what the authority says, and nothing is open."""
+
+
+Announce = Callable[[EntityKey], Awaitable[Announced]]
+"""Announces that the replicas of a source key are about to be written."""
+
+
+class Tally:
+    """Counts what a propagate did, round by round, and keeps it announced."""
+
+    def __init__(self, source_key: EntityKey, announce: Announce | None) -> None:
         self.counts = dict.fromkeys((Verb.INSERT, Verb.REPLACE, Verb.DELETE), 0)
         self.open = False
+        self._source_key, self._announce = source_key, announce
+        self._announced: Announced | None = None
+
+    async def begin(self) -> None:
+        """Announce the key before the first write."""
+        if self._announce is not None and self._announced is None:
+            self._announced = await self._announce(self._source_key)
+
+    def check(self) -> None:
+        """Raise Unavailable when nothing may be written under this announcement any more."""
+        if self._announced is not None:
+            self._announced.check()
 
     def add(self, operation: Operation, outcome: Outcome) -> None:
         """Count one write."""
         self.counts[operation.verb] += bool(outcome)
         self.open = self.open or outcome is Outcome.OPEN
 
-    def result(self) -> Propagated:
-        """Return what was done."""
+    async def result(self) -> Propagated:
+        """End the announcement, unless something is open, and return what was done."""
+        if self._announced is not None and not self.open:
+            await self._announced.end()
         counts = self.counts
         return Propagated(counts[Verb.INSERT], counts[Verb.REPLACE], counts[Verb.DELETE], self.open)
 
@@ -100,6 +132,8 @@ class Propagator:
         self.mapper = mapper
         self.mapping = mapping
         self.width = width
+        self.announce: Announce | None = None
+        """Announces keys before their replicas are written; None where whoever calls has done that."""
 
     async def propagate(self, source_key: EntityKey) -> Propagated:
         """Make all replicas of `source_key` equal what the source says now.
@@ -109,7 +143,7 @@ class Propagator:
             RowRefused: the mapping cannot key the source row; names it by safe id.
             Unavailable: the row changed in every one of `MAX_ROUNDS` rounds.
         """
-        tally = Tally()
+        tally = Tally(source_key, self.announce)
         for _ in range(MAX_ROUNDS):
             forward = await self.mapping.forward(source_key)
             known = forward.targets if forward else frozenset[TargetKey]()
@@ -123,7 +157,7 @@ class Propagator:
             found = await self._owned(source_key, expected, found, known)
             writes = difference(expected, found)
             if await self.apply_all(writes, tally) and await self._is_last(source_key, writes, authority):
-                return tally.result()
+                return await tally.result()
         raise self.too_busy(source_key)
 
     async def still_owns(self, source_key: EntityKey, target: TargetKey) -> bool:
@@ -166,8 +200,11 @@ class Propagator:
             tally.add(operation, outcome)
             return bool(outcome)
 
+        if writes:
+            await tally.begin()
         try:
-            return all(await in_turns([partial(apply, *write) for write in writes], self.width))
+            with while_also(tally.check):
+                return all(await in_turns([partial(apply, *write) for write in writes], self.width))
         except ServiceError as error:
             if not tally.open:
                 raise

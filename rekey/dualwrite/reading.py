@@ -29,6 +29,11 @@ LEASE_LOST = "lease-lost"
 CLOSED = "closed"
 
 
+_SERVICE_SHARE = 3
+"""One request may take this part of the longest operation on the service."""
+_MOST_SERVICE_S = 30
+
+
 @dataclass(frozen=True, slots=True)
 class ClientFacts:
     """What a client is made with.
@@ -63,6 +68,16 @@ class LeaseSettings:
     lease_s: float = 15.0
     longest_operation_s: float = 30.0
     freeze_wait_s: float = 10.0
+
+    @property
+    def service_s(self) -> int:
+        """For how long the service may work on one request, in whole seconds, at least one."""
+        return int(min(_MOST_SERVICE_S, max(1.0, self.longest_operation_s / _SERVICE_SHARE)))
+
+    @property
+    def sending_s(self) -> float:
+        """For how long an operation sends anything: that much earlier than it must have taken effect."""
+        return max(self.longest_operation_s - self.service_s, self.longest_operation_s / 2)
 
     def __post_init__(self) -> None:
         if not 0 < self.poll_s < self.lease_s or self.longest_operation_s <= 0 or self.freeze_wait_s < 0:

@@ -6,6 +6,9 @@ Rules kept here:
   `client.<id>`. Only its client writes it, whole, with every beat; ids are random and never used again.
 * A client is over once nothing that it began can take effect any more: the row's Timestamp (the service's),
   its lease, its longest operation and a margin are past, by the service's clock. Until then it is waited for.
+* A process that stands still between looking at its lease and sending (it is stopped, its machine is moved)
+  may send when it goes on. So one that was given up without having ended in order may be heard of until the
+  service refuses what it had signed (`refused_at`): until then its intents are kept.
 * An epoch counts as acknowledged only together with the run it belongs to: after a rollback another run
   counts its epochs from 1 again.
 * A row that this program cannot read is an error, never a client less.
@@ -23,7 +26,7 @@ from rekey import edm
 from rekey.errors import ConditionFailed, RowMissing, StateUnusable, TableMissing
 from rekey.mapping.rows import CONTROL_TABLE
 from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, TIMESTAMP, TYPE_SUFFIX, EntityKey, KeyRange, Row
-from rekey.tables.base import TableService
+from rekey.tables.base import SIGNED_S, TableService
 from rekey.tables.clock import TICKS_PER_SECOND, ticks_of
 
 CLIENT_PREFIX = "client."
@@ -55,6 +58,7 @@ class ClientRow:
         counters: what it has counted since it began.
         run_id: the run that the epoch belongs to, "" while there is no control row.
         refuses: the code of what keeps it from dual writes, "" when nothing does.
+        late_s: seconds after which the service refuses what the client has signed.
         etag: as read.
     """
 
@@ -73,6 +77,7 @@ class ClientRow:
     counters: Mapping[str, int] = field(default_factory=dict)
     run_id: str = ""
     refuses: str = ""
+    late_s: float = SIGNED_S
     etag: str = ""
 
 
@@ -94,6 +99,12 @@ def silent_at(row: ClientRow) -> int:
 def over_at(row: ClientRow) -> int:
     """Return when the client is over unless it beats again, in ticks of the service's clock."""
     return row.beat_at + _ticks(row.lease_s + row.longest_s + SAFETY_S)
+
+
+def refused_at(row: ClientRow) -> int:
+    """Return from when on the service refuses whatever a client has signed that does not beat again, in ticks
+    of the service's clock."""
+    return over_at(row) + _ticks(row.late_s)
 
 
 def is_over(row: ClientRow, now: int) -> bool:
@@ -142,6 +153,7 @@ def to_row(script_id: str, client: ClientRow) -> Row:
         "Left": client.left,
         "Counters": json.dumps(dict(client.counters), sort_keys=True),
         "Refuses": client.refuses,
+        "LateMs": math.ceil(client.late_s * 1000),
     }
 
 
@@ -166,6 +178,7 @@ def from_row(row: Row) -> ClientRow:
             counters={str(name): int(number) for name, number in json.loads(row["Counters"]).items()},
             run_id=row["RunId"],
             refuses=row["Refuses"],
+            late_s=int(row.get("LateMs", SIGNED_S * 1000)) / 1000,
             etag=row[ETAG],
         )
     except (KeyError, ValueError, TypeError, AttributeError):
@@ -228,7 +241,7 @@ class Registry:
         """
         purged = 0
         for client in await self.list():
-            if now < over_at(client) + _ticks(after_s):
+            if now < max(over_at(client) + _ticks(after_s), refused_at(client)):
                 continue
             key = EntityKey(self.script_id, CLIENT_PREFIX + client.client_id)
             try:

@@ -50,11 +50,11 @@ class ReversePropagator:
             RowRefused: the target row cannot be expressed in the source; names it by safe id.
             Unavailable: the row changed in every one of `MAX_ROUNDS` rounds.
         """
-        tally = Tally()
+        tally = Tally(source_key, self.forward.announce)
         for _ in range(MAX_ROUNDS):
             forward = await self.mapping.forward(source_key)
             if forward is None:
-                return tally.result()
+                return await tally.result()
             found = await self._read_replicas(source_key, forward)
             authority = await self._authority_now(source_key)
             expected = self.expected_of(source_key, authority, found.get(source_place(source_key)))
@@ -67,11 +67,11 @@ class ReversePropagator:
             if not await self.forward.apply_all(writes, tally):
                 continue
             if not writes:
-                return tally.result()
+                return await tally.result()
             if not needs_another_round([operation for _, operation in writes]):
                 now = await self._authority_now(source_key)
                 if version_of(now) == version_of(authority):
-                    return tally.result()
+                    return await tally.result()
         raise self.forward.too_busy(source_key)
 
     async def authority(self, forward: Forward | None) -> Row | None:

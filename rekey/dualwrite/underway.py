@@ -51,10 +51,13 @@ class Going:
         same = (then.run_id, then.epoch) == (self.run_id, self.epoch)
         return then if same else Going(self.number + 1, control)
 
-    def grant(self, until: float) -> Granted:
-        """Return a permit for work that must end by a moment of the client's clock."""
+    def grant(self, sends_until: float, until: float) -> Granted:
+        """Return a permit for work that sends its last request, and has taken effect, by two moments of the
+        client's clock."""
         copied = self.control is not None and self.control.copied
-        return Granted(self.phase, self.epoch, copied, number=self.number, until=until)
+        return Granted(
+            self.phase, self.epoch, copied, number=self.number, sends_until=sends_until, until=until
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +66,12 @@ class Granted(Permit):
 
     Attributes:
         number: of the `Going` it was given under.
-        until: by when its work must have ended, by the client's clock.
+        sends_until: until when requests may be sent for it, by the client's clock.
+        until: by when its work must have taken effect.
     """
 
     number: int = 0
+    sends_until: float = 0.0
     until: float = 0.0
 
 

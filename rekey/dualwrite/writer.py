@@ -3,6 +3,10 @@
 Rules kept here (DESIGN section 5, ADR 0017):
 
 * An operation runs under one permit, and ends, work in the background included, within the longest operation.
+  Nothing is sent for it after that, however long its process stood still.
+* One that was held up beyond that may have been given up: its intents are settled, or gone, and the authority
+  may have moved. So its keys are announced again before it is answered, in the epoch that is now; and only if
+  that is still its own can it say that the write was done.
 * The caller is told what the authority answered. Whatever is not known to be finished then keeps its intent,
   and is looked at again by this client (`leftovers`) or by the runner's sweeper.
 * An error, a cancellation or the deadline before anything was sent to the authority: nothing was written, the
@@ -31,6 +35,8 @@ from rekey.dualwrite.sweeper import Settler
 from rekey.dualwrite.target_side import TargetSide
 from rekey.dualwrite.work import IntentRef, State, Work
 from rekey.errors import RekeyError, ServiceError, Unavailable
+from rekey.phases import FOLLOWED
+from rekey.tables.allowance import while_allowed
 from rekey.tables.base import Operation, Table
 
 LONGEST_OPERATION_S = 30.0
@@ -111,12 +117,40 @@ class Writer:
             if taken in (Route.REFUSED, Route.WAIT):
                 raise refusal(refusal_code(self.view, taken, copied=permit.copied), self.table.name)
             deadline = asyncio.get_running_loop().time() + self._longest
-            if taken is Route.PLAIN:
-                etags = await self._plain(operations, deadline)
-            else:
-                etags = await self._dual(self._flow(operations, permit, taken), permit, deadline)
+            with while_allowed(partial(self._permits.check, permit)):
+                if taken is Route.PLAIN:
+                    etags = await self._plain(operations, deadline)
+                else:
+                    etags = await self._dual(self._flow(operations, permit, taken), permit, deadline)
+            if not self._permits.in_time(permit):
+                await self.announce_late(operations, permit)
         self._counters.writes += len(operations)
         return etags
+
+    async def announce_late(self, operations: Sequence[Operation], permit: Permit) -> None:
+        """Announce keys again of a write that was answered after the time of its permit.
+
+        Raises:
+            ServiceError: the write may not count: the migration has moved on, or nobody can tell.
+        """
+        try:
+            now = await self._permits.look_again()
+            if now.phase in FOLLOWED:
+                with while_allowed(partial(self._permits.check, now)):
+                    await self._announce(operations, now)
+        except Exception:  # noqa: BLE001 - whatever it was: nobody can tell
+            raise _too_long(self.table.name, sent=True) from None
+        if now.epoch != permit.epoch:
+            raise _too_long(self.table.name, sent=True)
+
+    async def _announce(self, operations: Sequence[Operation], now: Permit) -> None:
+        keys = [one.key for one in operations]
+        ids = await self._journal.begin(self._client_id, now.epoch, self.view.side, keys)
+        side = authority(now.phase)
+        if side is not None:  # else a freeze: the runner settles it, or the next epoch's sweep
+            for intent_id, key in zip(ids, keys, strict=True):
+                intent = IntentRef(intent_id, self.view.side, key)
+                self._leftovers.add(intent, now, side, still_open=True, decided=True)
 
     async def settle(self) -> None:
         """Wait for the work in the background, then try what is left once more; what is left of older epochs

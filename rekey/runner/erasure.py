@@ -128,7 +128,7 @@ async def require_complete(run: Run) -> ControlRow:
     await wait_for_present(run)
     if not run.is_delta:
         async for times in run.journal.times():
-            if times:
+            if times:  # `complete` has removed what was only kept
                 raise Refused(
                     f"the journal of {run.script_id} holds intents: not all writes are settled",
                     kept="everything; nothing was erased",

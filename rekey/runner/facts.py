@@ -25,12 +25,18 @@ from rekey.state.audit import AuditEvent
 from rekey.state.models import PhaseRun, Segment, Verification
 from rekey.tables.clock import TICKS_PER_SECOND, ticks_of
 
+RETURNED_AFTER = "returned_after"
+"""Fact: the number of the last full verification when a way back from cutover was last begun."""
 RETURNED_AT = "returned_at"
-"""Fact: when a way back from cutover was last begun, by this machine's clock, as verifications are timed."""
+"""The same as a time of some machine, as versions before 0.2 kept it: which verifications are newer, it does
+not tell."""
 ESTIMATED_ROWS = "estimated_rows"
 """Fact: how many rows the source has, as planned before the first write."""
-UNFOLLOWED_AT = "unfollowed_at"
-"""Fact: when the last full verification ended that was made while no client was registered."""
+UNFOLLOWED = "unfollowed"
+"""Fact: the number of the last full verification that was made while no client was registered."""
+LATE_UNTIL = "late_until"
+"""Fact: until when, by the service's clock, clients may be heard of that were given up at the beginning.
+What they wrote before had no intent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +62,12 @@ class Intents:
     Attributes:
         depth: how many intents.
         oldest_at: when the oldest was made, ticks of the service's clock; None without any.
+        kept: further ones that are settled, and kept while their client may be heard of yet.
     """
 
     depth: int
     oldest_at: int | None
+    kept: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +218,7 @@ def verification_problem(
     Args:
         last: that verification.
         facts: small facts of the state file.
-        now: ticks, by the clock that its age is told by.
+        now: ticks of the service's clock, as verifications are timed.
         max_age_s: how old it may be, in seconds.
         writers_stopped: the operator says that nobody writes, so there was no client to be missed.
     """
@@ -218,9 +226,15 @@ def verification_problem(
         return "nothing has been verified in full"
     if last.divergences:
         return f"the last full verification found {last.divergences:,} rows that differ"
-    returned_at = facts.get(RETURNED_AT)
-    if returned_at is not None and ticks_of(last.started_at) < ticks_of(returned_at):
+    returned = RETURNED_AFTER in facts and last.number <= int(facts[RETURNED_AFTER])
+    if returned or (RETURNED_AT in facts and RETURNED_AFTER not in facts):
         return "nothing has been verified in full since the way back from cutover"
+    late_until = facts.get(LATE_UNTIL)
+    if late_until is not None and ticks_of(last.started_at) < ticks_of(late_until):
+        return (
+            "a client was given up when dual writes began, without having ended in order: what it had signed"
+            f" may reach the source until {late_until}, and nothing has been verified in full since"
+        )
     if is_unfollowed(last, facts) and not writers_stopped:
         return "when all was last verified, no client of the application was registered"
     if now - ticks_of(last.finished_at) > max_age_s * TICKS_PER_SECOND:
@@ -230,5 +244,4 @@ def verification_problem(
 
 def is_unfollowed(last: Verification, facts: Mapping[str, str]) -> bool:
     """Tell whether a full verification was made while no client was registered."""
-    unfollowed_at = facts.get(UNFOLLOWED_AT)
-    return unfollowed_at is not None and ticks_of(last.finished_at) <= ticks_of(unfollowed_at)
+    return UNFOLLOWED in facts and last.number <= int(facts[UNFOLLOWED])

@@ -59,6 +59,14 @@ class FileLock:
         """Tell whether this object holds the lock."""
         return self._descriptor is not None
 
+    @property
+    def identity(self) -> str:
+        """Which file the held lock is really on: device and inode, the same for all who meet at it."""
+        if self._descriptor is None:
+            raise RuntimeError("the file lock on the state file must be held")
+        found = os.fstat(self._descriptor)
+        return f"{found.st_dev}:{found.st_ino}"
+
     def acquire(self) -> FileLock:
         """Take the lock without waiting.
 

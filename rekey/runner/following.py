@@ -35,18 +35,18 @@ _NAMED = 10
 
 
 class Deadline:
-    """A limit to how long something may take, by the clock that also does the waiting."""
+    """A limit to how long something may take, by what only rises."""
 
     def __init__(self, clock: Clock, seconds: float) -> None:
         """Begin now."""
         self._clock = clock
         self.seconds = seconds
-        self.began = clock.ticks()
+        self.began = clock.rising()
 
     @property
     def elapsed_s(self) -> float:
         """Seconds since it began."""
-        return (self._clock.ticks() - self.began) / TICKS_PER_SECOND
+        return self._clock.rising() - self.began
 
     @property
     def over(self) -> bool:

@@ -2,10 +2,15 @@
 
 Rules kept here:
 
-* Only intents older than the longest operation (and a margin) are taken: what a younger one announces may
-  still be under way, or late. That holds in a freeze too: a client that has acknowledged it has settled all
-  but what was left open, and nobody knows whether such a request still travels.
-* The background sweep ends with the work beside it, and its errors end that work.
+* Only intents whose time is over are taken: what a younger one announces may still be under way, or late.
+  That holds in a freeze too: a client that has acknowledged it has settled all but what was left open, and
+  nobody knows whether such a request still travels.
+* The runner announces what it writes to replicas, as clients do, under intents of its own: whatever is cut
+  off, or left open, is looked at again when nothing of it can take effect any more.
+* A client that was given up without having ended in order may be heard of until the service refuses what it
+  had signed. Its intents do not hold up a freeze, they are settled in it. A way back and `complete` compare
+  everything as long as that may be.
+* The background sweep ends with the work that it goes with, and its errors end that work.
 * Whoever asks whether a key is in flight is answered from a scan that began after the question: an older one
   could miss the intent of a write that was seen half done.
 """
@@ -18,74 +23,118 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from rekey.concurrency import cancel
+from rekey.dualwrite.journal import Journal
+from rekey.dualwrite.propagate import Announce
 from rekey.dualwrite.reading import LeaseSettings
-from rekey.dualwrite.registry import SAFETY_S
-from rekey.dualwrite.rules import TARGET, Side
-from rekey.dualwrite.sweeper import Swept
-from rekey.errors import Refused
+from rekey.dualwrite.registry import SAFETY_S, is_over, refused_at
+from rekey.dualwrite.rules import SOURCE, TARGET, Side
+from rekey.dualwrite.sweeper import Company, Hopeless, Sweeper, Swept
+from rekey.dualwrite.underway import first_of
+from rekey.errors import Refused, Unavailable
 from rekey.model import EntityKey
+from rekey.protocol.term import Term
 from rekey.runner.following import POLL_S, Deadline
-from rekey.runner.run import Run
-from rekey.tables.clock import TICKS_PER_SECOND, format_ticks, ticks_of
+from rekey.runner.run import OPEN_S, WRITING_S, Run
+from rekey.tables.clock import TICKS_PER_SECOND, Clock, format_ticks, ticks_of
 
 T = TypeVar("T")
 
+RUNNER = "runner"
+"""Names the runner's intents, where those of clients have the client's id, which is hexadecimal."""
 SWEEP_EVERY_S = 5.0
 FRESH_S = 5.0
 """An intent older than this is not of a write that goes on as usual."""
 
 
-async def settled_before(run: Run) -> int:
-    """Return the moment, in ticks of the service's clock, before which no intent has anything under way."""
-    now = ticks_of(await run.restricted.server_time())
-    return now - round(await longest_s(run) * TICKS_PER_SECOND)
+class Announced:
+    """A key whose replicas the runner is about to write (`rekey.dualwrite.propagate.Announced`)."""
+
+    def __init__(self, journal: Journal, ids: list[EntityKey], clock: Clock, until: float) -> None:
+        """Take the runner's journal, the intent, and until when it may write, in rising seconds."""
+        self._journal, self._ids, self._clock, self._until = journal, ids, clock, until
+
+    def check(self) -> None:
+        """Raise Unavailable when that time is over."""
+        if self._clock.rising() >= self._until:
+            raise Unavailable(
+                "the replicas of a row could not be written in time",
+                code="TooSlow",
+                hint="run the same command again, which goes on where it stopped",
+            )
+
+    async def end(self) -> None:
+        """Remove the intent."""
+        await self._journal.end(self._ids)
 
 
-async def longest_s(run: Run) -> float:
-    """Return the seconds after which nothing of any write is under way, margin included.
+def announcing(journal: Journal, clock: Clock) -> Announce:
+    """Return what announces the runner's own writes in the journal, as clients announce theirs."""
 
-    As the clients themselves say: a client's row goes only once nothing of it can take effect any more. The
-    usual time is taken when there is no client to ask.
+    async def announce(source_key: EntityKey) -> Announced:
+        until = clock.rising() + WRITING_S
+        ids = await journal.begin(RUNNER, 0, SOURCE, [source_key])
+        return Announced(journal, ids, clock, until)
+
+    return announce
+
+
+async def company(run: Run) -> Company:
+    """Return who may have something under way now.
+
+    The usual time is as the clients themselves say, for intents of a version that did not say it.
     """
-    clients = await run.registry.list()
-    said = [client.longest_s for client in clients]
-    return max(said, default=LeaseSettings().longest_operation_s) + SAFETY_S
+    clients = {client.client_id: client for client in await run.registry.list()}
+    said = [client.longest_s for client in clients.values()]
+    usual_s = max(said, default=LeaseSettings().longest_operation_s) + SAFETY_S
+    unquiet = await Term(run.restricted, run.script_id).left(run.config.gates.margin_s) > 0
+    now = ticks_of(await run.restricted.server_time())
+    return Company(now, clients, usual_s, unquiet)
 
 
-async def sweep_journal(run: Run, side: Side) -> Swept:
-    """Settle the intents that are old enough, once.
+async def sweep_journal(
+    run: Run, side: Side, sweeper: Sweeper | None = None, hopeless: Hopeless | None = None
+) -> Swept:
+    """Settle the intents whose time is over, once.
 
     Args:
         run: the migration.
         side: which side is the authority now.
+        sweeper: one that knows what it has settled already.
+        hopeless: see `Sweeper.sweep`.
     """
-    return await run.sweeper.sweep(
+    return await (sweeper or run.sweeper).sweep(
         side,
-        older_than=await settled_before(run),
+        await company(run),
         concurrency=run.config.limits.concurrency,
         check=run.still_alone,
+        hopeless=hopeless,
     )
 
 
 async def while_sweeping(run: Run, side: Side, work: Coroutine[Any, Any, T]) -> T:
-    """Await `work` while the journal is swept beside it; an error of the sweep ends both."""
+    """Await `work` while the journal is swept at the same time; an error of the sweep ends both."""
     if run.is_delta:
         return await work
+    over = asyncio.Event()
     working = asyncio.ensure_future(work)
-    sweeping = asyncio.ensure_future(_keep_sweeping(run, side))
+    sweeping = asyncio.ensure_future(_keep_sweeping(run, side, over))
     try:
         await asyncio.wait((working, sweeping), return_when=asyncio.FIRST_COMPLETED)
         if sweeping.done():
             sweeping.result()
-        return await working
+        result = await working
+        over.set()  # what it is writing now is finished: nothing is left open by ending it
+        await sweeping
+        return result
     finally:
         await cancel((working, sweeping))
 
 
-async def _keep_sweeping(run: Run, side: Side) -> None:
-    while True:
-        await sweep_journal(run, side)
-        await run.clock.sleep(SWEEP_EVERY_S)
+async def _keep_sweeping(run: Run, side: Side, over: asyncio.Event) -> None:
+    sweeper = run.sweeper
+    while not over.is_set():
+        await sweep_journal(run, side, sweeper)
+        await first_of(over, run.clock.sleep(SWEEP_EVERY_S))
 
 
 async def settle_stale(run: Run, side: Side) -> Swept:
@@ -94,17 +143,26 @@ async def settle_stale(run: Run, side: Side) -> Swept:
     Before a freeze: an intent that a write left open becomes old enough while writes still go on. Ends when
     that must have happened; what is left then either fails, or is of writes that keep being left open.
     """
-    deadline = Deadline(run.clock, await longest_s(run) + FRESH_S)
-    settled = 0
+    deadline = Deadline(run.clock, max(OPEN_S, (await company(run)).usual_s) + FRESH_S)
+    sweeper, settled = run.sweeper, 0
     while True:
         run.check()
-        swept = await sweep_journal(run, side)
+        swept = await sweep_journal(run, side, sweeper)
         settled += swept.settled
         now = ticks_of(await run.restricted.server_time())
         fresh = swept.oldest_at is None or now - swept.oldest_at < FRESH_S * TICKS_PER_SECOND
         if fresh or deadline.over:
             return replace(swept, settled=settled)
         await run.clock.sleep(POLL_S)
+
+
+async def may_be_heard_of(run: Run) -> bool:
+    """Tell whether a client that was given up may be heard of yet: it stood still for longer than it may, and
+    what it had signed is not refused by the service yet."""
+    if run.is_delta:
+        return False
+    now = ticks_of(await run.restricted.server_time())
+    return any(is_over(row, now) and now < refused_at(row) for row in await run.registry.list())
 
 
 async def any_intent(run: Run) -> bool:
@@ -115,18 +173,24 @@ async def any_intent(run: Run) -> bool:
     return False
 
 
-async def drain(run: Run, side: Side, deadline: Deadline) -> int:
-    """Sweep until the journal is empty; return how many intents were settled.
+async def drain(run: Run, side: Side, deadline: Deadline, hopeless: Hopeless | None = None) -> int:
+    """Sweep until the journal holds nothing that is not settled; return how many intents were settled.
 
-    Only when nobody adds to it any more does that come to an end.
+    Only when nobody adds to it any more does that come to an end. What is kept is settled once at least.
+
+    Args:
+        run: the migration.
+        side: which side is the authority now.
+        deadline: how long.
+        hopeless: see `Sweeper.sweep`.
 
     Raises:
         Refused: intents were left when the limit was reached.
     """
-    settled = 0
+    sweeper, settled = run.sweeper, 0
     while True:
         run.check()
-        swept = await sweep_journal(run, side)
+        swept = await sweep_journal(run, side, sweeper, hopeless)
         settled += swept.settled
         if not swept.left:
             return settled

@@ -8,16 +8,20 @@ Rules kept here:
   holder trusts its lease only until `duration` after it *began* the last renewal that succeeded, by its own
   monotonic clock, which goes on while the machine sleeps where there is such a clock. So no two clocks are
   ever compared.
-* On the same machine a killed runner's lease is taken over at once: the file lock on the same state file
-  shows that it is dead. That needs the same host, boot and state file, and a process id that is gone.
-* A lost lease is noticed by the next `check()`. It is asked before every write of a phase, also one that is
-  sent again after a wait (`rekey.tables.allowance`).
+* On the same machine a killed runner's lease is taken over at once: the file lock that we hold shows that it
+  is dead. That needs the very same locked file (device and inode), the same boot and the same process
+  namespace, and a process id that is gone. Names prove nothing: two containers of one host can have the same
+  hostname, path of the state file and process id.
+* What a runner that did not give its lease back has sent may be under way still; `late_until` says for how
+  long: for a dead one what a request can take, for one that may only stand still, what the service still
+  accepts of what it signed before.
+* A lost lease is noticed by the next `check()`. It is asked before every write of a phase, in the moment in
+  which it is sent (`rekey.tables.allowance`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import os
 import secrets
@@ -28,11 +32,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from rekey.concurrency import cancel
 from rekey.errors import Ambiguous, ConditionFailed, Locked, RowExists, RowMissing, ServiceError, Unavailable
 from rekey.mapping.rows import CONTROL_TABLE, LEASE_ROW_KEY
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row, etag_of
 from rekey.runner.filelock import FileLock
-from rekey.tables.base import TableService
+from rekey.tables.base import SIGNED_S, TableService
 from rekey.tables.clock import TICKS_PER_SECOND, format_ticks, rising_seconds, ticks_of
 
 DURATION_S = 60
@@ -65,21 +70,26 @@ class Holder:
         boot: an id of the machine's present boot, "" where there is none.
         pid: the process id.
         process: random, of the process.
-        state: which state file, as a hash of its path.
+        lock: which file it has locked, as device and inode; "" for one of a version that did not say.
+        namespace: in which process ids count, "" where there are none.
     """
 
     host: str
     boot: str
     pid: int
     process: str
-    state: str
+    lock: str
+    namespace: str
 
     @classmethod
-    def current(cls, state_path: Path) -> Holder:
-        """Return this process, working with this state file."""
-        real = str(Path(state_path).resolve())
-        state = hashlib.sha256(real.encode("utf-8", "surrogateescape")).hexdigest()
-        return cls(socket.gethostname(), _boot_id(), os.getpid(), _PROCESS, state)
+    def current(cls, lock: str) -> Holder:
+        """Return this process, with the lock of this identity (`FileLock.identity`)."""
+        return cls(socket.gethostname(), _boot_id(), os.getpid(), _PROCESS, lock, _namespace())
+
+    def sees(self, other: Holder) -> bool:
+        """Tell whether this process can tell from here whether another holder's process lives."""
+        ours = (self.host, self.boot, self.lock, self.namespace)
+        return all(ours[1:]) and ours == (other.host, other.boot, other.lock, other.namespace)
 
 
 def to_row(script_id: str, lease_id: str, holder: Holder, duration_s: int) -> Row:
@@ -93,14 +103,16 @@ def to_row(script_id: str, lease_id: str, holder: Holder, duration_s: int) -> Ro
         "Boot": holder.boot,
         "Pid": holder.pid,
         "Process": holder.process,
-        "State": holder.state,
+        "Lock": holder.lock,
+        "Namespace": holder.namespace,
         "Renewals": 0,
     }
 
 
 def holder_of(row: Row) -> Holder:
     """Return who holds the lease of a row that was read."""
-    return Holder(row["Host"], row["Boot"], row["Pid"], row["Process"], row["State"])
+    more = row.get("Lock", ""), row.get("Namespace", "")
+    return Holder(row["Host"], row["Boot"], row["Pid"], row["Process"], *more)
 
 
 def ends_at(row: Row) -> int:
@@ -118,8 +130,7 @@ def is_dead(holder: Holder, ours: Holder, is_alive: Callable[[int], bool]) -> bo
 
     Call only while holding the file lock of our state file: a live holder with the same one would have it.
     """
-    here = (holder.host, holder.boot, holder.state) == (ours.host, ours.boot, ours.state)
-    if not here or not ours.boot or holder.process == ours.process:
+    if not ours.sees(holder) or holder.process == ours.process:
         return False
     return holder.pid == ours.pid or not is_alive(holder.pid)
 
@@ -157,7 +168,10 @@ class RunnerLease:
         self._table = restricted.table(CONTROL_TABLE)
         self._key = EntityKey(script_id, LEASE_ROW_KEY)
         self._lease_id = secrets.token_hex(16)
-        self._holder = holder or Holder.current(lock.state_path)
+        self._holder = holder or Holder.current(lock.identity)
+        self.late_until: int | None = None
+        """Until when a runner before this one may have sent something, in ticks of the service's clock; None
+        if that one gave its lease back."""
         self._duration_s = duration_s
         self._renew_every_s = renew_every_s
         self._is_alive = is_alive or process_exists
@@ -239,6 +253,12 @@ class RunnerLease:
             hint="run the same command again when they are done",
         )
 
+    async def leave(self) -> None:
+        """Stop renewing and leave the row: whoever comes next sees that this runner did not end in order."""
+        task, self._task = self._task, None
+        if task is not None:
+            await cancel([task])
+
     async def release(self) -> None:
         """Stop renewing and give the lease back. Idempotent; a service that fails now is only noted."""
         task, self._task = self._task, None
@@ -264,10 +284,12 @@ class RunnerLease:
 
     async def _require_free(self, row: Row) -> None:
         holder = holder_of(row)
-        if is_dead(holder, self._holder, self._is_alive):
-            return
         now = await self._service.server_time()
+        if is_dead(holder, self._holder, self._is_alive):
+            self.late_until = ticks_of(now) + TICKS_PER_SECOND
+            return
         if is_over(row, now):
+            self.late_until = ends_at(row) + round(SIGNED_S * TICKS_PER_SECOND)
             return
         left = -(-(ends_at(row) - ticks_of(now)) // TICKS_PER_SECOND) + SAFETY_S
         raise Locked(
@@ -316,6 +338,13 @@ class RunnerLease:
         }
         self._etag = await self._table.merge(change, etag=self._etag)
         self._trust(began)
+
+
+def _namespace() -> str:
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""  # not Linux: such a lease is waited for
 
 
 def _boot_id() -> str:

@@ -43,6 +43,7 @@ from rekey.runner.following import wait_for_present
 from rekey.runner.intents import sweep_journal, while_sweeping
 from rekey.runner.phases import PHASES
 from rekey.runner.phases.backfill import swept_rows
+from rekey.runner.quiet import until_quiet
 from rekey.runner.record import keep_plan, pass_gate
 from rekey.runner.run import Run
 from rekey.runner.session import Session
@@ -323,6 +324,7 @@ def rollback(session: Session, script_id: str, *, to: ControlPhase | None, drop:
     if goal is ControlPhase.SOURCE and drop:
         # Only a client that has seen `source` last may find tables and control row gone.
         session.do(wait_for_present(run))
+        session.do(until_quiet(run))
         if Phase.PREPARE not in undone:
             # An earlier rollback kept the targets; now they are to go.
             session.do(PHASES[Phase.PREPARE].undo(run))

@@ -19,7 +19,7 @@ from rekey.declaration import Declared
 from rekey.dualwrite.control import ControlStore
 from rekey.dualwrite.journal import Journal
 from rekey.dualwrite.propagate import Propagator
-from rekey.dualwrite.registry import Registry
+from rekey.dualwrite.registry import SAFETY_S, Registry
 from rekey.dualwrite.reverse import ReversePropagator
 from rekey.dualwrite.sweeper import Sweeper
 from rekey.errors import Interrupted
@@ -30,8 +30,13 @@ from rekey.mapping.store import MappingStore
 from rekey.progress import Progress, Silent
 from rekey.spread.pool import Factory
 from rekey.state.store import State
-from rekey.tables.base import Table, TableService
+from rekey.tables.base import SHARED_SERVICE_S, Table, TableService
 from rekey.tables.clock import Clock, SystemClock
+
+WRITING_S = 15.0
+"""For how long the runner writes under one intent of its own."""
+OPEN_S = WRITING_S + SHARED_SERVICE_S + SAFETY_S
+"""After which nothing can be under way any more of what the runner has announced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,13 +141,14 @@ class Run:
 
     @property
     def journal(self) -> Journal:
-        """The application's intents."""
-        return Journal(self.restricted.table(JOURNAL_TABLE), self.script_id, self.mapping.keyring)
+        """The intents of the application, and the runner's own."""
+        table = self.restricted.table(JOURNAL_TABLE)
+        return Journal(table, self.script_id, self.mapping.keyring, open_s=OPEN_S)
 
     @property
     def sweeper(self) -> Sweeper:
         """Settles intents."""
-        return Sweeper(self.journal, self.propagator, self.reverse)
+        return Sweeper(self.journal, self.propagator, self.reverse, monotonic=self.clock.rising)
 
     @property
     def source(self) -> Table:

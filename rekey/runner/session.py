@@ -38,17 +38,19 @@ from rekey.mapping.wrapping import WrappingKey
 from rekey.opening import connect, fingerprints_of, mapping_of, secrets_of
 from rekey.phases import ControlPhase, Phase
 from rekey.progress import Progress, Silent
+from rekey.protocol.term import Term
 from rekey.runner.align import aligned
 from rekey.runner.capture import begin_watermark
 from rekey.runner.filelock import FileLock
 from rekey.runner.following import wait_for_present
 from rekey.runner.freeze import leave_old_freeze
+from rekey.runner.intents import announcing
 from rekey.runner.lease import RunnerLease
 from rekey.runner.ledger import Ledger, LedgerScript
 from rekey.runner.phases import PHASES
+from rekey.runner.quiet import hand_over, until_quiet
 from rekey.runner.record import make_checkpoint
 from rekey.runner.run import Options, Run, StopFlag
-from rekey.runner.spreading import no_task_writes
 from rekey.runner.steering import Steering, follow
 from rekey.spread.pool import Factory, load_factory
 from rekey.state.models import MigrationRecord
@@ -56,7 +58,7 @@ from rekey.state.store import State
 from rekey.tables.allowance import while_allowed
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Accounts
-from rekey.tables.clock import Clock, SystemClock
+from rekey.tables.clock import Clock, ServiceClock, SystemClock, format_ticks
 from rekey.tables.sent import since
 
 T = TypeVar("T")
@@ -202,6 +204,9 @@ class Session:
         self.guard(declared, await control.read(), fingerprints)
         lease = RunnerLease(self.accounts.restricted, declared.script_id, self.lock)
         await self.leases.enter_async_context(lease)
+        if lease.late_until is not None:
+            late_until = format_ticks(lease.late_until)
+            await Term(self.accounts.restricted, declared.script_id).extend(late_until)
         # Read again: before the lease was ours another runner may have dropped everything.
         if wrapping is not None and await control.read() is None:
             await self._make_root_key(declared.script_id, wrapping)
@@ -218,13 +223,11 @@ class Session:
         mapping = await mapping_of(self.accounts, declared, row.id_key, wrapping)
         await self._use_keys(declared.script_id, mapping.keyring, row)
         tables = self.accounts.tables
+        names = declared.migration.tables
         propagator = Propagator(
-            tables.table(declared.migration.source),
-            [tables.table(name) for name in declared.migration.tables],
-            mapper,
-            mapping,
+            tables.shared(declared.migration.source), [tables.shared(name) for name in names], mapper, mapping
         )
-        return Run(
+        run = Run(
             declared=declared,
             config=self.config,
             mapper=mapper,
@@ -233,16 +236,30 @@ class Session:
             state=self.state,
             control=control,
             mapping=mapping,
-            copier=Copier(propagator, self.config.limits.concurrency, self._throttle()),
+            copier=Copier(
+                propagator,
+                self.config.limits.concurrency,
+                self._throttle(),
+                targets=[tables.table(name) for name in names],
+            ),
             options=self.options,
             progress=self.progress,
             stop=self.stop,
-            clock=self.clock,
+            clock=ServiceClock(await tables.server_time(), self.clock),
             still_alone=lease.check,
             lease_id=lease.lease_id,
             factory=self.factory,
             by_workers=self.accounts.by_workers,
         )
+        if not run.is_delta:
+            propagator.announce = announcing(run.journal, run.clock)
+        self.leases.push_async_callback(self._hand_over, run, lease)
+        return run
+
+    async def _hand_over(self, run: Run, lease: RunnerLease) -> None:
+        """End in order: what this runner has left open is said before its lease is given back."""
+        if not await hand_over(run):
+            await lease.leave()
 
     async def _make_root_key(self, script_id: str, wrapping: WrappingKey) -> None:
         """Make what ids and seals are derived of, before anything says that the migration has begun."""
@@ -356,7 +373,7 @@ class Session:
     def _undo_phase(self, script_id: str, phase: Phase) -> None:
         run = self.runs[script_id]
         self.state.audit("phase-undo", script_id, {"phase": phase})
-        self.do(no_task_writes(run))
+        self.do(until_quiet(run))
         self.do(self._with_clients(run, PHASES[phase].undo))
         self.state.audit("phase-undone", script_id, {"phase": phase})
         make_checkpoint(self.state, self.signer, f"{script_id}: `{phase}` taken back", self.progress)

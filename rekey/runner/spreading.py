@@ -4,8 +4,9 @@ Rules kept here:
 
 * Only the runner writes the state file. A cursor moves over what a worker returned, behind the runner's own
   check that its lease holds, and only within the range that was asked for.
-* The runner goes on behind the copy only when no task can write any more: every task was answered by an
-  executor that runs each once, and nothing was left open; or the term of all tasks and the margin are over.
+* The runner goes on after the copy only when no task can write any more: every task was answered by an
+  executor that runs each once, and nothing was left open; or the term of all tasks and the margin are over
+  (`rekey.runner.quiet`).
 * Rates, and a pause, are the operator's for all tasks together: each is submitted with its share.
 """
 
@@ -19,25 +20,14 @@ from rekey.errors import Moved, StateUnusable
 from rekey.mapping.cursors import SealedKeys
 from rekey.model import KeyRange
 from rekey.progress import Advance
+from rekey.protocol.term import Term
 from rekey.runner.run import Run
 from rekey.spread.driver import Driver, Ticket
 from rekey.spread.opened import travel_key
 from rekey.spread.pool import Pool
 from rekey.spread.tasks import Basis, Ended, Kind, Result, Task
-from rekey.spread.term import Term
 from rekey.state.models import Segment
 from rekey.tables.probing import find_middle
-
-
-async def no_task_writes(run: Run) -> None:
-    """Wait until nothing can arrive any more that a task of this run, or of one before it, sent."""
-    term = Term(run.restricted, run.script_id)
-    seconds = await term.left(run.config.gates.margin_s)
-    if seconds:
-        run.progress.note(
-            f"{run.script_id}: waiting {seconds:.0f} s until nothing that workers sent can arrive any more"
-        )
-    await term.wait(run.config.gates.margin_s, run.clock, run.check)
 
 
 async def spread_copy(run: Run, segments: list[Segment], advance: Advance) -> tuple[dict[str, int], bool]:

@@ -27,9 +27,9 @@ from rekey.progress import Advance
 from rekey.reconcile.context import ReconcileContext
 from rekey.reconcile.full import full
 from rekey.reconcile.report import FullReport
-from rekey.runner.facts import UNFOLLOWED_AT, is_unfollowed, verification_problem
+from rekey.runner.facts import UNFOLLOWED, is_unfollowed, verification_problem
 from rekey.runner.following import look
-from rekey.runner.intents import InFlight, while_sweeping
+from rekey.runner.intents import InFlight, may_be_heard_of, while_sweeping
 from rekey.runner.resuming import keep, made_now, resumed
 from rekey.runner.run import Run
 from rekey.runner.spread_sums import reader_of
@@ -111,7 +111,7 @@ async def verify_full(run: Run, *, repair: bool = False) -> FullReport:
     record(run, report)
     run.state.keep_sums(run.script_id, None)
     if not followed:
-        run.state.set_fact(run.script_id, UNFOLLOWED_AT, report.finished_at)
+        run.state.set_fact(run.script_id, UNFOLLOWED, str(last_number(run)))
     return report
 
 
@@ -129,6 +129,33 @@ def unfollowed(run: Run) -> bool:
     """Tell whether the last full verification was made while no client was registered."""
     last = run.state.latest_verification(run.script_id, mode="full")
     return last is not None and is_unfollowed(last, run.state.facts(run.script_id))
+
+
+def last_number(run: Run) -> int:
+    """Return the number of the last full verification, 0 where there is none."""
+    last = run.state.latest_verification(run.script_id, mode="full")
+    return 0 if last is None else last.number
+
+
+async def closed_by_difference(run: Run) -> list[str]:
+    """Return why the authority must not pass back, nor the other side be given up, with what is known to
+    differ, or may come to; empty when nothing speaks against it.
+
+    As long as a client may be heard of that was given up, all is compared now.
+    """
+    last = run.state.latest_verification(run.script_id, mode="full")
+    if await may_be_heard_of(run):
+        run.progress.note(
+            f"{run.script_id}: a client was given up that had not ended in order, and may be heard of yet:"
+            " everything is compared first"
+        )
+        differing = wrong(await verify_full(run))
+    else:
+        differing = 0 if last is None else last.divergences
+    if not differing:
+        return []
+    repair = f"`rekey verify {run.script_id} --mode full --repair`"
+    return [f"the last full verification found {differing:,} rows that differ; run {repair}"]
 
 
 def wrong(report: FullReport) -> int:

@@ -9,7 +9,6 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from rekey.config import Config
 from rekey.declaration import Declared
@@ -63,7 +62,7 @@ async def look_at(
         row = await _lease_row(restricted, script_id)
         server_time = await restricted.server_time()
         now = ticks_of(server_time)
-        lease = None if row is None else _lease(row, server_time, config.state)
+        lease = None if row is None else _lease(row, server_time)
         if declared.migration.capture == "dual-write":
             clients = await Registry(restricted, script_id).list()
             intents = await _intents(restricted, script_id)
@@ -96,13 +95,14 @@ async def look_at(
 
 async def _intents(restricted: TableService, script_id: str) -> Intents:
     """Return how many intents there are, and how old the oldest is. No key of theirs is kept."""
-    made: list[int] = []
+    made: list[tuple[int, bool]] = []
     try:
         async for times in Journal(restricted.table(JOURNAL_TABLE), script_id).times():
             made += times
     except TableMissing:
         return Intents(0, None)
-    return Intents(len(made), min(made, default=None))
+    unsettled = [at for at, settled in made if not settled]
+    return Intents(len(unsettled), min(unsettled, default=None), len(made) - len(unsettled))
 
 
 async def _lease_row(restricted: TableService, script_id: str) -> Row | None:
@@ -112,12 +112,12 @@ async def _lease_row(restricted: TableService, script_id: str) -> Row | None:
         return None
 
 
-def _lease(row: Row, server_time: str, state_path: Path) -> Lease | None:
+def _lease(row: Row, server_time: str) -> Lease | None:
     """Return the lease, None when it is this process's own."""
-    holder, ours = holder_of(row), Holder.current(state_path)
+    holder, ours = holder_of(row), Holder.current(lock="")
     if holder.process == ours.process:
         return None
-    here = bool(ours.boot) and (holder.host, holder.boot) == (ours.host, ours.boot)
+    here = bool(ours.boot) and (holder.boot, holder.namespace) == (ours.boot, ours.namespace)
     return Lease(
         host=holder.host,
         pid=holder.pid,

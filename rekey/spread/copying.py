@@ -46,7 +46,7 @@ async def copy_slice(opened: Opened, task: Task) -> Result:
         return Result(task.id, Ended.LATE)
     fence = Fence(opened.accounts, task, began + left)
     slice_ = _Slice(opened, task, fence, began + min(task.seconds, left))
-    last_open = opened.accounts.tables.last_open
+    last_open = _last_open(opened)
     try:
         with while_allowed(fence.in_time):
             async with asyncio.timeout(began + left - rising_seconds()):
@@ -55,8 +55,12 @@ async def copy_slice(opened: Opened, task: Task) -> Result:
         return slice_.result(Ended.MORE, still_open=True)
     except Superseded:
         return slice_.result(Ended.SUPERSEDED, still_open=True)
-    still_open = opened.accounts.tables.last_open != last_open
+    still_open = _last_open(opened) != last_open
     return slice_.result(Ended.DONE if whole else Ended.MORE, still_open=still_open)
+
+
+def _last_open(opened: Opened) -> tuple[float | None, float | None]:
+    return opened.accounts.tables.last_open, opened.accounts.restricted.last_open
 
 
 class _Slice:
@@ -69,9 +73,12 @@ class _Slice:
         self._copied = Copied()
         store = opened.mapping
         mapping = MappingStore(FencedTable(store.table, fence), store.rows, store.keyring)
-        targets = [FencedTable(table, fence) for table in opened.targets]
-        propagator = Propagator(opened.source, targets, opened.mapper, mapping)
-        self._copier = Copier(propagator, opened.config.limits.concurrency, opened.throttle)
+        tables, names = opened.accounts.tables, opened.mapper.tables
+        shared = [FencedTable(tables.shared(name), fence) for name in names]
+        propagator = Propagator(opened.source, shared, opened.mapper, mapping)
+        targets = [FencedTable(tables.table(name), fence) for name in names]
+        limit = opened.config.limits.concurrency
+        self._copier = Copier(propagator, limit, opened.throttle, targets=targets)
 
     async def copy(self) -> bool:
         """Copy one window at least, and more while there is time; return whether the range is done."""

@@ -29,9 +29,9 @@ from typing import Generic, Protocol, TypeVar
 
 from rekey.backfill.throttle import Rates
 from rekey.errors import Moved, RekeyError, WorkersFailed
+from rekey.protocol.term import Term
 from rekey.spread.pool import Pool
 from rekey.spread.tasks import Ended, Plain, Result, Task, read_result
-from rekey.spread.term import Term
 from rekey.tables.base import TableService
 from rekey.tables.clock import TICKS_PER_SECOND, Clock, format_ticks, rising_seconds, ticks_of
 

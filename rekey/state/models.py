@@ -253,6 +253,7 @@ class Verification:
         divergences: stable ones.
         transient: those that were gone on recheck.
         report: further figures, JSON-able, without keys.
+        number: its place among all verifications of the file, which only rises; 0 before it is recorded.
     """
 
     mode: str
@@ -264,6 +265,7 @@ class Verification:
     divergences: int
     transient: int
     report: Mapping[str, Any] = field(default_factory=dict)
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

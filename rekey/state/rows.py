@@ -90,6 +90,7 @@ def verification(row: Row[Any]) -> Verification:
         divergences=row.divergences,
         transient=row.transient,
         report=json.loads(row.report),
+        number=row.id,
     )
 
 

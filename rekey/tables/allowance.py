@@ -2,7 +2,8 @@
 
 Rules kept here:
 
-* Whether a write may still be sent is asked before every attempt, by whoever works for a limited time.
+* Whether a write may still be sent is asked before every attempt, by whoever works for a limited time: when
+  its first bytes are about to go out, because a process may stand still until then.
 * Who took of a rate for a request hears when the service refuses it, and takes again before it is sent again.
   Else all that was refused in one moment would come on top of what is sent anyway, be refused again, and so
   on for as long as the service has less left over than comes.
@@ -41,6 +42,17 @@ _TAKEN: ContextVar[Taken | None] = ContextVar("taken", default=None)
 def while_allowed(may_write: Callable[[], None]) -> AbstractContextManager[None]:
     """Have `may_write` called before each write that is sent within; it raises to forbid one."""
     return _within(_MAY_WRITE, may_write)
+
+
+def while_also(may_write: Callable[[], None]) -> AbstractContextManager[None]:
+    """Have `may_write` called besides what is called already."""
+    before = _MAY_WRITE.get()
+
+    def both() -> None:
+        before()
+        may_write()
+
+    return _within(_MAY_WRITE, both)
 
 
 def at_a_rate(taken: Taken) -> AbstractContextManager[None]:

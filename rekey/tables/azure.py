@@ -33,7 +33,8 @@ from rekey.errors import (
     Unavailable,
 )
 from rekey.model import ETAG, EVERYTHING, PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, KeyRange, Row, key_of
-from rekey.tables.base import MAX_BATCH_BYTES, MAX_PAGE_ROWS, Operation, Page, Verb
+from rekey.tables.answers import may_be_applied
+from rekey.tables.base import MAX_BATCH_BYTES, MAX_PAGE_ROWS, SHARED_SERVICE_S, Operation, Page, Verb
 from rekey.tables.clock import Clock, SystemClock
 from rekey.tables.credentials import Credential
 from rekey.tables.filters import both, modified_filter, range_filters
@@ -115,9 +116,14 @@ class AzureTableService:
         return cls(endpoint, transport, requester)
 
     @property
-    def last_open(self) -> int | None:
-        """When an attempt to write was last left without an answer, in ticks of this machine's clock."""
+    def last_open(self) -> float | None:
+        """When an attempt to write was last left open, in seconds of `rising_seconds`; None if never."""
         return self._requester.last_open
+
+    @property
+    def late_s(self) -> float:
+        """For how many seconds the service accepts what is signed now."""
+        return self._transport.late_s
 
     @property
     def sent(self) -> Sent:
@@ -132,6 +138,12 @@ class AzureTableService:
         """Return a handle; nothing is asked of the service. Raises RequestRejected for an impossible name."""
         check_table_name(name)
         return AzureTable(name, self._endpoint, self._requester, self._transport.sent)
+
+    def shared(self, name: str) -> AzureTable:
+        """Return a handle on a table whose rows others write, see `TableService.shared`."""
+        check_table_name(name)
+        requester = self._requester.with_policy(repeats_open_writes=False, content_settles=False)
+        return AzureTable(name, self._endpoint, requester, self._transport.sent, SHARED_SERVICE_S)
 
     async def create_table(self, name: str) -> bool:
         """Create a table; False when it was there already. Raises TableBeingDeleted."""
@@ -196,8 +208,11 @@ class AzureTableService:
 class AzureTable:
     """One table of an account."""
 
-    def __init__(self, name: str, endpoint: str, requester: Requester, sent: Sent) -> None:
+    def __init__(
+        self, name: str, endpoint: str, requester: Requester, sent: Sent, service_s: int | None = None
+    ) -> None:
         self._name = name
+        self._service_s = service_s
         self._sent = sent
         self._requester = requester
         self._encoder = Encoder(endpoint, name)
@@ -223,7 +238,7 @@ class AzureTable:
     async def insert(self, row: Row) -> str:
         """Insert if absent and return the new ETag. Raises RowExists."""
         doing = f"insert into {self._name}"
-        request = Request("POST", self._name, doing, _SENDING, encode_row(row))
+        request = Request("POST", self._name, doing, _SENDING, encode_row(row), service_s=self._service_s)
         return await self._write(request, Operation(Verb.INSERT, row))
 
     async def replace(self, row: Row, *, etag: str = "*") -> str:
@@ -259,7 +274,11 @@ class AzureTable:
         mark = secrets.token_hex(16)
         doing = f"write a batch to {self._name}"
         headers = {**COMMON_HEADERS, "Content-Type": f"multipart/mixed; boundary=batch_{mark}"}
-        request = Request("POST", "$batch", doing, headers, batch_body(parts, mark))
+        # All or nothing: one row whose version has changed keeps the whole from being applied later.
+        on_version = any(map(_on_version, operations))
+        request = Request(
+            "POST", "$batch", doing, headers, batch_body(parts, mark), on_version, self._service_s
+        )
         self._sent.add_operations(len(operations))
         outcome = await self._requester.call(request, lambda answer: read_batch(answer, doing, operations))
         return await self._settled(operations, outcome)
@@ -309,6 +328,8 @@ class AzureTable:
             doing,
             {**(COMMON_HEADERS if deletes else _SENDING), **condition},
             None if deletes else encode_row(operation.row),
+            _on_version(operation),
+            self._service_s,
         )
         return await self._write(request, operation)
 
@@ -333,9 +354,16 @@ class AzureTable:
         verdict = all_landed(operations, now, by_content=self._requester.content_settles)
         if verdict is Landed.YES:
             return [None if row is None else row[ETAG] for row in now]
+        if isinstance(error, Unavailable) and not may_be_applied(error):
+            raise _left_open(error, error.code)  # that attempt did nothing; one before it may have
         if verdict is Landed.NO or not outcome.final:
             raise error
         raise _left_open(error, error.code)
+
+
+def _on_version(operation: Operation) -> bool:
+    """Tell whether an operation holds only while its row has a certain ETag."""
+    return operation.verb in _CONDITIONAL and operation.etag not in (None, "*")
 
 
 def _can_be_settled(error: ServiceError) -> bool:

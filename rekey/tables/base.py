@@ -27,6 +27,12 @@ MAX_BATCH_OPERATIONS = 100
 MAX_BATCH_BYTES = 4 * 1024 * 1024 - 1024
 """What the operations of a transaction may take: 4 MiB, less the frame around them."""
 MAX_PAGE_ROWS = 1000
+SHARED_SERVICE_S = 10
+"""For how many seconds at most the service works on a write to a table that others write (its `timeout`
+parameter): what was sent takes effect within this time or not at all."""
+SIGNED_S = 900.0
+"""The service refuses a request whose signed date is older than 15 minutes ("Authorize with Shared Key",
+Azure documentation): for so long a process may stand still between signing a request and sending it."""
 
 
 class Verb(StrEnum):
@@ -141,9 +147,14 @@ class TableService(Protocol):
     """The tables of one account."""
 
     @property
-    def last_open(self) -> int | None:
-        """When an attempt to write was last left without an answer, also one that was repeated with success:
-        in ticks of this machine's clock, None if never. Until then it may have been under way."""
+    def last_open(self) -> float | None:
+        """When an attempt to write was last left open, also one that was repeated with success: in rising
+        seconds of this machine (`Clock.rising`), None if never. It may take effect for as long after that as
+        a request can be under way."""
+
+    @property
+    def late_s(self) -> float:
+        """For how many seconds the service accepts what is signed now."""
 
     @property
     def sent(self) -> Sent:
@@ -151,6 +162,14 @@ class TableService(Protocol):
 
     def table(self, name: str) -> Table:
         """Return a handle; nothing is asked of the service."""
+
+    def shared(self, name: str) -> Table:
+        """Return a handle on a table whose rows others write at the same time.
+
+        A write that may have been applied is not sent again through it, and a row that holds what was written
+        proves nothing: the first sending may take effect long after the second was answered, and undo what
+        came in between. Such a write raises Ambiguous. One that depends on a row's version is sent again.
+        """
 
     async def create_table(self, name: str) -> bool:
         """Create a table; False when it was there already. Raises TableBeingDeleted."""

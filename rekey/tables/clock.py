@@ -34,7 +34,10 @@ class Clock(Protocol):
     """What memory tables and retries need of a clock."""
 
     def ticks(self) -> int:
-        """Return the time in 100 ns ticks since the Unix epoch, UTC."""
+        """Return the time in 100 ns ticks since the Unix epoch, UTC. It may jump: somebody sets it."""
+
+    def rising(self) -> float:
+        """Return seconds since no particular moment; they only rise. Whatever lasts is measured by it."""
 
     async def sleep(self, seconds: float) -> None:
         """Wait."""
@@ -47,9 +50,36 @@ class SystemClock:
         """Return the machine's time in 100 ns ticks since the Unix epoch."""
         return time.time_ns() // 100
 
+    def rising(self) -> float:
+        """Return `rising_seconds`."""
+        return rising_seconds()
+
     async def sleep(self, seconds: float) -> None:
         """Wait on real time."""
         await asyncio.sleep(seconds)
+
+
+class ServiceClock:
+    """The service's time, told by what only rises on this machine since the service was last asked.
+
+    Times that are kept and compared are the service's: this machine's clock may be set at any moment.
+    """
+
+    def __init__(self, told: str, clock: Clock) -> None:
+        """Take the service's time as it has just answered, and what time is measured by from there on."""
+        self._told, self._clock, self._since = ticks_of(told), clock, clock.rising()
+
+    def ticks(self) -> int:
+        """Return the service's time in 100 ns ticks since the Unix epoch, up to a second behind it."""
+        return self._told + round((self._clock.rising() - self._since) * TICKS_PER_SECOND)
+
+    def rising(self) -> float:
+        """Return seconds that only rise."""
+        return self._clock.rising()
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+        await self._clock.sleep(seconds)
 
 
 class FakeClock:
@@ -67,6 +97,10 @@ class FakeClock:
     def ticks(self) -> int:
         """Return the clock's time in 100 ns ticks since the Unix epoch."""
         return self._now
+
+    def rising(self) -> float:
+        """Return the clock's time in seconds: nobody sets it back."""
+        return self.ticks() / TICKS_PER_SECOND
 
     def advance(self, seconds: float) -> None:
         """Move the clock forward."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from email.utils import formatdate
@@ -33,7 +34,10 @@ from azure.core.pipeline.transport import AsyncHttpResponse, HttpRequest
 
 from rekey.config import Account, account_key
 from rekey.errors import ConfigurationError
+from rekey.tables.base import SIGNED_S
 
+_LONGEST_TOKEN_S = 24 * 3600.0
+"""Managed identities are given tokens for up to a day."""
 SCOPE = "https://storage.azure.com/.default"
 
 
@@ -99,6 +103,15 @@ class SharedKeyLitePolicy(AsyncHTTPPolicy[HttpRequest, AsyncHttpResponse]):
         message.headers["Authorization"] = f"SharedKeyLite {credential.account}:{signature}"
 
 
+class _BearerToken(AsyncBearerTokenCredentialPolicy[HttpRequest, AsyncHttpResponse]):
+    """Sends a token along, and tells when the present one expires."""
+
+    @property
+    def expires_on(self) -> int | None:
+        """When the token expires, in seconds since the epoch; None before the first one."""
+        return None if self._token is None else int(self._token.expires_on)
+
+
 AuthPolicy: TypeAlias = (
     AsyncHTTPPolicy[HttpRequest, AsyncHttpResponse] | SansIOHTTPPolicy[HttpRequest, AsyncHttpResponse]
 )
@@ -111,7 +124,16 @@ def auth_policy(credential: Credential) -> AuthPolicy:
     if isinstance(credential, AzureSasCredential):
         policy: SansIOHTTPPolicy[Any, Any] = AzureSasCredentialPolicy(credential)
         return policy
-    return AsyncBearerTokenCredentialPolicy(credential, SCOPE)
+    return _BearerToken(credential, SCOPE)
+
+
+def accepted_s(credential: Credential, policy: AuthPolicy | None) -> float:
+    """Return for how many seconds the service accepts a request that is signed with a credential now."""
+    if isinstance(credential, SharedKey | AzureNamedKeyCredential):
+        return SIGNED_S
+    expires_on = policy.expires_on if isinstance(policy, _BearerToken) else None
+    # A SAS ends whenever its maker said; a token that was not asked for yet is one of the longest.
+    return _LONGEST_TOKEN_S if expires_on is None else max(SIGNED_S, expires_on - time.time())
 
 
 def signature_of(credential: SharedKey, date: str, url: str) -> str:

@@ -36,7 +36,7 @@ from rekey.model import (
     key_of,
 )
 from rekey.tables import allowance, tally
-from rekey.tables.base import MAX_BATCH_BYTES, MAX_PAGE_ROWS, Operation, Page, Verb
+from rekey.tables.base import MAX_BATCH_BYTES, MAX_PAGE_ROWS, SIGNED_S, Operation, Page, Verb
 from rekey.tables.clock import TICKS_PER_SECOND, Clock, SystemClock, format_ticks, ticks_of
 from rekey.tables.faults import Call, Fault, FaultKind, Faults, NoFaults
 from rekey.tables.rules import check_batch, check_key_part, check_table_name, merged, stored_form
@@ -92,12 +92,21 @@ class MemoryTableService:
         self._being_deleted: dict[str, int] = {}
         self._calls = 0
         self.sent = Sent(also=tally.current)
-        self.last_open: int | None = None
-        """When an attempt to write was last left without an answer, in ticks of the clock."""
+        self.last_open: float | None = None
+        """When an attempt to write was last left without an answer, in rising seconds of the clock."""
+
+    @property
+    def late_s(self) -> float:
+        """For how long what was signed is accepted: as with a shared key."""
+        return SIGNED_S
 
     def table(self, name: str) -> MemoryTable:
         """Return a handle; the table need not exist yet."""
         return MemoryTable(self, name)
+
+    def shared(self, name: str) -> MemoryTable:
+        """Return the same: nothing is sent again here."""
+        return self.table(name)
 
     async def create_table(self, name: str) -> bool:
         """Create a table; False when it was there already. Raises TableBeingDeleted, RequestRejected."""
@@ -161,7 +170,7 @@ class MemoryTableService:
         """Raise the error of a fault that has one."""
         error = None if fault is None else fault.error()
         if isinstance(error, Ambiguous):
-            self.last_open = self.clock.ticks()
+            self.last_open = self.clock.rising()
         if error is not None:
             raise error
 

@@ -7,13 +7,18 @@ Rules kept here:
 * An error inside the answer to a batch is retried like one outside.
 * A malformed answer is no answer.
 * What is sent again is sent under the rates and limits that count then (`rekey.tables.allowance`).
+* When an attempt to write was last left open is remembered: also one that was repeated with success, and one
+  whose caller was cancelled. Not so where the write depends on a row's version and was answered in the end:
+  then no earlier attempt can take effect any more ("Managing concurrency", ETags, Azure documentation).
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
@@ -68,6 +73,14 @@ class _Failed:
     only_connect: bool = False
 
 
+@dataclass(slots=True)
+class _Known:
+    """What all requesters of an account know."""
+
+    ever_answered: bool = False
+    last_open: float | None = None
+
+
 class Requester:
     """Sends requests again until they are answered or it is enough.
 
@@ -85,9 +98,18 @@ class Requester:
         self._policy = policy
         self._clock = clock
         self._random = source
-        self._ever_answered = False
-        self.last_open: int | None = None
-        """When an attempt to write was last left without an answer, in ticks of the clock."""
+        self._known = _Known()
+
+    def with_policy(self, **changes: bool) -> Requester:
+        """Return a requester on the same connections whose policy differs in some attributes."""
+        other = copy(self)
+        other._policy = replace(self._policy, **changes)  # noqa: SLF001 - of the same class
+        return other
+
+    @property
+    def last_open(self) -> float | None:
+        """When an attempt to write was last left open, in rising seconds of the clock; None if never."""
+        return self._known.last_open
 
     @property
     def content_settles(self) -> bool:
@@ -102,22 +124,36 @@ class Requester:
             read: turns an answer into a value; raises a ServiceError for an error answer (Unavailable is
                 tried again) and ValueError for a malformed one.
         """
+        try:
+            return await self._call(request, read)
+        except asyncio.CancelledError:
+            self._note_open(request)  # nobody knows whether it was sent
+            raise
+
+    async def _call(self, request: Request, read: Callable[[Answer], T]) -> Outcome[T]:
         backoff = Backoff(self._policy, self._random)
         is_write, ambiguous = request.method != "GET", False
+        repeats = request.on_version or self._policy.repeats_open_writes
         while True:
-            if is_write:
-                allowance.check()
-            tried = await self._attempt(request, read)
+            try:
+                if is_write:
+                    allowance.check()
+                tried = await self._attempt(request, read)
+            except Exception as forbidden:
+                if not ambiguous:
+                    raise
+                self._note_open(request)  # no further attempt: what became of the first nobody will know
+                raise _open(request, type(forbidden).__name__) from forbidden
             if isinstance(tried, Outcome):
-                return replace(tried, ambiguous=ambiguous or tried.ambiguous)
+                return replace(tried, ambiguous=ambiguous)
             if not tried.open:
                 allowance.refused()
             ambiguous, error = ambiguous or tried.open, tried.error
-            if ambiguous and is_write:
-                self.last_open = self._clock.ticks()
             wait = backoff.next_wait(retry_after=tried.retry_after, only_connect=tried.only_connect)
-            if ambiguous and is_write and not self._policy.repeats_open_writes:
+            if ambiguous and is_write and not repeats:
                 wait = None
+            if ambiguous and (wait is None or not request.on_version):
+                self._note_open(request)
             if wait is None:
                 if ambiguous and isinstance(error, EndpointDown):
                     error = _open(request, error.code)
@@ -130,23 +166,25 @@ class Requester:
             if not tried.open:
                 await allowance.again()
 
+    def _note_open(self, request: Request) -> None:
+        if request.method != "GET":
+            self._known.last_open = self._clock.rising()
+
     async def _attempt(self, request: Request, read: Callable[[Answer], T]) -> Outcome[T] | _Failed:
         """Send a request once."""
-        retry_after, repeated = None, False
+        retry_after = None
         try:
             answer = await self._transport.send(request)
-            self._ever_answered = True
-            retry_after, repeated = retry_after_of(answer.headers), answer.repeated
-            if repeated:
-                self.last_open = self._clock.ticks()
-            return Outcome(read(answer), None, repeated, final=True)
+            self._known.ever_answered = True
+            retry_after = retry_after_of(answer.headers)
+            return Outcome(read(answer), None, ambiguous=False, final=True)
         except Unavailable as busy:
-            return _Failed(busy, repeated or may_be_applied(busy), retry_after)
+            return _Failed(busy, may_be_applied(busy), retry_after)
         except ServiceError as refused:
-            return Outcome(None, refused, repeated, final=True)
+            return Outcome(None, refused, ambiguous=False, final=True)
         except NotSent as failed:
             down = _down(request, str(failed))
-            return _Failed(down, open=False, only_connect=not self._ever_answered)
+            return _Failed(down, open=False, only_connect=not self._known.ever_answered)
         except (NoAnswer, ValueError) as failed:
             said = str(failed) if isinstance(failed, NoAnswer) else "MalformedAnswer"
             return _Failed(_open(request, said), open=True, retry_after=retry_after)

@@ -2,8 +2,11 @@
 
 Rules kept here:
 
-* A failed attempt says whether anything was sent. aiohttp repeats GET, PUT and DELETE by itself when a kept
-  connection turns out to be closed; such an answer says so too, because it may be the answer to a repetition.
+* A failed attempt says whether anything was sent, and nothing is sent twice in one attempt: aiohttp would
+  repeat PUT and DELETE by itself when a kept connection turns out to be closed, and the answer to the
+  repetition ("busy, nothing was done") would be taken for the answer to the first sending.
+* Whether a write may still be sent is asked when its first bytes are about to go out, after it was signed and
+  has waited for a connection (`rekey.tables.allowance`): a process may stand still in between.
 * Addresses hold keys: no policy here logs an address, and the address goes out exactly as it was made and
   signed, without being normalised on the way.
 * Timeouts are explicit; connections are bounded. A connection that was idle for 4 seconds is not used again
@@ -34,8 +37,8 @@ from azure.core.pipeline.transport import AioHttpTransport, AsyncHttpResponse, H
 from yarl import URL
 
 from rekey.errors import CredentialRefused
-from rekey.tables import tally
-from rekey.tables.credentials import Credential, auth_policy
+from rekey.tables import allowance, tally
+from rekey.tables.credentials import AuthPolicy, Credential, accepted_s, auth_policy
 from rekey.tables.sent import Sent, kind_of
 
 _LOG = logging.getLogger("rekey.tables")
@@ -59,32 +62,39 @@ class Timeouts:
     read: float = 40.0
     service: int | None = None
 
-    def address(self, endpoint: str, path: str) -> str:
-        """Return the address of a request below an endpoint."""
-        if self.service is None:
+    def address(self, endpoint: str, path: str, service: int | None = None) -> str:
+        """Return the address of a request below an endpoint. `service`: for this one request."""
+        limits = [one for one in (self.service, service) if one is not None]
+        if not limits:
             return f"{endpoint}/{path}"
-        return f"{endpoint}/{path}{'&' if '?' in path else '?'}timeout={self.service}"
+        return f"{endpoint}/{path}{'&' if '?' in path else '?'}timeout={min(limits)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request: method, address below the endpoint, headers, body. `doing` describes it without keys."""
+    """A request: method, address below the endpoint, headers, body. `doing` describes it without keys.
+
+    `on_version`: it holds only while a row has a certain ETag, which every write changes. So once a later
+    attempt is answered, no earlier one can take effect any more. `service_s`: the service may work on it for
+    at most so many seconds, less than usual.
+    """
 
     method: str
     path: str = field(repr=False)
     doing: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     body: bytes | None = field(default=None, repr=False)
+    on_version: bool = False
+    service_s: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer. `repeated` tells that the request may have been sent more than once."""
+    """An answer."""
 
     status: int
     headers: Mapping[str, str] = field(repr=False)
     body: bytes = field(repr=False)
-    repeated: bool
 
 
 class NotSent(Exception):
@@ -116,6 +126,7 @@ class Transport:
         self._agent = UserAgentPolicy(base_user_agent=agent).user_agent
         self._pipeline: AsyncPipeline[HttpRequest, AsyncHttpResponse] | None = None
         self._session: aiohttp.ClientSession | None = None
+        self._auth: AuthPolicy | None = None
         self._closed = False
         self.listener: Callable[[int, float], None] | None = None
         """Hears of every answer: its status, and the seconds it took."""
@@ -124,8 +135,8 @@ class Transport:
     async def send(self, request: Request) -> Answer:
         """Send once. Raises NotSent, NoAnswer, CredentialRefused (no token)."""
         pipeline = self._open()
-        sends = SimpleNamespace(count=0)
-        address = self._timeouts.address(self._endpoint, request.path)
+        sending = SimpleNamespace(begun=False, writes=request.method != "GET")
+        address = self._timeouts.address(self._endpoint, request.path, request.service_s)
         headers = {**request.headers, "User-Agent": self._agent, "x-ms-client-request-id": str(uuid4())}
         message = HttpRequest(request.method, address, headers=headers)
         if request.body is not None:
@@ -138,12 +149,12 @@ class Transport:
         outcome = "cancelled"
         self.sent.add(kind_of(request.method, request.path))
         try:
-            ran = await pipeline.run(message, proxy=self._proxy, trace_request_ctx=sends)
+            ran = await pipeline.run(message, proxy=self._proxy, trace_request_ctx=sending)
             response = ran.http_response
             outcome = str(response.status_code)
             if self.listener is not None:
                 self.listener(response.status_code, time.monotonic() - started)
-            return Answer(response.status_code, response.headers, response.body(), sends.count > 1)
+            return Answer(response.status_code, response.headers, response.body())
         except ClientAuthenticationError:
             outcome = "no token"
             raise CredentialRefused(
@@ -153,10 +164,15 @@ class Transport:
             ) from None
         except (AzureError, aiohttp.ClientError, OSError, TimeoutError) as failed:
             outcome = _name_of(failed)
-            raise (NoAnswer if sends.count else NotSent)(outcome) from None
+            raise (NoAnswer if sending.begun else NotSent)(outcome) from None
         finally:
             # What is logged of a request never holds its address: that holds keys.
             _LOG.debug("%s -> %s in %.0f ms", request.doing, outcome, 1000 * (time.monotonic() - started))
+
+    @property
+    def late_s(self) -> float:
+        """For how many seconds the service accepts what is signed now."""
+        return accepted_s(self._credential, self._auth)
 
     async def close(self) -> None:
         """Close connections and a token credential. Idempotent."""
@@ -177,7 +193,7 @@ class Transport:
                 connector=aiohttp.TCPConnector(limit=self._connections, keepalive_timeout=_IDLE_SECONDS),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,
-                trace_configs=[_sent_counter()],
+                trace_configs=[_before_sending()],
             )
             transport = _ExactAddressTransport(
                 session=self._session,
@@ -185,7 +201,8 @@ class Transport:
                 connection_timeout=self._timeouts.connect,
                 read_timeout=self._timeouts.read,
             )
-            self._pipeline = AsyncPipeline(transport, [auth_policy(self._credential)])
+            self._auth = auth_policy(self._credential)
+            self._pipeline = AsyncPipeline(transport, [self._auth])
         return self._pipeline
 
 
@@ -209,12 +226,23 @@ def environment_proxy(endpoint: str) -> str | None:
     return None if proxy is None or urllib.request.proxy_bypass(host) else proxy
 
 
-def _sent_counter() -> aiohttp.TraceConfig:
-    async def sent(_session: Any, context: Any, _parameters: Any) -> None:
-        context.trace_request_ctx.count += 1
+class _SentAlready(aiohttp.ClientError):
+    """aiohttp was about to repeat a request by itself."""
+
+
+def _before_sending() -> aiohttp.TraceConfig:
+    """Return what aiohttp calls when the headers of a request are made up, right before they are sent."""
+
+    async def check(_session: Any, context: Any, _parameters: Any) -> None:
+        sending = context.trace_request_ctx
+        if sending.begun:
+            raise _SentAlready
+        if sending.writes:
+            allowance.check()
+        sending.begun = True
 
     trace = aiohttp.TraceConfig()
-    trace.on_request_headers_sent.append(sent)
+    trace.on_request_headers_sent.append(check)
     return trace
 
 

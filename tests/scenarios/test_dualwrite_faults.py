@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import pytest
 
+from rekey.dualwrite.sweeper import Company
 from rekey.errors import Ambiguous, EndpointDown, Unavailable
 from rekey.model import EntityKey, Row, key_of
 from rekey.phases import ControlPhase
@@ -300,9 +301,9 @@ async def test_young_intents_are_left_and_their_age_is_told(memory: MemoryTableS
     world = await memory_world(USERS, memory).prepare([user(ANN.row)])
     await world.journal.begin("c1", 1, "source", [ANN])
     at = memory.clock.ticks()
-    swept = await world.sweeper.sweep("source", older_than=at, concurrency=4, check=lambda: None)
+    swept = await world.sweeper.sweep("source", Company(at - 1), concurrency=4, check=lambda: None)
     assert (swept.settled, swept.left, swept.oldest_at) == (0, 1, at)
-    swept = await world.sweeper.sweep("source", older_than=at + 1, concurrency=4, check=lambda: None)
+    swept = await world.sweeper.sweep("source", Company(at), concurrency=4, check=lambda: None)
     assert (swept.settled, swept.left, swept.oldest_at) == (1, 0, None)
 
 

@@ -342,6 +342,9 @@ def test_without_clients_the_way_back_brings_nothing_that_was_not_followed(users
         users.rollback()
     assert users.phase is ControlPhase.CUTOVER
     assert users.verify(repair=True).findings
+    with pytest.raises(GateClosed, match="found 1 rows that differ"):
+        users.rollback()
+    assert not users.verify().findings
     users.rollback()
     assert "not followed" in [row["Nm"] for row in users.project.rows("Users")]
 

@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from rekey.model import key_of
+from rekey.runner import lease
 from rekey.tables.base import Operation
 from rekey.tables.clock import TICKS_PER_SECOND
 from rekey.tables.faults import Call, Fault, FaultKind, Planned, PlannedFaults
@@ -40,17 +42,20 @@ def killed_at_its_first_copy(ours: Company) -> Operation:
 
     async def gate(call: Call) -> None:
         await asyncio.sleep(0)
-        if not application.get() and call.writes and call.table == "UsersV2":
+        if application.get():
+            return
+        if not sent and call.writes and call.table == "UsersV2":
             sent.extend(call.operations)
-            raise Killed
+        if sent:
+            raise Killed  # and it does nothing more: its lease stays
 
     async def calm(_call: Call) -> None:
         await asyncio.sleep(0)
 
-    ours.project.tables.gate = gate
-    with suppress(Killed):
+    ours.project.tables.gate = ours.project.restricted.gate = gate
+    with suppress(Killed), mock.patch.object(lease, "_PROCESS", "killed"):
         ours.apply()
-    ours.project.tables.gate = calm
+    ours.project.tables.gate = ours.project.restricted.gate = calm
     return sent[0]
 
 

@@ -25,15 +25,17 @@ from rekey.runner.lease import (
     SAFETY_S,
     Holder,
     RunnerLease,
+    holder_of,
     is_dead,
 )
+from rekey.tables.base import SIGNED_S
 from rekey.tables.clock import TICKS_PER_SECOND, ticks_of
 from rekey.tables.faults import Call, Fault, FaultKind
 from rekey.tables.memory import MemoryTableService
 
 SCRIPT = "0001_users"
-HERE = Holder("here", "boot-1", 100, "process-1", "state-1")
-THERE = Holder("there", "boot-2", 200, "process-2", "state-2")
+HERE = Holder("here", "boot-1", 100, "process-1", "1:10", "pid:[1]")
+THERE = Holder("there", "boot-2", 200, "process-2", "2:20", "pid:[2]")
 
 
 class HandClock:
@@ -49,6 +51,8 @@ class HandClock:
 
     def monotonic(self) -> float:
         return self._now / TICKS_PER_SECOND
+
+    rising = monotonic
 
     async def sleep(self, seconds: float) -> None:
         self._count += 1
@@ -205,8 +209,8 @@ async def test_a_runner_killed_on_this_machine_is_succeeded_at_once(runners: Run
 
 @pytest.mark.parametrize(
     "difference",
-    [{"host": "other"}, {"boot": "boot-0"}, {"state": "state-0"}],
-    ids=["another host", "another boot", "another state file"],
+    [{"host": "other"}, {"boot": "boot-0"}, {"lock": "1:11"}, {"namespace": "pid:[2]"}],
+    ids=["another host", "another boot", "another locked file", "another process namespace"],
 )
 async def test_a_dead_process_id_proves_nothing_elsewhere(
     runners: Runners, difference: dict[str, str]
@@ -222,7 +226,43 @@ def test_only_a_process_that_is_gone_is_dead() -> None:
     assert not is_dead(HERE, ours, lambda pid: True)
     assert is_dead(replace(HERE, pid=101), ours, lambda pid: True), "our own id, from an earlier process"
     assert not is_dead(replace(HERE, process="process-3"), ours, lambda pid: False), "another lease of ours"
-    assert not is_dead(replace(HERE, boot=""), replace(ours, boot=""), lambda pid: False), "unknown boot"
+    for unknown in ({"boot": ""}, {"lock": ""}, {"namespace": ""}):
+        theirs, here = replace(HERE, **unknown), replace(ours, **unknown)  # type: ignore[arg-type]
+        assert not is_dead(theirs, here, lambda pid: False), f"unknown: {unknown}"
+
+
+def test_a_lease_of_a_version_that_did_not_say_where_it_runs_is_waited_for(lock: FileLock) -> None:
+    ours = Holder.current(lock.identity)
+    row = {"Host": ours.host, "Boot": ours.boot, "Pid": ours.pid, "Process": "p", "State": "0" * 64}
+    assert not is_dead(holder_of(row), ours, lambda pid: False)
+
+
+def test_the_holder_is_told_by_the_file_that_is_locked_not_by_its_path(tmp_path: Path) -> None:
+    """Two containers of one host may have the same name, path and process ids, each with its own file."""
+    path = tmp_path / "state.sqlite"
+    with FileLock(path) as first:
+        one = Holder.current(first.identity)
+        first.path.rename(tmp_path / "elsewhere")
+        with FileLock(path) as second:
+            other = Holder.current(second.identity)
+    assert one.lock != other.lock
+    assert not other.sees(one)
+
+
+async def test_what_a_runner_before_may_have_under_way_is_known_when_its_lease_is_taken_over(
+    runners: Runners, hand: HandClock
+) -> None:
+    """Of a dead one what it had sent; of one that may only stand still, what the service still accepts."""
+    async with runners.lease() as lease:
+        assert lease.late_until is None
+    async with runners.killed(), runners.lease(replace(HERE, pid=101, process="process-3")) as lease:
+        assert lease.late_until == hand.ticks() + TICKS_PER_SECOND
+    async with runners.killed(THERE):
+        ended_at = hand.ticks() + DURATION_S * TICKS_PER_SECOND
+        await hand.pass_time(DURATION_S + SAFETY_S + 1)
+        async with runners.lease() as lease:
+            assert lease.late_until is not None
+            assert 0 <= lease.late_until - ended_at - round(SIGNED_S * TICKS_PER_SECOND) < 100
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
@@ -232,9 +272,9 @@ def test_a_forked_process_is_another_one() -> None:
 import os
 from pathlib import Path
 from rekey.runner.lease import Holder
-print(Holder.current(Path("state")).process, flush=True)
+print(Holder.current("1:10").process, flush=True)
 if not os.fork():
-    print(Holder.current(Path("state")).process, flush=True)
+    print(Holder.current("1:10").process, flush=True)
 else:
     os.wait()
 """

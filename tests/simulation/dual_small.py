@@ -29,13 +29,13 @@ from rekey.dualwrite.journal import Journal
 from rekey.dualwrite.permits import Permit
 from rekey.dualwrite.reverse import ReversePropagator
 from rekey.dualwrite.rules import SOURCE, TARGET, Side, View
-from rekey.dualwrite.sweeper import Sweeper
+from rekey.dualwrite.sweeper import Company, Sweeper
 from rekey.dualwrite.writer import Writer
 from rekey.mapper import Mapper
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row, key_of
 from rekey.phases import ControlPhase
-from rekey.tables.clock import TICKS_PER_SECOND, format_ticks
+from rekey.tables.clock import format_ticks
 from rekey.tables.faults import Call
 from tests.simulation.scheduler import Held, Scheduler
 from tests.simulation.small import Parts, SmallWorld
@@ -63,8 +63,8 @@ class DualParts(Parts):
     reverse: Callable[..., ReversePropagator] = ReversePropagator
     sweeper: Callable[..., Sweeper] = Sweeper
     moved: Callable[..., Awaitable[int]] = settle_moved
-    older_than_s: float | None = LONGEST_S
-    """How old an intent is when the sweeper takes it; None: any."""
+    older_than_s: float = LONGEST_S
+    """How old an intent is when the sweeper takes it."""
 
 
 class FixedPermits:
@@ -80,6 +80,9 @@ class FixedPermits:
     @contextmanager
     def hold(self, permit: Permit) -> Iterator[None]:
         yield
+
+    def in_time(self, permit: Permit) -> bool:
+        return True
 
     def check(self, permit: Permit) -> None:
         return
@@ -231,11 +234,8 @@ class DualWorld(SmallWorld):
         """Sweep once, as the runner does."""
         propagator = self.propagator()
         sweeper = self.dual.sweeper(self.journal("sweeper"), propagator, self.dual.reverse(propagator))
-        older_than = None
-        if self.dual.older_than_s is not None:
-            now = self.others.clock.ticks()
-            older_than = now - round(self.dual.older_than_s * TICKS_PER_SECOND)
-        return await sweeper.sweep(self.authority, older_than=older_than, concurrency=1, check=go_on)
+        company = Company(self.others.clock.ticks(), usual_s=self.dual.older_than_s)
+        return await sweeper.sweep(self.authority, company, concurrency=1, check=go_on)
 
     async def _work(self, name: str) -> None:
         works = self.clients[name]

@@ -11,10 +11,10 @@ from contextlib import ExitStack
 from typing import Any
 from unittest import mock
 
+from rekey.protocol.term import Term
 from rekey.runner.phases import backfill
 from rekey.spread import fence
 from rekey.spread.fence import Fence
-from rekey.spread.term import Term
 
 
 def no_wait_for_the_term() -> Any:

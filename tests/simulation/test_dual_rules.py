@@ -115,7 +115,7 @@ def test_rows_that_moved_while_they_were_copied_are_looked_at_once_more() -> Non
 
 def test_the_sweeper_leaves_young_intents_alone() -> None:
     """It settles what an intent announces before that has happened, and removes the intent."""
-    parts = DualParts(older_than_s=None)
+    parts = DualParts(older_than_s=0.0)
     lost(dual("users, dual_write: old replace", CRASH, parts, sweeps=True), OLDER)
 
 

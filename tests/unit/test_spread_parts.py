@@ -33,6 +33,7 @@ from rekey.mapping.cursors import SealedKeys
 from rekey.mapping.rows import CONTROL_TABLE
 from rekey.model import EntityKey, KeyRange
 from rekey.phases import ControlPhase
+from rekey.protocol.term import Term
 from rekey.runner.spreading import reached
 from rekey.sections import Section
 from rekey.spread.copying import window_of
@@ -43,7 +44,6 @@ from rekey.spread.pool import Pool, load_factory
 from rekey.spread.settings import is_factory, read_executor
 from rekey.spread.summing import packed_buckets, sealed, unpacked_buckets, unsealed
 from rekey.spread.tasks import Basis, Ended, Failure, Kind, Result, Task, read_result, read_task
-from rekey.spread.term import Term
 from rekey.tables import allowance
 from rekey.tables.base import Accounts
 from rekey.tables.clock import FakeClock

@@ -25,25 +25,16 @@ from rekey.tables.transport import Timeouts
 RETRY = RetryPolicy(
     attempts=5, connect_attempts=4, min_wait=0.1, max_wait=3.0, max_retry_after=5.0, repeats_open_writes=False
 )
-_SERVICE_SHARE = 3
-"""One request may take this part of the longest operation on the service."""
-_MOST_SERVICE_S = 30
 _CONNECT_S = 5.0
 _ON_THE_WAY_S = 2.0
 
 
 def timeouts_for(settings: LeaseSettings) -> Timeouts:
-    """Return the timeouts of one request. The service counts whole seconds, at least one."""
-    service = int(min(_MOST_SERVICE_S, max(1.0, settings.longest_operation_s / _SERVICE_SHARE)))
+    """Return the timeouts of one request."""
+    service = settings.service_s
     return Timeouts(
         connect=min(_CONNECT_S, settings.longest_operation_s), read=service + _ON_THE_WAY_S, service=service
     )
-
-
-def operation_seconds(settings: LeaseSettings) -> float:
-    """Return after how many seconds an operation sends nothing more."""
-    service = timeouts_for(settings).service or 0
-    return max(settings.longest_operation_s - service, settings.longest_operation_s / 2)
 
 
 def connect(plan: Plan) -> Accounts:

@@ -17,6 +17,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 
 from rekey.dualwrite.control import ControlRow
@@ -27,9 +28,9 @@ from rekey.dualwrite.lease import ClientLease
 from rekey.dualwrite.permits import Permit
 from rekey.dualwrite.propagate import Propagator
 from rekey.dualwrite.reading import closed
+from rekey.dualwrite.registry import SAFETY_S
 from rekey.dualwrite.rules import NEW_VIEW_CLOSED, View, index_write_refused, reads_refused, refusal
 from rekey.dualwrite.sdk.calls import Read
-from rekey.dualwrite.sdk.connect import operation_seconds
 from rekey.dualwrite.sdk.plan import Plan
 from rekey.dualwrite.shadow import Shadow
 from rekey.dualwrite.writer import Writer
@@ -37,6 +38,7 @@ from rekey.errors import Moved, WritesRefused
 from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE
 from rekey.mapping.store import open_mapping
 from rekey.phases import ControlPhase
+from rekey.tables.allowance import while_allowed
 from rekey.tables.base import Accounts, Operation
 from rekey.tables.wire import decode_row, decode_rows
 
@@ -75,6 +77,15 @@ class _PermitsOfRun:
 
     def check(self, permit: Permit) -> None:
         self._lease.check(permit)
+
+    def in_time(self, permit: Permit) -> bool:
+        return self._lease.in_time(permit)
+
+    async def look_again(self) -> Permit:
+        permit = await self._lease.look_again()
+        if not self._is_current():
+            raise OtherRun
+        return permit
 
     def _is_current(self) -> bool:
         control = self._lease.control
@@ -163,18 +174,26 @@ class ClientCore:
                 return None
             if self.plan.view is View.NEW:
                 raise refusal(NEW_VIEW_CLOSED, self.table)
-            return await self._plainly(operations)
+            with while_allowed(partial(lease.check, permit)):
+                etags = await self._plainly(operations)
+            if not lease.in_time(permit):
+                await lease.look_again()
+                if lease.control is not None:
+                    working = await self._worker(lease, lease.control)
+                    await working.writer.announce_late(operations, permit)
+            return etags
 
     async def _write_index(self, lease: ClientLease, operations: Sequence[Operation]) -> list[str | None]:
         async with lease.operation(writes=True) as permit:
             code = index_write_refused(permit.phase)
             if code:
                 raise refusal(code, self.table)
-            return await self._plainly(operations)
+            with while_allowed(partial(lease.check, permit)):
+                return await self._plainly(operations)
 
     async def _plainly(self, operations: Sequence[Operation]) -> list[str | None]:
         table = self._tables().tables.table(self.table)
-        async with asyncio.timeout(operation_seconds(self.plan.settings)):
+        async with asyncio.timeout(self.plan.settings.sending_s):
             etags = await apply_operations(table, operations)
         self.counters.writes += len(operations)
         return etags
@@ -241,7 +260,7 @@ class ClientCore:
     async def _started(self) -> ClientLease:
         if self._closed:
             raise closed(self.plan.declared.script_id).error()
-        self._accounts = self._connect(self.plan)
+        self._accounts = accounts = self._connect(self.plan)
         lease = ClientLease(
             self._accounts.restricted,
             self.plan.facts,
@@ -249,6 +268,7 @@ class ClientCore:
             settle=self._settle,
             counters=self.counters.as_dict,
             left=self._left,
+            late_s=lambda: max(accounts.tables.late_s, accounts.restricted.late_s),
         )
         await lease.start()
         try:
@@ -289,7 +309,9 @@ class ClientCore:
             mapping,
             width=_REPLICAS_AT_ONCE,
         )
-        journal = Journal(accounts.restricted.table(JOURNAL_TABLE), script_id, mapping.keyring)
+        open_s = plan.settings.longest_operation_s + SAFETY_S
+        journal_table = accounts.restricted.table(JOURNAL_TABLE)
+        journal = Journal(journal_table, script_id, mapping.keyring, open_s=open_s)
         permits = _PermitsOfRun(lease, control.run_id)
         writer = Writer(
             plan.view,
@@ -298,7 +320,7 @@ class ClientCore:
             journal=journal,
             permits=permits,
             counters=self.counters,
-            longest_operation_s=operation_seconds(plan.settings),
+            longest_operation_s=plan.settings.sending_s,
         )
         shadow = Shadow(
             plan.view,

@@ -8,15 +8,15 @@ Rules kept here:
 * The sweep follows the last segment; it closes the race "deleted while being copied". In capture "dual-write"
   rows that moved while they were copied are settled before it; in "delta" the passes of `reconcile` do that.
 * What was sent for the copy and not answered may arrive late: where an attempt was left open, or a run was
-  cut off, the sweep waits until nothing can arrive behind it.
+  cut off, the sweep waits until nothing can arrive after it (`rekey.runner.quiet`).
 * With an executor, workers copy slices; the sweep waits until none of them can write any more.
+* What a row's replicas are written by here has no intent of its own. Where an outcome stays open one is left
+  in the journal, and the row is looked at again when nothing of it can take effect any more.
 * Capture "dual-write": beside it the journal is swept; at its end the control row says that all is copied,
   which opens the new view.
 """
 
 from __future__ import annotations
-
-import logging
 
 from rekey.backfill.engine import copy_segments
 from rekey.backfill.moved import settle_moved
@@ -28,14 +28,12 @@ from rekey.progress import Advance
 from rekey.runner.facts import ESTIMATED_ROWS
 from rekey.runner.intents import while_sweeping
 from rekey.runner.phases.operation import Counters, Operation, open_gate
+from rekey.runner.quiet import until_quiet
 from rekey.runner.run import Run
-from rekey.runner.spreading import no_task_writes, spread_copy
+from rekey.runner.spreading import spread_copy
 from rekey.state.models import BACKFILL as PURPOSE
 from rekey.state.models import Segment
-from rekey.tables.clock import TICKS_PER_SECOND
 
-_LOG = logging.getLogger(__name__)
-_LOOK_S = 1.0
 COPYING_SINCE = "copying_since"
 """Fact: the service's time before the first row was read for the copy."""
 
@@ -49,11 +47,9 @@ async def run(run: Run) -> Counters:
 
 
 async def _copy_and_sweep(run: Run) -> Counters:
-    cut_off_at = run.clock.ticks() if run.state.segments(run.script_id, PURPOSE) else None
     counters = await copy_rows(run)
-    await no_task_writes(run)
+    await until_quiet(run)
     if not run.is_delta:
-        await _until_nothing_travels(run, cut_off_at)
         counters["rows_moved"] = await _moved_rows(run)
     return {**counters, "rows_swept": await swept_rows(run)}
 
@@ -109,26 +105,6 @@ async def _copy_here(run: Run, segments: list[Segment], advance: Advance) -> tup
             throttle=run.copier.throttle,
         )
     return {"rows": copied.rows, "inserted": copied.inserted, "propagated": copied.propagated}, whole
-
-
-async def _until_nothing_travels(run: Run, cut_off_at: int | None) -> None:
-    """Wait as long as a request can take, from the last one that was not answered, or since a run that was
-    cut off was succeeded: nobody knows what that had under way.
-
-    Args:
-        run: the migration.
-        cut_off_at: when this run succeeded one that was cut off, in ticks; None if it did not.
-    """
-    last = max((at for at in (cut_off_at, run.tables.last_open) if at is not None), default=None)
-    if last is None:
-        return
-    ends = last + round(run.config.gates.margin_s * TICKS_PER_SECOND)
-    seconds = max(0, ends - run.clock.ticks()) / TICKS_PER_SECOND
-    if seconds:
-        _LOG.info("the sweep waits %.0f s: a copy that was not answered may still arrive", seconds)
-    while (left := ends - run.clock.ticks()) > 0:
-        run.check()
-        await run.clock.sleep(min(_LOOK_S, left / TICKS_PER_SECOND))
 
 
 async def _moved_rows(run: Run) -> int:

@@ -4,6 +4,9 @@ Rules kept here:
 
 * Only from `cutover`, and only when the operator names the phase.
 * Nothing is copied any more: the keys of the checkpoints leave the state file.
+* What the journal holds is settled before the control row moves, while the source still follows. An intent
+  that could not be, and that the source cannot express any more, is given up after that and recorded: else
+  no command could ever end it.
 * Capture "dual-write": not before the last client of the old view has ended. The source is written until
   every client has acknowledged and the journal is drained; that moment is kept, `retire` compares with it.
 """
@@ -12,12 +15,14 @@ from __future__ import annotations
 
 from rekey.delta.passes import fresh_second
 from rekey.dualwrite.rules import TARGET
-from rekey.errors import GateClosed
+from rekey.errors import Findings, GateClosed
 from rekey.phases import ControlPhase, Phase
 from rekey.runner.following import Deadline, closed_by_old_view, forget_ended, move
-from rekey.runner.intents import drain
+from rekey.runner.intents import drain, settle_stale, unsettled_hint
 from rekey.runner.phases.operation import Counters, Operation
+from rekey.runner.quiet import until_quiet
 from rekey.runner.run import Run
+from rekey.runner.verification import closed_by_difference
 
 QUIET_AT = "quiet_at"
 """Fact: the service's time from which on no client and no runner writes to the source."""
@@ -34,20 +39,48 @@ async def gate(run: Run) -> list[str]:
 async def run(run: Run) -> Counters:
     """Move the control row; the retention period begins."""
     now = await run.control.read()
+    await until_quiet(run)
     if now is not None and now.phase is ControlPhase.CUTOVER:
+        await _settle(run)
         await move(run, ControlPhase.CUTOVER, ControlPhase.COMPLETE)
     counters = {} if run.is_delta else await _quiet(run)
     run.state.forget_keys(run.script_id)
     return counters
 
 
+async def _settle(run: Run) -> None:
+    """Settle what can be while the source still follows: later it can only be given up.
+
+    Raises:
+        GateClosed: rows are known to differ, or intents cannot be settled.
+    """
+    if run.is_delta or not run.declared.migration.reverse:
+        return
+    reasons = await closed_by_difference(run)
+    settled = await settle_stale(run, TARGET)
+    if settled.failed:
+        reasons.append(f"{settled.failed} intents of the journal cannot be settled; {unsettled_hint(run)}")
+    if reasons:
+        again = f"`rekey apply {run.script_id} --to complete` again"
+        raise GateClosed(Phase.COMPLETE, reasons, hint=f"when that is mended: {again}")
+
+
 async def _quiet(run: Run) -> Counters:
-    """Finish what was announced before the end; keep the moment from which on nobody writes the source."""
+    """Finish what was announced before the end; keep the moment from which on nobody writes the source.
+
+    What the source cannot express any more is given up, and recorded: since `complete` it need not.
+    """
+
+    async def give_up(error: Findings) -> None:
+        run.state.audit("intent-given-up", run.script_id, {"error": type(error).__name__, "what": error.what})
+        run.progress.note(f"{run.script_id}: given up, the source keeps an older row: {error.what}")
+
+    settled = 0
     if run.declared.migration.reverse:
-        settled = await drain(run, TARGET, Deadline(run.clock, run.config.gates.clients_timeout_s))
-    else:
-        await run.journal.clear()  # nothing followed since cutover; what is left is from before it
-        settled = 0
+        deadline = Deadline(run.clock, run.config.gates.clients_timeout_s)
+        settled = await drain(run, TARGET, deadline, give_up)
+    # What is left was settled and kept, or is from before a cutover after which nothing followed.
+    await run.journal.clear()
     await forget_ended(run)
     run.state.set_fact(run.script_id, QUIET_AT, await fresh_second(run.tables.server_time, run.clock))
     return {"intents_settled": settled}

@@ -5,6 +5,7 @@ Rules kept here, in capture "dual-write":
 * The gate asks for a clean full verification that is younger than the last way back, and for clients: all
   live ones current, and at least one unless the operator says that nobody writes.
 * Both ways go through a freeze of seconds (`rekey.runner.freeze`); no table is scanned in it.
+* The way back is not gone with rows that are known to differ: it would make the source's the truth.
 
 In capture "delta" (writers stop, a last pass, a last proof):
 
@@ -12,7 +13,8 @@ In capture "delta" (writers stop, a last pass, a last proof):
   operator said that writers have stopped; the final pass begins after it. A source row newer than it is a
   stray writer: refused, back to `dual_write`, nothing lost.
 * Order under freeze: final pass, sweep, full verification, stray check, move. Each sees what the one before
-  it could have missed.
+  it could have missed. Nothing that was sent and not answered is under way when the pass begins, nor when
+  the verification does (`rekey.runner.quiet`).
 * A freeze that a killed run left behind is no state to stay in: the next run starts the cutover again, or
   goes back.
 * Undo copies what was written to the target since cutover back to the source, first as a check that writes
@@ -34,16 +36,23 @@ from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row, key_o
 from rekey.phases import ControlPhase, Phase
 from rekey.reconcile.report import FullReport
 from rekey.runner.capture import catch_up
-from rekey.runner.facts import RETURNED_AT
+from rekey.runner.facts import RETURNED_AFTER
 from rekey.runner.following import closed_by_clients
 from rekey.runner.freeze import cross, leave_freeze
 from rekey.runner.phases.backfill import swept_rows
 from rekey.runner.phases.operation import Counters, Operation
+from rekey.runner.quiet import until_quiet
 from rekey.runner.run import Run
-from rekey.runner.verification import closed_by_verification, verify_full, wrong
+from rekey.runner.verification import (
+    closed_by_difference,
+    closed_by_verification,
+    last_number,
+    verify_full,
+    wrong,
+)
 from rekey.state.models import WATERMARK
 from rekey.tables.base import Table
-from rekey.tables.clock import format_ticks, ticks_of
+from rekey.tables.clock import ticks_of
 
 FROZEN_AT = "frozen_at"
 _NAMED = 20
@@ -70,6 +79,7 @@ async def run(run: Run) -> Counters:
     now = await run.control.read()
     if now is not None and now.phase is ControlPhase.CUTOVER:
         return {}
+    await until_quiet(run)  # while writes go on: what was cut off before lands before the last pass
     if not run.is_delta:
         return await cross(run, ControlPhase.DUAL_WRITE, ControlPhase.CUTOVER)
     if now is not None and now.phase is ControlPhase.DUAL_WRITE:
@@ -87,6 +97,7 @@ async def _prove_under_freeze(run: Run) -> Counters:
     frozen_at = await _freeze_time(run)
     caught = await catch_up(run, max_passes=1)
     swept = await swept_rows(run)
+    await until_quiet(run)
     report = await verify_full(run)
     if report.findings:
         raise Findings(
@@ -147,8 +158,15 @@ async def undo(run: Run) -> None:
             hint="stay with the target and go on to `complete`",
         )
     if not run.is_delta:
+        reasons = await closed_by_difference(run)
+        if reasons:
+            raise GateClosed(
+                "dual_write",
+                reasons,
+                hint=f"when nothing differs any more: `rekey rollback {run.script_id}` again",
+            )
         # Before anything moves: what was verified until now says nothing about what comes back.
-        run.state.set_fact(run.script_id, RETURNED_AT, format_ticks(run.clock.ticks()))
+        run.state.set_fact(run.script_id, RETURNED_AFTER, str(last_number(run)))
         await cross(run, ControlPhase.CUTOVER, ControlPhase.DUAL_WRITE)
         return
     await _undo_delta(run, now)
@@ -169,10 +187,12 @@ async def _undo_delta(run: Run, now: ControlRow) -> None:
         await run.control.move(ControlPhase.CUTOVER, ControlPhase.FREEZE)
     try:
         await _copy_back(run, back, since)
+        await until_quiet(run)
         report = await verify_full(run)
         if report.findings and _only_index_tables(run, report):
             # The application kept the index tables itself; from now on they follow the source again.
             await verify_full(run, repair=True)
+            await until_quiet(run)
             report = await verify_full(run)
         if report.findings:
             raise Findings(

@@ -11,12 +11,15 @@ Rules kept here:
 
 from __future__ import annotations
 
+from rekey.dualwrite.registry import refused_at
 from rekey.phases import ControlPhase, Phase
 from rekey.runner.capture import begin_watermark
+from rekey.runner.facts import LATE_UNTIL
 from rekey.runner.following import closed_by_refusing, forget_ended, look, move
 from rekey.runner.phases.operation import Counters, Operation
 from rekey.runner.run import Run
 from rekey.state.models import WATERMARK
+from rekey.tables.clock import format_ticks
 
 
 async def gate(run: Run) -> list[str]:
@@ -34,6 +37,7 @@ async def run(run: Run) -> Counters:
         await move(run, ControlPhase.SOURCE, ControlPhase.DUAL_WRITE)
     if run.is_delta:
         return {}
+    await _note_given_up(run)
     clients = len((await look(run)).live)
     if not clients:
         run.progress.note(
@@ -41,6 +45,15 @@ async def run(run: Run) -> Counters:
             f" {run.source.name} now is followed by nobody, and verification will find it"
         )
     return {"clients": clients}
+
+
+async def _note_given_up(run: Run) -> None:
+    """Keep until when clients may be heard of that were given up: what they wrote before had no intent, so
+    only a verification that begins later finds it."""
+    clients = await look(run)
+    given_up = [refused_at(row) for row in clients.rows if row not in clients.live]
+    until = max((at for at in given_up if at > clients.now), default=None)
+    run.state.set_fact(run.script_id, LATE_UNTIL, None if until is None else format_ticks(until))
 
 
 async def undo(run: Run) -> None:

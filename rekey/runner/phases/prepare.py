@@ -15,6 +15,7 @@ from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE
 from rekey.model import Row
 from rekey.phases import Phase
 from rekey.runner.phases.operation import Counters, Operation
+from rekey.runner.quiet import until_quiet
 from rekey.runner.run import Run
 from rekey.tables.base import MAX_BATCH_OPERATIONS, Table, Verb
 from rekey.tables.base import Operation as Write
@@ -52,6 +53,7 @@ async def first_row(table: Table) -> Row | None:
 
 async def run(run: Run) -> Counters:
     """Create what is missing; everything here may be there already."""
+    await until_quiet(run)  # of a run before this one, which was taken back
     for name in (MAPPING_TABLE, JOURNAL_TABLE):
         await run.restricted.create_table(name)
     made = 0
@@ -72,6 +74,7 @@ async def undo(run: Run) -> None:
     """Drop the targets, the mapping and the journal, or keep all."""
     if not run.options.drop_targets:
         return
+    await until_quiet(run)  # a batch that lands later would leave rows that nothing accounts for
     for target in run.targets:
         await run.tables.delete_table(target.name)
     await forget_mapping(run)

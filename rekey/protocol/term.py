@@ -1,10 +1,12 @@
-"""The term: until when tasks of a migration may write, kept where every runner looks.
+"""The term: until when workers and earlier runners of a migration may write, kept where every runner looks.
 
 Rules kept here:
 
 * It stands in the restricted table `rekeycontrol` (PartitionKey the script's id, RowKey `tasks`) before the
   first task is submitted that needs it. So a runner that succeeds another one knows of tasks that still
   write, also on another machine and without the state file.
+* A runner that succeeds one which did not end in order extends it before it does anything else, and so does
+  one that ends with a write left open: what those have sent may be under way for the margin.
 * It grows, conditionally on what was read, until somebody has waited for its end and removes it. It is cut
   short only by who knows that all who worked within it have ended.
 * It is the service's time; whoever waits for it asks the service, and adds the margin for which a request

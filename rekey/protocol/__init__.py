@@ -1,0 +1,1 @@
+"""What runners, workers and clients of a migration share."""
