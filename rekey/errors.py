@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from rekey.visible import one_line
+
 
 class ExitCode(IntEnum):
     """What the `rekey` command returns to the shell."""
@@ -54,7 +56,7 @@ class RekeyError(Exception):
             lines.append(f"Kept: {self.kept}")
         if self.hint:
             lines.append(f"Next: {self.hint}")
-        return "\n".join(lines)
+        return "\n".join(one_line(line) for line in lines)
 
     def as_json(self) -> dict[str, str | int]:
         """Return the error as one JSON object, as `--json` prints it."""

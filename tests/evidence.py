@@ -8,6 +8,7 @@ import shutil
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import bagit
 import pytest
@@ -15,7 +16,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from rekey.config import Config
 from rekey.declaration import Declared
-from rekey.evidence import bag, keyfiles, statement
+from rekey.evidence import bag, contents, keyfiles, note, statement
+from rekey.evidence.checkpoints import checkpoint_over
 from rekey.evidence.export import export, record_verified
 from rekey.evidence.keys import Ed25519Signer, PublicKey, Signer
 from rekey.evidence.verify import Trusted, Verdict, verify
@@ -82,12 +84,36 @@ def rebagged(folder: Path) -> None:
             (folder.parent / name).rename(folder / name)
 
 
-def restated(folder: Path, signer: Signer | None) -> None:
-    """Make bag and statement again, signed by somebody: what a forger does who has a key of his own."""
+def restated(folder: Path, signer: Signer | None, **said: Any) -> None:
+    """Make bag and statement again, signed by somebody: what a forger does who has a key of his own.
+
+    Args:
+        folder: the bundle.
+        signer: who signs, None for nobody.
+        said: members of the predicate that are to be other ones.
+    """
     before = statement.parsed((folder / bag.STATEMENT).read_bytes()).statement()
     rebagged(folder)
-    made = statement.signed(statement.Statement(bag.digests(folder), before.predicate), signer)
+    about = {**before.predicate, **said}
+    made = statement.signed(statement.Statement(bag.digests(folder), about), signer)
     (folder / bag.STATEMENT).write_bytes(made.data)
+
+
+def forge(signer: Signer, folder: Path, lines: Sequence[bytes]) -> None:
+    """Make a whole bundle of other events, signed by somebody: what passes for whoever trusts his key."""
+    events = [json.loads(line) for line in lines]
+    head = checkpoint_over(lines, hashlib.sha256(lines[0]).hexdigest())
+    made = {
+        contents.EVENTS: b"".join(line + b"\n" for line in lines),
+        contents.CHECKPOINT: note.signed(head, signer.public, signer.sign).text.encode(),
+        contents.EARLIER: b"",
+        contents.PROOFS: contents.as_json(contents.proofs(SCRIPT, lines, events, head)),
+        contents.GATES: contents.as_json(contents.told(events, SCRIPT, "gate")),
+        contents.RECONCILIATION: contents.as_json(contents.told(events, SCRIPT, "verification")),
+    }
+    for path, data in made.items():
+        (folder / "data" / path).write_bytes(data)
+    restated(folder, signer, log=head.named, key=signer.public.named)
 
 
 def relinked(lines: Sequence[bytes]) -> bytes:

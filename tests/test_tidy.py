@@ -24,8 +24,16 @@ MAX_FUNCTION_LINES = 60
 SMALL_MODULE_LINES = 40
 """A module up to this size may do with a sentence instead of a list of rules."""
 
-TERMINAL = ("rekey/cli/", "rekey/rehearse/demo.py", "rekey/rehearse/node.py")
-"""Who knows that there is a terminal: everybody else returns values, or tells a `Progress`."""
+TERMINAL = "rekey/cli/shell.py"
+"""Who writes to the terminal, and spells controls out on the way: everybody else asks its `Shell` to, returns
+values, or tells a `Progress`."""
+PAST_THE_EDGE = {"print", "click.echo", "click.secho", "click.echo_via_pager", "os.write"}
+BYTES_OF_OURS = {"rekey/cli/signals.py", "rekey/runner/filelock.py"}
+"""A signal handler may only write a constant; the lock writes its own file."""
+STREAMS = {
+    *("sys.stdout", "sys.stderr", "sys.__stdout__", "sys.__stderr__"),
+    *("shell.stdout", "shell.stderr", "self.stdout", "self.stderr"),
+}
 
 PURE = {
     "advice",
@@ -116,6 +124,7 @@ PURE = {
     "tables.sent",
     "tables.settle",
     "tables.wire",
+    "visible",
 }
 """Modules (a package stands for all of its modules) that take values and return values."""
 
@@ -276,15 +285,30 @@ def test_every_public_class_and_function_is_described() -> None:
 
 
 def test_only_the_edge_writes_to_the_terminal() -> None:
-    """A `print` elsewhere would spoil the JSON document of `--json`, or show what must not be shown."""
+    """A `print` elsewhere would spoil the JSON document of `--json`, or show what must not be shown. The
+    streams that a shell was begun with are for its edge alone."""
     writers = set()
     for path in python_files("rekey"):
         for node in ast.walk(tree_of(path)):
-            called = isinstance(node, ast.Call) and ast.unparse(node.func) in ("print", "click.echo")
-            streams = isinstance(node, ast.Attribute) and ast.unparse(node) in ("sys.stdout", "sys.stderr")
+            called = isinstance(node, ast.Call) and ast.unparse(node.func) in PAST_THE_EDGE
+            streams = isinstance(node, ast.Attribute) and ast.unparse(node) in STREAMS
             if called or streams:
                 writers.add(name_of(path))
-    assert {name for name in writers if not name.startswith(TERMINAL)} == set()
+    assert writers == {TERMINAL, *BYTES_OF_OURS}
+
+
+def test_only_bars_draw_past_the_edge() -> None:
+    drawing = [name_of(path) for path in python_files("rekey") if "tqdm" in set(imports_of(path))]
+    assert drawing == ["rekey/cli/progress.py"]
+
+
+def test_pages_escape_by_the_one_function_that_spells_controls_out() -> None:
+    escaping = {
+        name_of(path)
+        for path in python_files("rekey")
+        if any(among(name, {"html", "xml.sax.saxutils"}) for name in imports_of(path))
+    }
+    assert escaping == {"rekey/pages/page.py"}
 
 
 def test_pure_modules_import_no_i_o() -> None:

@@ -4,14 +4,14 @@ Rules kept here:
 
 * `verify` and `keygen` need no project: an auditor has none. With a project, a verification of a bundle that
   this project exported is recorded in its audit log, where the gate before `retire` looks.
-* The key to check with is never taken from the bundle.
+* The key to check with is never taken from the bundle (`rekey.cli.vouching`). The verdict says which key
+  signed, in full, and where it was had from.
 * Exit code 1 when anything is wrong with a bundle.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ import click
 
 from rekey.cli.project import open_project
 from rekey.cli.shell import Shell, command
+from rekey.cli.vouching import exporter, keys_for, refuse_within
 from rekey.errors import (
     ConfigurationError,
     ExitCode,
@@ -29,9 +30,9 @@ from rekey.errors import (
     StateUnusable,
 )
 from rekey.phases import Phase
+from rekey.visible import one_line
 
 if TYPE_CHECKING:
-    from rekey.evidence.keys import PublicKey
     from rekey.evidence.recompute import Compared
     from rekey.evidence.verify import Verdict
     from rekey.mapper import Mapper
@@ -46,7 +47,7 @@ _KEY = click.option(
     metavar="FILE",
     type=_FILE,
     multiple=True,
-    help="A public key that may have signed. By default the one of this project's [evidence].",
+    help="A public key that may have signed. By default the one of this project, if it exported the bundle.",
 )
 
 
@@ -190,7 +191,7 @@ def verify(
     from rekey.evidence.verify import Trusted
     from rekey.evidence.verify import verify as check
 
-    keys = _keys(shell, key_files)
+    keys = keys_for(shell, key_files, folder)
     trusted = Trusted(
         keys,
         root=None if timestamp_root is None else read_root(timestamp_root),
@@ -198,7 +199,7 @@ def verify(
         earlier=None if kept is None else _kept(kept),
     )
     verdict = check(folder, trusted)
-    recorded = verdict.is_right and _record(shell, verdict)
+    recorded = verdict.is_right and _record(shell, folder, verdict)
     code = ExitCode.DONE if verdict.is_right else ExitCode.FINDINGS
     document = {"exit_code": int(code), "folder": str(folder), **verdict.as_json(), "recorded": recorded}
     shell.emit(document, "\n".join(_told(folder, verdict, recorded=recorded)))
@@ -237,7 +238,9 @@ def recompute(
 
     if key_env is not None and endpoint is None:
         raise click.UsageError("--key-env goes with --endpoint")
-    keys = _keys(shell, key_files)
+    if endpoint is None or mapping:
+        refuse_within(shell, folder)
+    keys = keys_for(shell, key_files, folder)
     verdict = check(folder, Trusted(keys, ignore_timestamp=True))
     if not verdict.is_right:
         raise Findings(
@@ -309,24 +312,6 @@ def _compared(recorded: dict[str, Any], found: list[Compared]) -> list[str]:
     return lines
 
 
-def _keys(shell: Shell, files: Sequence[Path]) -> list[PublicKey]:
-    """Return the given keys, else the project's own. Raises ConfigurationError when there is none."""
-    from rekey.config import load_config
-    from rekey.evidence.keyfiles import read_public
-    from rekey.evidence.signing import open_signer
-
-    if files:
-        return [read_public(path) for path in files]
-    if shell.has_project:
-        signer = open_signer(load_config(shell.config_path))
-        if signer is not None:
-            return [signer.public]
-    raise ConfigurationError(
-        "it is not said whose signature is to be checked",
-        hint="--key FILE, the public key that you were given; never one that came with the bundle",
-    )
-
-
 def _kept(path: Path) -> str:
     try:
         return path.read_text("utf-8")
@@ -336,19 +321,18 @@ def _kept(path: Path) -> str:
         ) from None
 
 
-def _record(shell: Shell, verdict: Verdict) -> bool:
+def _record(shell: Shell, folder: Path, verdict: Verdict) -> bool:
     """Record in the project's audit log that its own bundle was verified; tell whether it was."""
-    from rekey.config import load_config
     from rekey.evidence.export import record_verified
     from rekey.state.store import State
 
     if not shell.has_project:
         return False
     try:
-        path = load_config(shell.config_path).state
-        if not path.exists():
+        config = exporter(shell, folder)
+        if config is None:
             return False
-        with State.open(path) as state:
+        with State.open(config.state) as state:
             return record_verified(state, verdict)
     except (ConfigurationError, StateUnusable, Locked, MachineFailed) as error:
         shell.note(f"warning: this verification is not recorded: {error.what}")
@@ -360,11 +344,13 @@ def _told(folder: Path, verdict: Verdict, *, recorded: bool) -> list[str]:
     lines = [f"{folder}: {'everything holds' if verdict.is_right else 'NOT as it was exported'}"]
     if about:
         lines.append(f"  about       {about.get('script_id')}, exported {about.get('exported_at')}")
+    if verdict.key_id:
+        lines += [f"  signed by   {verdict.key_id}", f"  key from    {verdict.key_origin}"]
     lines += [f"  holds       {one}" for one in verdict.checked]
     lines += [f"  WRONG       {one.what}" for one in verdict.findings]
     if recorded:
         lines.append("  recorded    in the audit log of this project")
-    return lines
+    return [one_line(line) for line in lines]  # a file's name may hold what looks like a line of this
 
 
 for _command in (keygen, export, verify, recompute):

@@ -11,14 +11,19 @@ Rules kept here:
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
+from rekey.visible import one_line
+
 
 class _Own(logging.Formatter):
-    """Formats our own records; of an exception only its type."""
+    """Formats our own records, one line each; of an exception only its type."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        """Return the line."""
+        return one_line(super().formatMessage(record))
 
     def formatException(self, ei: object) -> str:  # noqa: N802 - logging's name
         """Return the type of the exception."""
@@ -42,7 +47,7 @@ class _Stream(logging.StreamHandler[TextIO]):
     """Writes to what standard error is now, and gives up quietly when nobody reads it."""
 
     def __init__(self, formatter: logging.Formatter, level: int) -> None:
-        super().__init__(sys.stderr)
+        super().__init__()
         self.setFormatter(formatter)
         self.setLevel(level)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
 
 import click
 
@@ -46,7 +47,7 @@ class _InOrder(click.Group):
 
 def _show_version(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
     if value:
-        click.echo(f"rekey {installed_version()}")
+        context.obj.say(f"rekey {installed_version()}")
         context.exit()
 
 
@@ -102,7 +103,7 @@ def run(arguments: Sequence[str] | None = None, surroundings: Surroundings | Non
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     shell = Shell(surroundings or Surroundings())
-    with logs.configured(), signals.interrupting():
+    with redirect_stdout(shell.out), redirect_stderr(shell.err), logs.configured(), signals.interrupting():
         try:
             return _invoke(words, shell)
         except click.ClickException as error:
@@ -134,7 +135,7 @@ def _usage(shell: Shell, error: click.ClickException, words: Sequence[str]) -> i
         shell.json = True
         shell.emit(document, "")
     else:
-        error.show(shell.stderr)
+        error.show(shell.err)
     return int(ExitCode.USAGE)
 
 

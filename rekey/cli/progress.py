@@ -2,7 +2,8 @@
 
 Rules kept here:
 
-* Bars and notes go to standard error only.
+* Bars and notes go to standard error only. Bars draw past the edge (`rekey.cli.shell.Edge`): what they show
+  of others is spelled out here.
 * Without a terminal no bar is drawn; `-v` then logs each task when it begins and when it ends.
 """
 
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 from typing import TextIO
 
 from rekey.progress import Advance, Progress
+from rekey.visible import one_line, visible
 
 _log = logging.getLogger(__name__)
 Note = Callable[[str], None]
@@ -63,7 +65,7 @@ class Bars:
 
         tqdm.monitor_interval = 0  # no thread of its own: rows come often enough to redraw
         with tqdm(
-            desc=label,
+            desc=one_line(label),
             total=total,
             file=self._stream,
             unit=" rows",
@@ -81,4 +83,4 @@ class Bars:
         """Print one sentence above the bar."""
         from tqdm import tqdm
 
-        tqdm.write(text, file=self._stream)
+        tqdm.write(visible(text), file=self._stream)

@@ -5,6 +5,8 @@ Rules kept here:
 * With `--json` standard output holds one JSON document and nothing else. Whatever a script or a library
   prints while a command runs goes to standard error.
 * Results for people go to standard output; progress, notes and errors go to standard error.
+* All that is printed passes an `Edge`, which spells controls out: a name cannot redraw what was said. Only a
+  progress bar draws past it, with labels that are spelled out.
 * A reader that went away (a closed pipe) does not change what the command did, nor its exit code.
 * Heavy modules (azure, sqlalchemy, yoyo) are imported by the command that needs them: `--help` is quick.
 """
@@ -17,15 +19,16 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import click
 
 from rekey.errors import ExitCode
+from rekey.visible import visible
 
 if TYPE_CHECKING:
     from rekey.config import Config
@@ -62,7 +65,8 @@ class Shell:
 
     Attributes:
         surroundings: see `Surroundings`.
-        stdout, stderr: as they were when the call began.
+        stdout, stderr: as they were when the call began; nobody writes to them directly.
+        out, err: the same, with an edge: what is printed goes here.
         config_path: `--config`.
         config_said: the path was given on the command line, so that commands we name must give it, too.
         json: `--json`.
@@ -80,19 +84,24 @@ class Shell:
     bars: bool = True
     debug: bool = False
     so_far: dict[str, Any] = field(default_factory=dict)
+    out: TextIO = field(init=False)
+    err: TextIO = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.out, self.err = cast("TextIO", Edge(self.stdout)), cast("TextIO", Edge(self.stderr))
 
     def emit(self, document: dict[str, Any], text: str) -> None:
         """Print the result: the document with `--json`, else the text."""
-        self._write(self.stdout, _dump(document) if self.json else text)
+        _print(self.out, _dump(document) if self.json else text)
 
     def say(self, text: str) -> None:
         """Print text for people to standard output, before the result; nothing with `--json`."""
         if not self.json:
-            self._write(self.stdout, text)
+            _print(self.out, text)
 
     def note(self, text: str) -> None:
         """Print one sentence to standard error."""
-        self._write(self.stderr, text)
+        _print(self.err, text)
 
     @property
     def is_terminal(self) -> bool:
@@ -130,16 +139,45 @@ class Shell:
         said = f" --config {shlex.quote(str(self.config_path))}" if self.config_said else ""
         return f"rekey {words}{said}"
 
-    @staticmethod
-    def _write(stream: TextIO, text: str) -> None:
-        """Write whole text; characters that the stream cannot show are shown escaped."""
-        encoding = getattr(stream, "encoding", None) or "utf-8"
-        shown = text.encode(encoding, "backslashreplace").decode(encoding)
+
+class Edge:
+    """A stream that people read: controls in what is written are spelled out, and what it cannot show."""
+
+    def __init__(self, stream: TextIO) -> None:
+        """Take where the text goes."""
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write text."""
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
+        shown = visible(text).encode(encoding, "backslashreplace").decode(encoding)
         try:
-            stream.write(shown if shown.endswith("\n") else shown + "\n")
-            stream.flush()
+            self._stream.write(shown)
         except BrokenPipeError:
-            _silence(stream)
+            _silence(self._stream)
+        return len(text)
+
+    def writelines(self, texts: Iterable[str]) -> None:
+        """Write texts, one after the other."""
+        self.write("".join(texts))
+
+    def flush(self) -> None:
+        """Write what is buffered."""
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            _silence(self._stream)
+
+    def __getattr__(self, name: str) -> Any:
+        """Answer for the stream, but for its bytes: those would go past the edge."""
+        if name == "buffer":
+            raise AttributeError(name)
+        return getattr(self._stream, name)
+
+
+def _print(edge: TextIO, text: str) -> None:
+    edge.write(text if text.endswith("\n") else text + "\n")
+    edge.flush()
 
 
 def _dump(document: dict[str, Any]) -> str:
@@ -265,7 +303,7 @@ def command(name: str, *, example: str) -> Callable[[Callable[..., ExitCode]], c
 
             token = COMMAND.set(recorded(click.get_current_context()))
             try:
-                with redirect_stdout(shell.stderr):
+                with redirect_stdout(shell.err):
                     return function(shell, **arguments)
             finally:
                 COMMAND.reset(token)

@@ -6,7 +6,8 @@ Rules kept here:
   holds anything is never written to.
 * The bag (RFC 8493) is what archives know; it proves nothing against somebody who makes it again. The
   statement does, and it covers the bag's manifests, too.
-* Only plain files belong to a bundle. Links, devices and empty folders are none of it.
+* Only plain files belong to a bundle, and only those that are named here. Links, devices, empty folders and
+  whatever else somebody put there (a `rekey.toml`, a key) are none of it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 import bagit
 
 from rekey.errors import ConfigurationError, MachineFailed, Refused
+from rekey.evidence import contents
 from rekey.evidence.keys import Signer
 from rekey.evidence.statement import Envelope, Statement, signed
 
@@ -32,6 +34,14 @@ TIMESTAMP = "statement.dsse.json.tsr"
 TIMESTAMP_SIGNATURE = "statement.dsse.json.tsr.sig"
 BESIDES = frozenset({STATEMENT, TIMESTAMP, TIMESTAMP_SIGNATURE})
 """Files that the statement does not name."""
+ALWAYS = frozenset(
+    {
+        *("bagit.txt", "bag-info.txt", "manifest-sha256.txt", "tagmanifest-sha256.txt"),
+        *(_PAYLOAD + name for name in contents.ALWAYS),
+    }
+)
+KNOWN = ALWAYS | {_PAYLOAD + contents.PLAN}
+"""Files that the statement must name, and may."""
 
 logging.getLogger("bagit").setLevel(logging.CRITICAL + 1)
 
@@ -135,6 +145,14 @@ def digests(folder: Path) -> dict[str, str]:
         for name in names(folder)
         if name not in BESIDES
     }
+
+
+def statement_sha256(folder: Path) -> str:
+    """Return the SHA-256 of a bundle's statement, "" when it has none. Raises ConfigurationError."""
+    if not folder.is_dir():
+        raise ConfigurationError(f"there is no folder {folder}", hint="name the folder of a bundle")
+    path = folder / STATEMENT
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
 def payload(folder: Path) -> dict[str, bytes]:

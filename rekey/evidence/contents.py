@@ -36,6 +36,11 @@ RECONCILIATION = "reconciliation.json"
 STATE = "state.json"
 VERSIONS = "versions.json"
 REPORT = "report.html"
+ALWAYS = (
+    *(EVENTS, CHECKPOINT, EARLIER, PROOFS, DECLARATION, SCRIPT),
+    *(GATES, RECONCILIATION, STATE, VERSIONS, REPORT),
+)
+"""What every bundle holds; the plan is there when it is known."""
 
 _HARMLESS = re.compile(r"\d{1,20}|\d{4}-\d\d-\d\d[T ][\d:.]{8,18}Z?|true|false", re.IGNORECASE)
 

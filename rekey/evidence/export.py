@@ -115,7 +115,8 @@ def export(
     draft = Draft(folder)
     try:
         draft.write(files, _info(source))
-        made = draft.state(_predicate(declared, source, read[-1]["at"], signer), signer)
+        stamped = authority is not None
+        made = draft.state(_predicate(declared, source, read[-1]["at"], signer, stamped=stamped), signer)
         if authority is not None:
             draft.stamp(timestamp.ask(authority, made.data), signer)
         draft.publish()
@@ -128,19 +129,24 @@ def export(
         events=len(events),
         statement_sha256=hashlib.sha256(made.data).hexdigest(),
         key_id=key_id,
-        stamped=authority is not None,
+        stamped=stamped,
     )
     _record(state, done)
     return done
 
 
-def record_verified(state: State, verdict: Verdict) -> bool:
-    """Record that a bundle was verified and is right; tell whether it is one that this project exported."""
-    ours = [
+def exports_of(state: State, statement_sha256: str) -> list[AuditEvent]:
+    """Return the events that say that this project exported a statement."""
+    return [
         event
         for event in state.audit_events()
-        if event.event == EVIDENCE_EXPORTED and event.details["statement_sha256"] == verdict.statement_sha256
+        if event.event == EVIDENCE_EXPORTED and event.details.get("statement_sha256") == statement_sha256
     ]
+
+
+def record_verified(state: State, verdict: Verdict) -> bool:
+    """Record that a bundle was verified and is right; tell whether it is one that this project exported."""
+    ours = exports_of(state, verdict.statement_sha256)
     if not ours or not verdict.is_right:
         return False
     details = {
@@ -240,9 +246,10 @@ def versions(schema: int) -> dict[str, Any]:
     }
 
 
-def _predicate(declared: Declared, source: contents.Source, at: str, signer: Signer | None) -> dict[str, Any]:
+def _predicate(
+    declared: Declared, source: contents.Source, at: str, signer: Signer | None, *, stamped: bool
+) -> dict[str, Any]:
     record = source.state["migration"]
-    checkpoint = source.checkpoint.checkpoint
     return {
         "script_id": source.script_id,
         "title": source.title,
@@ -250,14 +257,9 @@ def _predicate(declared: Declared, source: contents.Source, at: str, signer: Sig
         "declaration_sha256": declared.digest,
         "exported_at": at,
         "phases": source.state["phases"],
-        "log": {
-            "name": checkpoint.log,
-            "size": checkpoint.size,
-            "root": base64.b64encode(checkpoint.root).decode(),
-        },
-        "key": None
-        if signer is None
-        else {"algorithm": signer.public.algorithm, "key_id": signer.public.key_id},
+        "log": source.checkpoint.checkpoint.named,
+        "key": None if signer is None else signer.public.named,
+        "stamped": stamped,
         "rekey": source.versions["rekey"],
     }
 

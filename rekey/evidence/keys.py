@@ -26,9 +26,15 @@ _ED25519_TYPE = b"\1"
 
 @dataclass(frozen=True, slots=True)
 class PublicKey:
-    """The public half of a key that signs evidence."""
+    """The public half of a key that signs evidence.
+
+    Attributes:
+        key: the key.
+        origin: where it was had from, for whoever reads a verdict; "" when nobody said.
+    """
 
     key: Ed25519PublicKey | ec.EllipticCurvePublicKey = field(repr=False)
+    origin: str = field(default="", compare=False)
 
     @property
     def algorithm(self) -> str:
@@ -53,6 +59,11 @@ class PublicKey:
     def key_id(self) -> str:
         """The SHA-256 of the SPKI form, hex."""
         return hashlib.sha256(self.spki).hexdigest()
+
+    @property
+    def named(self) -> dict[str, str]:
+        """How a statement names it."""
+        return {"algorithm": self.algorithm, "key_id": self.key_id}
 
     def note_id(self, name: str) -> bytes:
         """Return the four bytes by which a signed note names this key."""

@@ -136,7 +136,8 @@ def _proved(
         content: dict[str, Any] = json.loads(proofs)
         script_id = events[-1]["script_id"]
         wanted = [int(event["seq"]) for event in events if event["script_id"] == script_id]
-        if as_json(content) != proofs or [one["seq"] for one in content["proofs"]] != wanted:
+        about = {"log": head.log, "size": head.size, "root": head.named["root"], "proofs": content["proofs"]}
+        if as_json(about) != proofs or [one["seq"] for one in content["proofs"]] != wanted:
             yield "proof", "the inclusion proofs are not those of the migration's events"
             return
         for one in content["proofs"]:
@@ -145,5 +146,5 @@ def _proved(
             right = leaf == leaves[one["seq"] - 1]
             if not right or not merkle.is_included(leaf, one["seq"] - 1, head.size, path, head.root):
                 yield "proof", f"the inclusion proof of event {one['seq']} does not lead to the root"
-    except (ValueError, KeyError, TypeError, IndexError, binascii.Error):
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError, binascii.Error):
         yield "proof", "the inclusion proofs cannot be read"

@@ -38,7 +38,12 @@ class Checkpoint:
     @property
     def text(self) -> str:
         """The text that is signed."""
-        return f"{self.log}\n{self.size}\n{base64.b64encode(self.root).decode()}\n"
+        return "".join(f"{part}\n" for part in self.named.values())
+
+    @property
+    def named(self) -> dict[str, str | int]:
+        """How a statement names it."""
+        return {"name": self.log, "size": self.size, "root": base64.b64encode(self.root).decode()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from html import escape
 from typing import Any
 
 from rekey.evidence import contents, note
-from rekey.pages.page import mark, page, table, verdict, when
+from rekey.pages.page import escape, mark, page, table, verdict, when
 from rekey.pages.plots import Pair, Span, duration, pairs, timeline
 from rekey.state.audit import ERASURE_BEGUN, ERASURE_ENDED
 

@@ -4,7 +4,10 @@ Rules kept here:
 
 * Nothing of the bundle is trusted before its statement is: the key, an authority's root and an earlier
   checkpoint come from whoever checks. No code of the bundle runs.
-* All is looked at, and all that is wrong is told: one finding does not hide the next.
+* All is looked at, and all that is wrong is told: one finding does not hide the next. That a file cannot be
+  read, nested as it may be, is a finding, too.
+* What the statement says of its signer, its log and its time stamp is held against them: a time stamp that
+  was announced and taken away is found.
 * A bundle that nobody signed is never right, only whole.
 * The same checks can be made by hand (`docs/verify-by-hand.md`).
 """
@@ -19,6 +22,7 @@ from typing import Any
 
 from rekey.errors import ConfigurationError
 from rekey.evidence import bag, contents, log, note, statement, timestamp
+from rekey.evidence.checkpoints import checkpoint_over
 from rekey.evidence.keys import PublicKey
 
 
@@ -56,7 +60,8 @@ class Verdict:
         checked: what was checked and holds, a sentence each.
         predicate: what the statement says the bundle is about; {} when it cannot be read.
         statement_sha256: of the statement's file, "" when there is none.
-        key_id: of the key that signed, "" when nobody did or by none of those given.
+        key_id: of the key that signed, in full; "" when nobody did or by none of those given.
+        key_origin: where that key was had from.
         signed: whether anybody signed.
         stamped_at: when an authority stamped it; None when there is no stamp, or it was not checked.
     """
@@ -66,6 +71,7 @@ class Verdict:
     predicate: dict[str, Any] = field(default_factory=dict)
     statement_sha256: str = ""
     key_id: str = ""
+    key_origin: str = ""
     signed: bool = False
     stamped_at: str | None = None
 
@@ -87,6 +93,7 @@ class Verdict:
             "about": self.predicate,
             "statement_sha256": self.statement_sha256,
             "key_id": self.key_id,
+            "key_from": self.key_origin,
             "signed": self.signed,
             "stamped_at": self.stamped_at,
         }
@@ -99,20 +106,21 @@ def verify(folder: Path, trusted: Trusted) -> Verdict:
         ConfigurationError: there is no such folder; or it has a time stamp and neither is a root given nor
             the stamp to be left unchecked.
     """
-    if not folder.is_dir():
-        raise ConfigurationError(f"there is no folder {folder}", hint="name the folder of a bundle")
-    verdict = Verdict()
+    verdict = Verdict(statement_sha256=bag.statement_sha256(folder))
     envelope = _statement(folder, trusted, verdict)
     if envelope is not None:
-        _files(folder, envelope, verdict)
+        _files(folder, envelope, trusted, verdict)
     problem = bag.bag_problem(folder)
     if problem:
         verdict.wrong("bag", f"it is no valid bag: {problem}")
     else:
         verdict.checked.append("it is a valid bag")
     files = bag.payload(folder)
-    _log(files, trusted, verdict)
-    _consistent(files, verdict)
+    try:
+        _log(files, trusted, verdict)
+        _consistent(files, verdict)
+    except RecursionError:  # nested less deep than a reader minds, and deeper than a writer does
+        verdict.wrong("log-unreadable", "the audit log cannot be read: it is nested too deep")
     _stamp(folder, trusted, verdict)
     return verdict
 
@@ -122,18 +130,16 @@ def _statement(folder: Path, trusted: Trusted, verdict: Verdict) -> statement.En
     if not path.is_file():
         verdict.wrong("statement-missing", f"there is no {bag.STATEMENT}")
         return None
-    data = path.read_bytes()
-    verdict.statement_sha256 = hashlib.sha256(data).hexdigest()
     try:
-        envelope = statement.parsed(data)
+        envelope = statement.parsed(path.read_bytes())
     except ValueError as error:
         verdict.wrong("statement-unreadable", str(error))
         return None
     verdict.signed = envelope.is_signed
     by = next((key for key in trusted.keys if envelope.is_by(key)), None)
     if by is not None:
-        verdict.key_id = by.key_id
-        verdict.checked.append(f"the statement is signed by key {by.key_id[:16]}…")
+        verdict.key_id, verdict.key_origin = by.key_id, by.origin
+        verdict.checked.append("the statement is signed by a key that was given")
     elif envelope.is_signed:
         verdict.wrong("signature", "the statement is not signed by a key that was given")
     else:
@@ -141,7 +147,7 @@ def _statement(folder: Path, trusted: Trusted, verdict: Verdict) -> statement.En
     return envelope
 
 
-def _files(folder: Path, envelope: statement.Envelope, verdict: Verdict) -> None:
+def _files(folder: Path, envelope: statement.Envelope, trusted: Trusted, verdict: Verdict) -> None:
     """Hold the files against the statement."""
     try:
         stated = envelope.statement()
@@ -149,12 +155,15 @@ def _files(folder: Path, envelope: statement.Envelope, verdict: Verdict) -> None
         verdict.wrong("statement-unreadable", str(error))
         return
     verdict.predicate = dict(stated.predicate)
+    signers = [key.named for key in trusted.keys if key.key_id == verdict.key_id]
+    if signers and verdict.predicate.get("key") not in signers:
+        verdict.wrong("not-as-stated", "the statement names another key than the one that signed it")
     before = len(verdict.findings)
     there = bag.digests(folder)
-    for name in sorted({*stated.digests, *there}):
+    for name in sorted({*stated.digests, *there, *bag.ALWAYS}):
         if name not in there:
             verdict.wrong("file-missing", f"{name} is gone")
-        elif name not in stated.digests:
+        elif name not in stated.digests or name not in bag.KNOWN:
             verdict.wrong("file-added", f"{name} does not belong to the bundle")
         elif stated.digests[name] != there[name]:
             verdict.wrong("file-altered", f"{name} is not what was stated")
@@ -197,6 +206,10 @@ def _consistent(files: dict[str, bytes], verdict: Verdict) -> None:
         _digest_of(contents.PLAN, "planned", "plan_sha256", files, events, verdict)
     if verdict.predicate and verdict.predicate.get("script_id") != script_id:
         verdict.wrong("not-as-logged", "the statement is about another migration than the audit log's end")
+    lines = log.lines_of(files[contents.EVENTS])
+    head = checkpoint_over(lines, hashlib.sha256(lines[0]).hexdigest())
+    if verdict.predicate and verdict.predicate.get("log") != head.named:
+        verdict.wrong("not-as-stated", "the statement is about another audit log than the one that is here")
     if len(verdict.findings) == before:
         verdict.checked.append("declaration, plan, gates and verifications are those of the audit log")
 
@@ -218,8 +231,10 @@ def _digest_of(
 def _stamp(folder: Path, trusted: Trusted, verdict: Verdict) -> None:
     path = folder / bag.TIMESTAMP
     if not path.is_file():
-        if (folder / bag.TIMESTAMP_SIGNATURE).exists():
-            verdict.wrong("timestamp", "the time stamp is gone; its signature is there")
+        if verdict.predicate.get("stamped") or (folder / bag.TIMESTAMP_SIGNATURE).exists():
+            verdict.wrong(
+                "timestamp", "the time stamp is gone: the statement announces it, or its signature is there"
+            )
         if trusted.root is not None:
             verdict.wrong(
                 "timestamp", "there is no time stamp, and a root certificate was given to check one"

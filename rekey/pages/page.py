@@ -3,15 +3,17 @@
 Rules kept here:
 
 * A page is one file: no script, nothing loaded. A content security policy forbids both.
-* Every text is escaped by whoever puts it into markup; what is taken as markup is called so.
+* Every text is escaped by whoever puts it into markup, with `escape`; what is taken as markup is called so.
 * It reads in light and in dark surroundings, and prints on A4 in light: tables repeat their heads, nothing is
   cut in two that can stay whole.
 """
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterable, Sequence
-from html import escape
+
+from rekey.visible import visible
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
@@ -63,6 +65,11 @@ body{margin:0;max-width:none;padding:0;font-size:10pt;print-color-adjust:exact;-
 h1,h2,h3{break-after:avoid}tr,svg,figure,.verdict,.tile{break-inside:avoid}
 thead{display:table-header-group}code{font-size:.78em}}
 """.replace("LIGHT", _LIGHT).replace("DARK", _DARK)
+
+
+def escape(text: str) -> str:
+    """Return a text as markup, with controls spelled out: a page, too, would let them turn a line around."""
+    return html.escape(visible(text))
 
 
 def page(title: str, parts: Iterable[str]) -> str:

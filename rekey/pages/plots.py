@@ -15,7 +15,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from html import escape
+
+from rekey.pages.page import escape
 
 _WIDTH = 720
 _NARROW = 440

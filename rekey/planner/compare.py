@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 from rekey.inspection.render import size_text
-from rekey.pages.page import figure, page, table
+from rekey.pages.page import escape, figure, page, table
 from rekey.pages.plots import AFTER, BEFORE, Series, columns, duration
 from rekey.planner.portrait import Portrait
 from rekey.planner.render import aligned

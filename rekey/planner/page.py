@@ -11,11 +11,10 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from html import escape
 
 from rekey.advice.facts import Advice
 from rekey.inspection.render import size_text
-from rekey.pages.page import figure, page, table, tiles, verdict
+from rekey.pages.page import escape, figure, page, table, tiles, verdict
 from rekey.pages.plots import AFTER, BEFORE, Lane, Series, columns, duration, heat, lines
 from rekey.planner.portrait import LENGTH_STEP, Load, Portrait
 from rekey.planner.render import money_lines, told_requests

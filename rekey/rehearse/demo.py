@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from rekey.cli.shell import Shell
 from rekey.errors import ExitCode, RekeyError
 from rekey.rehearse.rehearsal import rehearse
 from rekey.rehearse.report import WithOutput
@@ -26,22 +27,18 @@ was read back from the tables afterwards and compared row by row."""
 
 def main() -> int:
     """Run the demo and return the exit code."""
-    _say(_INTRODUCTION)
+    shell = Shell()
+    shell.say(_INTRODUCTION)
     try:
-        report = rehearse(SCRIPT, rows=ROWS, out=_say, narrate=WithOutput)
+        report = rehearse(SCRIPT, rows=ROWS, out=shell.say, narrate=WithOutput)
     except RekeyError as error:
-        sys.stderr.write(f"{error}\n")
+        shell.note(str(error))
         return int(error.exit_code)
-    _say("")
-    _say(report.text())
+    shell.say("")
+    shell.say(report.text())
     if report.passed:
-        _say("\nNext: README.md for a first migration of your own, or `rekey rehearse YOUR_SCRIPT.py`.")
+        shell.say("\nNext: README.md for a first migration of your own, or `rekey rehearse YOUR_SCRIPT.py`.")
     return int(ExitCode.DONE if report.passed else ExitCode.FINDINGS)
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

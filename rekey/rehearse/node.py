@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
+from rekey.cli.shell import Shell
 from rekey.errors import ConfigurationError, ExitCode, MachineFailed, RekeyError
 
 AZURITE_DIR = "REKEY_AZURITE_DIR"
@@ -192,20 +193,21 @@ def main(arguments: Sequence[str]) -> int:
 
     With `--check-node`: 0 when there is a usable Node.js with npm, else 1; nothing is installed.
     """
+    shell = Shell()
     check_only = list(arguments) == ["--check-node"]
     if arguments and not check_only:
-        sys.stderr.write("usage: python -m rekey.rehearse.node [--check-node]\n")
+        shell.note("usage: python -m rekey.rehearse.node [--check-node]")
         return int(ExitCode.USAGE)
     try:
         node = find_node()
         if check_only:
-            sys.stdout.write(f"Node.js: {node.program}\n")
+            shell.say(f"Node.js: {node.program}")
             return int(ExitCode.DONE if node.npm else ExitCode.FINDINGS)
         azurite = find_azurite(node)
     except RekeyError as error:
-        sys.stderr.write(f"{error}\n")
+        shell.note(str(error))
         return int(ExitCode.FINDINGS if check_only else error.exit_code)
-    sys.stdout.write(f"Node.js: {node.program}\nAzurite {pinned_version()}: {azurite}\n")
+    shell.say(f"Node.js: {node.program}\nAzurite {pinned_version()}: {azurite}")
     return int(ExitCode.DONE)
 
 

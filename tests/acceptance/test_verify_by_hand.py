@@ -109,7 +109,8 @@ def steps(done: subprocess.CompletedProcess[str]) -> list[str]:
 def test_a_right_bundle_is_accepted(made: Made) -> None:
     done = by_hand(made.folder)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert steps(done) == [*"0123455667", "all"]
+    assert steps(done) == [*"01123455667", "all"]
+    assert f"signed by key {made.signer.public.key_id}" in done.stdout
     assert done.stdout.count("Signature Verified Successfully") == 3
     assert '"source_rows": 30' in done.stdout
 
@@ -211,6 +212,30 @@ def declaration_rewritten(made: Made) -> None:
     restated(made.bundle, made.signer)
 
 
+def stamp_taken_away(made: Made) -> None:
+    for name in (bag.TIMESTAMP, bag.TIMESTAMP_SIGNATURE):
+        (made.bundle / name).unlink()
+
+
+def project_put_in(made: Made) -> None:
+    """By the holder of the key, whose statement names it."""
+    (made.bundle / "rekey.toml").write_text("x", "utf-8")
+    restated(made.bundle, made.signer)
+
+
+def page_left_out(made: Made) -> None:
+    (made.bundle / "data" / contents.REPORT).unlink()
+    restated(made.bundle, made.signer)
+
+
+def another_key_named(made: Made) -> None:
+    restated(made.bundle, made.signer, key={"algorithm": "ed25519", "key_id": "0" * 64})
+
+
+def another_log_named(made: Made) -> None:
+    restated(made.bundle, made.signer, log={"name": "rekey-audit-0", "size": 1, "root": ""})
+
+
 def stamp_changed(made: Made) -> None:
     edit(made, bag.TIMESTAMP, lambda data: data[:-1] + bytes([data[-1] ^ 1]))
 
@@ -223,6 +248,11 @@ def stamp_changed(made: Made) -> None:
         (file_added, "2"),
         (file_removed, "2"),
         (hidden_beside_the_statement, "2"),
+        (stamp_taken_away, "2"),
+        (project_put_in, "2"),
+        (page_left_out, "2"),
+        (another_key_named, "1"),
+        (another_log_named, "5"),
         (signed_by_another_key, "1"),
         (not_signed, "1"),
         (event_removed, "4"),

@@ -204,8 +204,9 @@ def test_a_key_in_key_vault_signs_bundles_too(rekey: Commands) -> None:
 def test_findings_are_told_with_exit_code_1(rekey: Commands, key: PublicKey) -> None:
     folder = exported(rekey)
     restated(folder, Ed25519Signer(Ed25519PrivateKey.generate()))
-    assert "not signed by a key" in rekey("evidence", "verify", str(folder), code=1).out
-    said = rekey("evidence", "verify", str(folder), "--json", code=1).json
+    words = ("evidence", "verify", str(folder), "--key", str(rekey.project.folder / "evidence.pub.pem"))
+    assert "not signed by a key" in rekey(*words, code=1).out
+    said = rekey(*words, "--json", code=1).json
     assert [one["code"] for one in said["findings"]] == ["signature"]
     assert said["recorded"] is False
     with State.open(rekey.project.config.state, read_only=True) as state:

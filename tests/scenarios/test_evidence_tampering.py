@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import random
 import shutil
@@ -17,9 +16,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from rekey.cli.main import run
 from rekey.cli.shell import Surroundings
 from rekey.errors import ConfigurationError
-from rekey.evidence import bag, contents, keyfiles, log, merkle, note, statement
+from rekey.evidence import bag, contents, keyfiles, log, note, statement
 from rekey.evidence.keys import Ed25519Signer, PublicKey
-from tests.evidence import SCRIPT, checked, codes, rebagged, relinked, restated, rows, with_key
+from tests.evidence import SCRIPT, checked, codes, forge, rebagged, relinked, restated, rows, with_key
 from tests.projects import USERS_SCRIPT, Project
 
 EVENTS = f"data/{contents.EVENTS}"
@@ -165,25 +164,6 @@ def test_a_history_that_was_written_anew_by_the_key_s_holder_is_found_by_a_kept_
     assert codes(checked(folder, made.key, earlier=kept)) == {"checkpoint"}
 
 
-def forge(signer: Ed25519Signer, folder: Path, lines: list[bytes]) -> None:
-    """Make a whole bundle of other events, signed with the right key: what only its holder can do."""
-    events = [json.loads(line) for line in lines]
-    root = merkle.root([merkle.leaf_hash(line) for line in lines])
-    name = note.log_name(hashlib.sha256(lines[0]).hexdigest())
-    head = note.signed(note.Checkpoint(name, len(lines), root), signer.public, signer.sign)
-    made = {
-        contents.EVENTS: b"".join(line + b"\n" for line in lines),
-        contents.CHECKPOINT: head.text.encode(),
-        contents.EARLIER: b"",
-        contents.PROOFS: contents.as_json(contents.proofs(SCRIPT, lines, events, head.checkpoint)),
-        contents.GATES: contents.as_json(contents.told(events, SCRIPT, "gate")),
-        contents.RECONCILIATION: contents.as_json(contents.told(events, SCRIPT, "verification")),
-    }
-    for path, data in made.items():
-        (folder / "data" / path).write_bytes(data)
-    restated(folder, signer)
-
-
 @pytest.mark.parametrize("where", ["more.txt", "data/more.txt", "data/audit/more", ".hidden"])
 def test_an_added_file_is_found_also_in_a_bag_that_was_made_again(made: Made, where: str) -> None:
     folder = made.folder
@@ -193,6 +173,74 @@ def test_an_added_file_is_found_also_in_a_bag_that_was_made_again(made: Made, wh
     found = codes(checked(folder, made.key))
     assert "file-added" in found
     assert "bag" not in found
+
+
+@pytest.mark.parametrize("where", ["rekey.toml", "evidence.pem", "data/more.txt", "data/audit/more"])
+def test_a_file_that_belongs_to_no_bundle_is_found_also_when_the_statement_names_it(
+    made: Made, where: str
+) -> None:
+    (made.folder / where).write_text("x", "utf-8")
+    restated(made.folder, made.signer)
+    assert codes(checked(made.folder, made.key)) == {"file-added"}
+
+
+@pytest.mark.parametrize("name", contents.ALWAYS)
+def test_a_file_that_every_bundle_holds_is_missed_also_when_the_statement_does_not_name_it(
+    made: Made, name: str
+) -> None:
+    (made.folder / "data" / name).unlink()
+    restated(made.folder, made.signer)
+    assert "file-missing" in codes(checked(made.folder, made.key))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"key": None},
+        {"key": {"algorithm": "ed25519", "key_id": "0" * 64}},
+        {"key": ["x"]},
+        {"log": None},
+        {"log": {"name": "rekey-audit-0", "size": 1, "root": ""}},
+    ],
+)
+def test_a_statement_about_another_key_or_log_is_found_although_it_is_signed(
+    made: Made, said: dict[str, object]
+) -> None:
+    restated(made.folder, made.signer, **said)
+    assert codes(checked(made.folder, made.key)) == {"not-as-stated"}
+
+
+@pytest.mark.parametrize("member", ["size", "root", "log"])
+def test_proofs_of_another_tree_are_found(made: Made, member: str) -> None:
+    path = made.folder / "data" / contents.PROOFS
+    path.write_bytes(contents.as_json({**json.loads(path.read_bytes()), member: "x"}))
+    restated(made.folder, made.signer)
+    assert codes(checked(made.folder, made.key)) == {"proof"}
+
+
+@pytest.mark.parametrize("depth", [150, 300, 450, 600, 900, 99_999])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(contents.PROOFS, contents.EVENTS, contents.EARLIER, contents.GATES, contents.RECONCILIATION),
+        *(contents.DECLARATION, contents.STATE, contents.VERSIONS, contents.PLAN),
+    ],
+)
+def test_json_of_any_depth_is_a_finding_and_not_a_fault(made: Made, name: str, depth: int) -> None:
+    """Also when the statement names it: at some depths it can be read and not be written."""
+    path = made.folder / "data" / name
+    nested = b'{"a":' * depth + b"1" + b"}" * depth
+    if name == contents.EVENTS:
+        first, line, *others = log.lines_of(path.read_bytes())
+        event = json.loads(line) | {"details": "HERE", "event": "gate", "script_id": SCRIPT}
+        line = json.dumps(event).encode().replace(b'"HERE"', nested)
+        nested = b"".join(one + b"\n" for one in (first, line, *others))
+    path.write_bytes(nested)
+    found = checked(made.folder, made.key)
+    assert codes(found) >= {"file-altered", *(["proof"] if name == contents.PROOFS else [])}
+    restated(made.folder, made.signer)
+    if name not in (contents.STATE, contents.VERSIONS):
+        assert not checked(made.folder, made.key).is_right, "nothing reads the others again"
 
 
 def test_a_removed_file_is_found_also_in_a_bag_that_was_made_again(made: Made) -> None:

@@ -175,6 +175,24 @@ def test_a_stamped_bundle_says_when_it_existed_and_every_tampering_with_the_stam
     assert "timestamp" in codes(verify(folder, trusted)), "a stamp that was taken away"
 
 
+def test_a_stamp_that_the_statement_announces_and_that_was_taken_away_is_found(
+    rekey: Commands, authority: Authority, key: PublicKey
+) -> None:
+    """With both of its files, and whatever is asked of stamps; a bundle without one announces none."""
+    rekey("apply", "0001")
+    folder, plain = rekey.project.folder / "bundle", rekey.project.folder / "plain"
+    with authority.serving() as url:
+        rekey("evidence", "export", str(folder), "--timestamp", url)
+    for name in (bag.TIMESTAMP, bag.TIMESTAMP_SIGNATURE):
+        (folder / name).unlink()
+    for words in ((), ("--without-timestamp",), ("--key", str(rekey.project.folder / "evidence.pub.pem"))):
+        said = rekey("evidence", "verify", str(folder), *words, code=1)
+        assert "the time stamp is gone" in said.out
+    assert "no table was read" in rekey("evidence", "recompute", str(folder), code=1).err
+    rekey("evidence", "export", str(plain))
+    rekey("evidence", "verify", str(plain))
+
+
 def test_a_stamp_of_another_authority_is_found(
     rekey: Commands, authority: Authority, key: PublicKey, tmp_path: Path
 ) -> None:
