@@ -1,15 +1,16 @@
-"""New files that only their owner may read.
+"""Files that only their owner may read: new ones, and ones that are replaced whole.
 
 Rules kept here:
 
 * The mode is given when the file is made, not after: nobody can open it in between.
-* A file that is there is never written over.
+* A file that is there is never written over: it is refused, or replaced whole.
 """
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from tempfile import mkstemp
 
 _MODE = 0o600
 
@@ -24,3 +25,25 @@ def write_private(path: Path, content: bytes) -> None:
     made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
     with os.fdopen(made, "wb") as file:
         file.write(content)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file with mode 0600, whole or not at all, durably; replace the one that is there.
+
+    A link at `path` is replaced, not followed: what it points to stays as it is.
+
+    Raises:
+        OSError: it cannot be written; what was there is unchanged.
+    """
+    # Beside it, so that it can be moved into place; with a name that nobody can know and put a link at.
+    made, name = mkstemp(prefix=".rekey-", dir=path.parent)
+    beside = Path(name)
+    try:
+        with os.fdopen(made, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise

@@ -236,8 +236,7 @@ def test_every_dependency_has_its_reason_in_a_decision() -> None:
     assert {name for name in names if f"`{name}`" not in DECISIONS} == set()
 
 
-def test_the_version_is_the_first_of_the_change_log() -> None:
-    """Above it may stand what is not released yet."""
+def test_the_version_is_the_newest_released_in_the_change_log() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
     newest = re.search(r"^## (\d\S*)", (ROOT / "CHANGELOG.md").read_text("utf-8"), flags=re.MULTILINE)
     assert newest is not None

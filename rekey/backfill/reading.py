@@ -11,7 +11,8 @@ Rules kept here:
 * Where there are rates, a page is asked for when they allow for it, not before.
 * A partition that has a rate has one reader: more of them would get no more out of it, only refusals.
 * Only readers that are waited for split: where writing is what takes time, more scans would not help.
-* Bounded memory: at most as many pages as there are readers wait to be taken.
+* Bounded memory: at most as many pages as there are readers wait to be taken, and none once they have a
+  window's bytes. A reader holds one page more, and one that is fetched ahead, of about 2 MiB at most each.
 """
 
 from __future__ import annotations
@@ -70,23 +71,23 @@ class _Active:
 
     Attributes:
         now: the segment as far as it was read.
+        expected: rows that its next page is likely to have; 0 behind one that was not full.
         fresh_rows: rows it gave since it was begun or split.
         shrunk: its end was moved after its scan began.
         probed: somebody is looking for a place to split it.
         whole: it is not split: what is left lies in one partition, which has a rate.
         partition: where its last page ended, if more is likely to be there.
         within: that page was of this partition alone, and the one before ended in it.
-        full: it had as many rows as a page may have; so does the first, as far as is known.
     """
 
     now: Segment
+    expected: int
     fresh_rows: int = 0
     shrunk: bool = False
     probed: bool = False
     whole: bool = False
     partition: str | None = None
     within: bool = False
-    full: bool = True
 
     def follow(self, rows: Sequence[Row]) -> int:
         """See where a page ends; return how many of its rows are of the partition in which it does."""
@@ -143,12 +144,14 @@ class Reading:
         self._throttle = throttle
         self._active: dict[int, _Active] = {}
         self._read: deque[tuple[list[Row], int, Segment]] = deque()
+        self._read_bytes, self._most_bytes = 0, 0
         self._hungry = False
         self._eager = self._readers - 1 if self._has_partition_rate else 0
         self._changed = asyncio.Event()
 
     async def windows(self, size: WindowSize) -> AsyncGenerator[Window, None]:
         """Yield full windows; the last one may be small. Iterate within `aclosing`."""
+        self._most_bytes = size.bytes
         readers = together(self._reader() for _ in range(self._readers))
         working: asyncio.Future[None] = asyncio.ensure_future(readers)
         working.add_done_callback(lambda _: self._tell())
@@ -182,7 +185,9 @@ class Reading:
             await self._change()
         self._hungry = False
         self._tell()
-        return self._read.popleft()
+        read = self._read.popleft()
+        self._read_bytes -= read[1]
+        return read
 
     async def _reader(self) -> None:
         while (active := await self._take()) is not None:
@@ -215,7 +220,7 @@ class Reading:
         if throttle is None:
             return await anext(pages, None)
         # Behind a page that was not full there is nothing more, or little.
-        asked = self._page_rows if active.full else 0
+        asked = active.expected
         if asked and active.partition is not None:
             await throttle.made_up((self._source.name, active.partition))
         # A partition that pages are full of takes longest, whatever else is done meanwhile.
@@ -224,22 +229,23 @@ class Reading:
             page = await anext(pages, None)
         rows = [] if page is None else page.rows
         throttle.give_back(asked - len(rows))
-        active.full = len(rows) == self._page_rows
+        active.expected = len(rows) if page is not None and page.full else 0
         if rows and throttle.rates.partition is not None:
             throttle.count(active.follow(rows), (self._source.name, rows[-1][PARTITION_KEY]))
         return page
 
     async def _put(self, rows: list[Row], size: int, segment: Segment) -> None:
-        while len(self._read) >= self._readers:
+        while len(self._read) >= self._readers or self._read_bytes >= self._most_bytes:
             await self._change()
         self._read.append((rows, size, segment))
+        self._read_bytes += size
         self._tell()
 
     async def _take(self) -> _Active | None:
         """Return the next segment to read, if need be one split off another; None when all is being read."""
         while True:
             if self._open:
-                active = _Active(self._open.popleft())
+                active = _Active(self._open.popleft(), self._page_rows)
                 self._active[active.now.id] = active
                 return active
             if self._split is None or not self._active:

@@ -77,7 +77,7 @@ def plan(
     """
     from rekey.planner.as_json import plan_json
     from rekey.planner.page import plan_page
-    from rekey.planner.planfile import write_plan, write_whole
+    from rekey.planner.planfile import write_output, write_plan
     from rekey.planner.render import plan_text
 
     how = _How(exact, show_keys, rate)
@@ -99,7 +99,7 @@ def plan(
         document["plan_file"] = str(out)
         text += f"\nThe plan is in {out}; `{shell.command(f'apply --plan {out}')}` holds to it.\n"
     if html is not None:
-        write_whole(plan_page(made), html, option="--html")
+        write_output(plan_page(made), html, option="--html")
         document["page"] = str(html)
         text += f"\nThe page is {html}.\n"
     shell.emit(document, text)
@@ -121,7 +121,7 @@ def _compare(
     """Put two designs side by side. They need not lie in the folder of migrations."""
     from rekey.config import load_config
     from rekey.planner.compare import comparison_json, comparison_page, comparison_text
-    from rekey.planner.planfile import write_whole
+    from rekey.planner.planfile import write_output
 
     if len(scripts) != 2:
         raise click.UsageError("--compare takes two scripts")
@@ -136,7 +136,7 @@ def _compare(
     text = comparison_text(made)
     document = {"exit_code": int(ExitCode.DONE), **comparison_json(made), "plans": _plans_json(made)}
     if html is not None:
-        write_whole(comparison_page(made), html, option="--html")
+        write_output(comparison_page(made), html, option="--html")
         document["page"] = str(html)
         text += f"\nThe page is {html}.\n"
     shell.emit(document, text)

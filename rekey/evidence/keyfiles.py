@@ -74,7 +74,8 @@ def make_key(path: Path) -> PublicKey:
         if beside.exists():
             raise FileExistsError
         write_private(path, pem)
-        beside.write_bytes(public.pem)
+        with beside.open("xb") as file:  # a file or link that came meanwhile is not written through
+            file.write(public.pem)
     except FileExistsError:
         raise ConfigurationError(
             f"there is a key at {path} already",

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +30,7 @@ from typing import Any
 from rekey.errors import ConfigurationError, Moved
 from rekey.planner.as_json import plan_json
 from rekey.planner.result import Basis, Plan, Severity, TableState
+from rekey.privatefiles import write_whole
 
 FORMAT = "rekey/plan/v2"
 SAMPLED_FACTOR = 2.0
@@ -67,10 +67,10 @@ def plan_document(plan: Plan) -> dict[str, Any]:
 def write_plan(plan: Plan, path: Path) -> None:
     """Write a plan file, whole or not at all. Raises ConfigurationError when the path cannot be written."""
     text = json.dumps(plan_document(plan), sort_keys=True, indent=1, ensure_ascii=False) + "\n"
-    write_whole(text, path, option="--out")
+    write_output(text, path, option="--out")
 
 
-def write_whole(text: str, path: Path, *, option: str) -> None:
+def write_output(text: str, path: Path, *, option: str) -> None:
     """Write a file, whole or not at all.
 
     Args:
@@ -81,12 +81,9 @@ def write_whole(text: str, path: Path, *, option: str) -> None:
     Raises:
         ConfigurationError: the path cannot be written.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
+        write_whole(path, text.encode("utf-8"))
     except OSError as error:
-        beside.unlink(missing_ok=True)
         raise ConfigurationError(
             f"the file {path} cannot be written ({error.strerror or 'I/O error'})",
             hint=f"choose another path for {option}",

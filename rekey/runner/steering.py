@@ -16,11 +16,11 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 from rekey.backfill.throttle import Rates
 from rekey.errors import MachineFailed
+from rekey.privatefiles import write_whole
 from rekey.state.audit import current_actor, utc_now, utc_text
 
 _SUFFIX = ".steering.json"
@@ -103,16 +103,10 @@ def say(state: Path, steering: Steering) -> Steering:
     """Write it, whole or not at all; return it with who said it and when. Raises MachineFailed."""
     said = replace(steering, said_at=utc_text(utc_now()), said_by=current_actor())
     path = path_of(state)
-    beside: Path | None = None
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
-            beside = Path(file.name)
-            json.dump(said.as_json(), file)
-        beside.replace(path)
+        write_whole(path, json.dumps(said.as_json()).encode())
     except OSError as error:
-        if beside is not None:
-            beside.unlink(missing_ok=True)
         raise MachineFailed(
             f"{path} cannot be written ({type(error).__name__})",
             kept="what was said before counts",

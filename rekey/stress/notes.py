@@ -10,12 +10,12 @@ Rules kept here:
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 from pathlib import Path
 
 from rekey.errors import MachineFailed
+from rekey.privatefiles import write_whole
 
 PREFIX = "rekeystress"
 _SUFFIX = ".stress"
@@ -63,13 +63,8 @@ class Notes:
 
     def _write(self, notes: list[tuple[str, str]]) -> None:
         text = "".join(f"{name} {endpoint}\n" for name, endpoint in notes)
-        beside = self.path.with_name(self.path.name + ".new")
         try:
-            with beside.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(self.path)
+            write_whole(self.path, text.encode("utf-8"))
         except OSError as error:
             raise self._failed("written", error) from None
 

@@ -53,6 +53,10 @@ _HINTS: dict[type[ServiceError], str] = {
     TableBeingDeleted: "wait a minute and repeat, or use another name",
     Unavailable: "the service is busy or failing; repeat the command, which goes on where it stopped",
 }
+_TOO_LONG = (
+    "address and headers may have been longer than 16 KiB, as keys of hundreds of characters outside ASCII"
+    " can make them; use the account's key (`key_env`) or an identity in fewer groups: its token is shorter"
+)
 
 NOT_APPLIED_CODES = frozenset({"ServerBusy", "TooManyRequests"})
 """Codes of retryable answers that say that the request was turned away before any work was done."""
@@ -77,7 +81,10 @@ def error_of(status: int, code: str, doing: str, *, index: int | None = None) ->
     if kind is None:
         kind = Unavailable if status >= 500 and status != 501 else RequestRejected
     said = f"{status} {code}" if code else str(status)
-    return kind(f"{doing}: {said}", code=code, status=status, index=index, hint=_HINTS.get(kind, ""))
+    # http.sys, in front of the service, says 400 without a code; Node.js 431.
+    too_long = status in (414, 431) or (status == 400 and not code)
+    hint = _TOO_LONG if too_long else _HINTS.get(kind, "")
+    return kind(f"{doing}: {said}", code=code, status=status, index=index, hint=hint)
 
 
 def may_be_applied(error: ServiceError) -> bool:

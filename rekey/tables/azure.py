@@ -5,7 +5,7 @@ Rules kept here:
 * Everything `rekey.tables.base` promises. A write whose answer was lost is settled by reading back
   (`settle.py`); what stays open after that is raised as Ambiguous, or Unavailable.
 * An update without a condition is sent with `If-Match: *`: without the header it would be an upsert.
-* A page may be empty; how pages are fetched is `paging.py`'s business.
+* A page may be empty; how pages are fetched, and of how many rows, is `paging.py`'s business.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from rekey.tables.base import MAX_BATCH_BYTES, MAX_PAGE_ROWS, SHARED_SERVICE_S, 
 from rekey.tables.clock import Clock, SystemClock
 from rekey.tables.credentials import Credential
 from rekey.tables.filters import both, modified_filter, range_filters
-from rekey.tables.paging import read_queries
+from rekey.tables.paging import FIRST_PAGE_ROWS, PageSize, Parameters, read_range
 from rekey.tables.readers import read_batch, read_done, read_etag, read_row, read_time
 from rekey.tables.requests import Outcome, Requester
 from rekey.tables.retry import RetryPolicy
@@ -79,6 +79,7 @@ class AzureTableService:
         self._endpoint = endpoint
         self._transport = transport
         self._requester = requester
+        self._sizes: dict[tuple[str, str], PageSize] = {}  # by table and selection
 
     @classmethod
     def open(
@@ -137,13 +138,15 @@ class AzureTableService:
     def table(self, name: str) -> AzureTable:
         """Return a handle; nothing is asked of the service. Raises RequestRejected for an impossible name."""
         check_table_name(name)
-        return AzureTable(name, self._endpoint, self._requester, self._transport.sent)
+        return AzureTable(name, self._endpoint, self._requester, self._transport.sent, self._sizes)
 
     def shared(self, name: str) -> AzureTable:
         """Return a handle on a table whose rows others write, see `TableService.shared`."""
         check_table_name(name)
         requester = self._requester.with_policy(repeats_open_writes=False, content_settles=False)
-        return AzureTable(name, self._endpoint, requester, self._transport.sent, SHARED_SERVICE_S)
+        return AzureTable(
+            name, self._endpoint, requester, self._transport.sent, self._sizes, SHARED_SERVICE_S
+        )
 
     async def create_table(self, name: str) -> bool:
         """Create a table; False when it was there already. Raises TableBeingDeleted."""
@@ -209,11 +212,18 @@ class AzureTable:
     """One table of an account."""
 
     def __init__(
-        self, name: str, endpoint: str, requester: Requester, sent: Sent, service_s: int | None = None
+        self,
+        name: str,
+        endpoint: str,
+        requester: Requester,
+        sent: Sent,
+        sizes: dict[tuple[str, str], PageSize],
+        service_s: int | None = None,
     ) -> None:
         self._name = name
         self._service_s = service_s
         self._sent = sent
+        self._sizes = sizes
         self._requester = requester
         self._encoder = Encoder(endpoint, name)
 
@@ -297,14 +307,22 @@ class AzureTable:
             raise RequestRejected(
                 "a page has 1 to 1,000 rows (InvalidInput)", code="InvalidInput", status=400
             )
-        common = [("$top", str(page_rows))] if page_rows < MAX_PAGE_ROWS else []
-        if select is not None:
-            common.append(("$select", _selection(select)))
+        selection = "" if select is None else _selection(select)
+        common = [("$select", selection)] if selection else []
         changed = "" if modified_from is None else modified_filter(modified_from)
+
+        def queries(rest: KeyRange) -> list[Parameters]:
+            filters = [both(one, changed) for one in range_filters(rest)]
+            return [[*common, ("$filter", one)] if one else common for one in filters]
+
         cursor = within.after
-        filters = [both(one, changed) for one in range_filters(within)]
-        queries = [[*common, ("$filter", one)] if one else common for one in filters]
-        async with aclosing(read_queries(self._requester, self._name, queries, ahead=ahead)) as pages:
+        # What is selected are keys and small properties: a thousand of them are no large page.
+        unsure = 0 if selection else FIRST_PAGE_ROWS
+        size = self._sizes.setdefault((self._name, selection), PageSize(unsure))
+        reading = read_range(
+            self._requester, self._name, within, queries, size=size, most=page_rows, ahead=ahead
+        )
+        async with aclosing(reading) as pages:
             async for fetched, more in pages:
                 rows = fetched.rows
                 if rows:
@@ -312,7 +330,7 @@ class AzureTable:
                 if select is not None:
                     rows = [projected(row, select) for row in rows]
                 if rows or more:
-                    yield Page(rows, cursor, fetched.bytes)
+                    yield Page(rows, cursor, fetched.bytes, fetched.full)
                 del fetched, rows
 
     async def _update(self, operation: Operation) -> str:

@@ -74,11 +74,13 @@ class Page:
         rows: wire rows in service order.
         cursor: everything up to and including this key has been returned; None if nothing was yet.
         bytes: how large the rows were on the wire; 0 where there was no wire.
+        full: it has as many rows as were asked for.
     """
 
     rows: list[Row] = field(repr=False)
     cursor: EntityKey | None = field(repr=False)
     bytes: int = 0
+    full: bool = False
 
     def cut(self, upto: EntityKey | None) -> tuple[list[Row], EntityKey | None, bool]:
         """Return the rows up to a key, how far they go, and whether the page goes as far as that key: the end
@@ -138,7 +140,7 @@ class Table(Protocol):
             select: custom or system property names to return; keys, ETag and Timestamp always come.
             modified_from: only rows whose Timestamp is at or after this UTC time
                 (`2024-01-31T12:00:00.1234567Z`). The service still reads every row of the range.
-            page_rows: at most this many rows a page (1 to 1,000).
+            page_rows: at most this many rows a page (1 to 1,000); fewer where rows are large.
             ahead: a page may be asked for before it is wanted.
         """
 

@@ -270,7 +270,7 @@ class MemoryTable:
             if page:
                 rest = rest.behind(key_of(page[-1]))
             if page or more:
-                yield Page(page, rest.after if rest is not within else None)
+                yield Page(page, rest.after if rest is not within else None, full=len(page) == page_rows)
             if not more:
                 return
 

@@ -1,9 +1,12 @@
-"""The pages of queries: the next one is fetched while one is worked on, where it may be.
+"""The pages of a key range: the next one is fetched while one is worked on, where it may be.
 
 Rules kept here:
 
 * The same filter and selection are sent again with every continuation; the row key of a continuation may be
-  missing.
+  missing. Where both are too long for an address, the query is made again behind the last row instead.
+* The last query may go on beyond the range: rows behind its end are dropped, and nothing follows them.
+* A page is asked for so that it has about `PAGE_BYTES` at most, by the bytes per row of the pages before it.
+  The first page of a table, of which nothing is known, is small.
 * While one page is worked on the next is fetched, unless the caller wants none ahead; a scan that is given up
   leaves no request behind.
 * What was fetched waits as bytes. It becomes rows when they are asked for, and nobody here holds the rows
@@ -13,12 +16,14 @@ Rules kept here:
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TypeVar
 
 from rekey.concurrency import cancel
 from rekey.errors import RowMissing, TableMissing
+from rekey.model import EntityKey, KeyRange, key_of
+from rekey.tables.base import MAX_PAGE_ROWS, Page
+from rekey.tables.filters import MAX_ADDRESS_BYTES
 from rekey.tables.readers import Fetched, read_body, read_page
 from rekey.tables.requests import Requester
 from rekey.tables.transport import Answer, Request
@@ -27,16 +32,56 @@ from rekey.tables.wire import COMMON_HEADERS, query_string
 T = TypeVar("T")
 Parameters = Sequence[tuple[str, str]]
 
+PAGE_BYTES = 2 * 1024 * 1024
+"""What a page should have at most. The service bounds pages by 1,000 rows and 5 seconds, not by bytes ("Query
+Timeout and Pagination"). Rows of up to 2 KiB still come a thousand at a time."""
+FIRST_PAGE_ROWS = 8
+"""Rows to ask for while fewer than these were seen: they may have 1 MiB each."""
 
-async def read_queries(
-    requester: Requester, table: str, queries: Iterable[Parameters], *, ahead: bool = True
+
+class PageSize:
+    """How many rows to ask for, by what the last pages had.
+
+    Args:
+        unsure: no more than `FIRST_PAGE_ROWS` rows are asked for until so many were seen.
+    """
+
+    def __init__(self, unsure: int = FIRST_PAGE_ROWS) -> None:
+        self._unseen = unsure
+        self._rows = self._bytes = 0.0
+
+    def next_rows(self, most: int) -> int:
+        """Return how many rows to ask for, 1 to `most`."""
+        if self._unseen > 0:
+            most = min(most, FIRST_PAGE_ROWS)
+        return max(1, min(most, int(PAGE_BYTES * self._rows / self._bytes))) if self._rows else most
+
+    def saw(self, rows: int, size: int) -> None:
+        """Take note of a page, in rows and bytes. Those before it count half as much as it does."""
+        if rows:
+            self._unseen -= rows
+            self._rows, self._bytes = self._rows / 2 + rows, self._bytes / 2 + size
+
+
+async def read_range(
+    requester: Requester,
+    table: str,
+    within: KeyRange,
+    queries: Callable[[KeyRange], Sequence[Parameters]],
+    *,
+    size: PageSize,
+    most: int = MAX_PAGE_ROWS,
+    ahead: bool = True,
 ) -> AsyncGenerator[tuple[Fetched, bool], None]:
-    """Iterate over the pages of several queries of a table, one query after the other.
+    """Iterate over the pages of a key range of a table.
 
     Args:
         requester: sends requests.
         table: the table's name.
-        queries: the parameters of each.
+        within: the range.
+        queries: returns the parameters of the queries whose rows are a range, one after the other.
+        size: of the pages of this table and selection so far.
+        most: at most so many rows a page.
         ahead: a page may be asked for before it is wanted.
 
     Yields:
@@ -45,22 +90,36 @@ async def read_queries(
     Raises:
         ServiceError: a page could not be read; TableMissing where there is no such table.
     """
-    left = deque(queries)
+    left = list(queries(within))
 
-    def following(continuation: Parameters | None) -> _Asked | None:
+    def asked(continuation: Parameters = ()) -> _Asked | None:
+        rows = size.next_rows(most)
+        top = [("$top", str(rows))] if rows < MAX_PAGE_ROWS else []
+        return _Asked(requester, table, rows, [*top, *left[0], *continuation]) if left else None
+
+    def following(continuation: Parameters | None, last: EntityKey | None) -> _Asked | None:
         if continuation is None:
-            left.popleft()
-        return _Asked(requester, table, [*left[0], *(continuation or ())]) if left else None
+            del left[0]
+            return asked()
+        upcoming = asked(continuation)
+        if last is not None and upcoming is not None and upcoming.address_bytes > MAX_ADDRESS_BYTES:
+            left[:] = queries(within.behind(last))
+            return asked()
+        return upcoming
 
-    upcoming = following(()) if left else None
+    upcoming = asked()
     try:
         while upcoming is not None:
             fetched = await upcoming.page()
-            upcoming = following(fetched.continuation)
+            last = key_of(fetched.rows[-1]) if fetched.rows else None
+            size.saw(len(fetched.rows), fetched.bytes)
+            rows, _, ended = Page(fetched.rows, last).cut(within.upto)
+            fetched = fetched._replace(rows=rows, full=len(fetched.rows) == upcoming.rows)
+            upcoming = None if ended else following(fetched.continuation, last)
             if upcoming is not None and ahead:
                 upcoming.begin()
             yield fetched, upcoming is not None
-            del fetched
+            del fetched, rows
     finally:
         if upcoming is not None:
             await upcoming.give_up()
@@ -69,10 +128,11 @@ async def read_queries(
 class _Asked:
     """A page that is asked for, now or when it is wanted."""
 
-    def __init__(self, requester: Requester, table: str, parameters: Parameters) -> None:
-        self._requester, self._table = requester, table
+    def __init__(self, requester: Requester, table: str, rows: int, parameters: Parameters) -> None:
+        self._requester, self._table, self.rows = requester, table, rows
         doing = f"read a page of {table}"
         self._request = Request("GET", f"{table}()" + query_string(parameters), doing, COMMON_HEADERS)
+        self.address_bytes = len(self._request.path)
         self._answer: asyncio.Future[Answer] | None = None
 
     def begin(self) -> None:

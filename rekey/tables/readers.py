@@ -4,7 +4,8 @@ Rules kept here:
 
 * Every reader raises the ServiceError that an error answer stands for, and ValueError for an answer that is
   not what was asked for: such an answer counts as none.
-* A continuation is given back as the service gave it; its row key may be missing.
+* A continuation is given back as the service gave it. Its row key may be missing, also as an empty header,
+  which the service refuses to get back (400, AzureStorageExplorer #5434 and #5584).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Fetched(NamedTuple):
     rows: list[Row]
     continuation: list[tuple[str, str]] | None
     bytes: int
+    full: bool = False
 
 
 def _check(answer: Answer, doing: str) -> None:
@@ -65,12 +67,11 @@ def read_page(answer: Answer, doing: str) -> Fetched:
     """Return the rows of a query's answer and how to go on."""
     _check(answer, doing)
     partition = answer.headers.get("x-ms-continuation-NextPartitionKey")
-    if partition is None:
-        return Fetched(decode_rows(answer.body), None, len(answer.body))
-    continuation = [("NextPartitionKey", partition)]
     row = answer.headers.get("x-ms-continuation-NextRowKey")
-    if row is not None:
-        continuation.append(("NextRowKey", row))
+    if partition is None or not (partition or row):
+        return Fetched(decode_rows(answer.body), None, len(answer.body))
+    # Azurite's header for an empty PartitionKey is empty and means that; the service's is `1!0!`.
+    continuation = [("NextPartitionKey", partition), *([("NextRowKey", row)] if row else [])]
     return Fetched(decode_rows(answer.body), continuation, len(answer.body))
 
 

@@ -151,6 +151,33 @@ async def test_the_next_page_of_a_partition_is_asked_for_when_its_rate_allows_fo
     assert min(gaps[1:]) > 0.5  # five rows a page
 
 
+@pytest.mark.parametrize(("most", "read"), [(10**6, 9), (5_000, 6)])
+async def test_readers_wait_once_as_much_is_read_as_a_window_may_have(
+    memory: MemoryTableService, most: int, read: int
+) -> None:
+    """Four readers: one page was taken, each holds one, and four wait, or 5,000 bytes of them."""
+    await memory.create_table("Users")
+    table = memory.table("Users")
+    for n in range(400):
+        await table.insert({"PartitionKey": f"{n // 100}", "RowKey": f"{n:03}", "Text": "x" * 1_000})
+    ends = [None, *[EntityKey(f"{n}", LAST_ROW) for n in range(3)], None]
+    segments = [Segment(n, SCRIPT, PURPOSE, after=ends[n], upto=ends[n + 1]) for n in range(4)]
+    pages = 0
+
+    async def count(call: Call) -> None:
+        nonlocal pages
+        pages += call.action == "page"
+        await asyncio.sleep(0)
+
+    memory.gate = count
+    reading = Reading(table, segments, readers=4, page_rows=5)
+    async with aclosing(reading.windows(WindowSize(5, most))) as windows:
+        assert len((await anext(windows)).rows) == 5
+        for _ in range(100):
+            await asyncio.sleep(0)
+    assert pages == read
+
+
 async def test_a_middle_is_looked_for_far_from_where_somebody_reads(memory: MemoryTableService) -> None:
     """That partition may be at its limit: questions about it would be refused, or its reader."""
     table = await table_of([(f"tenant-{n // 4:03}", f"{n:04}") for n in range(400)], memory)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,7 @@ def test_what_could_not_be_said_leaves_nothing_behind(
 
     state = tmp_path / "state.sqlite"
     said = steering.say(state, Steering(paused=True))
-    monkeypatch.setattr(json, "dump", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(MachineFailed, match="cannot be written"):
         steering.say(state, Steering())
     assert steering.read(state) == said

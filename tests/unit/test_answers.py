@@ -64,3 +64,12 @@ def test_what_does_not_look_like_a_code_is_not_repeated() -> None:
 )
 def test_only_being_turned_away_says_that_nothing_was_applied(status: int, code: str, maybe: bool) -> None:
     assert may_be_applied(error_of(status, code, "x")) is maybe
+
+
+@pytest.mark.parametrize("status", [400, 414, 431])
+def test_a_request_that_was_too_long_says_what_to_do(status: int) -> None:
+    """http.sys, in front of the service, says 400 without a code of the service."""
+    error = error_of(status, "", "read a page of Users")
+    assert type(error) is RequestRejected
+    assert "16 KiB" in error.hint and "`key_env`" in error.hint
+    assert "16 KiB" not in error_of(400, "InvalidInput", "read a page of Users").hint

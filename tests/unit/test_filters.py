@@ -1,4 +1,4 @@
-"""Filters of key ranges: three plain queries at most, and together exactly the range."""
+"""Filters of key ranges: three plain queries at most, not too long, and together exactly the range."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekey.model import EVERYTHING, LAST_ROW, EntityKey, KeyRange, utf16_order
-from rekey.tables.filters import both, modified_filter, quoted, range_filters
+from rekey.tables.filters import MAX_ADDRESS_BYTES, both, modified_filter, quoted, range_filters
+from rekey.tables.wire import escape
 
 _CONDITION = re.compile(r"(PartitionKey|RowKey) (eq|gt|lt|le) '((?:[^']|'')*)'(?: and |$)")
 
@@ -17,6 +18,17 @@ texts = st.text(st.sampled_from("a'b \uff5e😀"), max_size=3) | st.just("' or R
 keys = st.builds(EntityKey, texts, texts)
 bounds = st.none() | keys | st.builds(EntityKey, texts, st.just(LAST_ROW))
 ranges = st.builds(KeyRange, bounds, bounds)
+
+# Up to 512 UTF-16 units, most of them shared, with what is different at any place.
+ends = st.text(st.sampled_from("0'漢😀\ufffd\uffff"), max_size=3)
+long_texts = st.builds(
+    lambda character, count, end: character * min(count, (512 - 6) // (1 + (character > "\uffff"))) + end,
+    st.sampled_from("a'漢字😀\ufffd\uffff"),
+    st.sampled_from([0, 1, 250, 507, 512]),
+    ends,
+)
+long_keys = st.builds(EntityKey, long_texts, long_texts)
+long_bounds = st.none() | long_keys | st.builds(EntityKey, long_texts, st.just(LAST_ROW))
 
 
 def holds(condition: str, key: EntityKey) -> bool:
@@ -46,6 +58,37 @@ def test_the_queries_of_a_range_are_disjoint_ordered_and_exactly_the_range(
     assert len(filters) <= 3
     found = [key for one in filters for key in distinct if holds(one, key)]
     assert found == [key for key in distinct if key in within]
+
+
+@given(st.builds(KeyRange, long_bounds, long_bounds), st.lists(long_keys, max_size=12))
+def test_the_queries_of_long_keys_fit_an_address_and_go_beyond_the_end_only(
+    within: KeyRange, candidates: list[EntityKey]
+) -> None:
+    candidates += [bound for bound in (within.after, within.upto) if bound is not None]
+    distinct = sorted(set(candidates), key=lambda key: key.order)
+    filters = range_filters(within)
+    # Path, selection and a Timestamp filter come on top.
+    assert all(len(escape(one)) + 512 <= MAX_ADDRESS_BYTES for one in filters)
+    found = [key for one in filters for key in distinct if holds(one, key)]
+    assert found == sorted(set(found), key=lambda key: key.order)
+    assert [key for key in found if within.upto is None or key.order <= within.upto.order] == [
+        key for key in distinct if key in within
+    ]
+
+
+def test_an_upper_bound_is_shortened_only_where_it_must_be() -> None:
+    """To something that sorts no lower, by whole characters; where there is no room it is left out."""
+    partition, low, high = "漢" * 500, "a", "😀" * 250
+    [one] = range_filters(KeyRange(EntityKey(partition, low), EntityKey(partition, high)))
+    begin, _, bound = one.rpartition(" and RowKey le ")
+    assert begin == f"PartitionKey eq '{partition}' and RowKey gt 'a'"
+    assert high.startswith(bound[1:-2]) and bound[-2] == "\ufffd" and len(bound) > 150
+    [one] = range_filters(KeyRange(EntityKey(partition, "漢" * 500), EntityKey(partition, "漢" * 501)))
+    assert "RowKey le" not in one
+    short = KeyRange(EntityKey("漢" * 200, "1"), EntityKey("漢" * 200, "漢" * 300))
+    assert range_filters(short) == [
+        f"PartitionKey eq '{'漢' * 200}' and RowKey gt '1' and RowKey le '{'漢' * 300}'"
+    ]
 
 
 def test_the_three_queries_are_contiguous_and_without_or() -> None:

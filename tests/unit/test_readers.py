@@ -46,7 +46,13 @@ def test_a_wrong_credential_is_told_also_when_asked_for_the_time() -> None:
         read_time(answer(401, Date="Wed, 31 Jan 2024 12:00:00 GMT"), "time")
 
 
-def test_a_continuation_may_lack_its_row_key() -> None:
+def test_a_continuation_may_lack_its_row_key_or_have_an_empty_one() -> None:
+    """Sent back empty, the service answers 400: recorded in AzureStorageExplorer #5434 and #5584."""
     page = read_page(answer(200, b'{"value":[]}', x_ms_continuation_NextPartitionKey="1!4!cA--"), "scan")
     assert page.continuation == [("NextPartitionKey", "1!4!cA--")]
+    empty = {"x_ms_continuation_NextPartitionKey": "1!8!dXNlcg--", "x_ms_continuation_NextRowKey": ""}
+    page = read_page(answer(200, b'{"value":[]}', **empty), "scan")
+    assert page.continuation == [("NextPartitionKey", "1!8!dXNlcg--")]
+    empty["x_ms_continuation_NextPartitionKey"] = ""
+    assert read_page(answer(200, b'{"value":[]}', **empty), "scan").continuation is None
     assert read_page(answer(200, b'{"value":[]}'), "scan").continuation is None
