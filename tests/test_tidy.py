@@ -377,6 +377,7 @@ SKIPPED_FOLDERS = {
     "__pycache__",
     "build",
     "dist",
+    "first",
     "node_modules",
 }
 
