@@ -29,6 +29,8 @@ TERMINAL = ("rekey/cli/", "rekey/rehearse/demo.py", "rekey/rehearse/node.py")
 
 PURE = {
     "advice",
+    "backfill.pace",
+    "backfill.packing",
     "carry",
     "carry_steps",
     "casts",
