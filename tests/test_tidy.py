@@ -366,7 +366,7 @@ REGISTRIES = re.compile(
     r"https?://[^/\s\"]*(?:pypi|registry|pythonhosted|npmjs|artifact|index)[^/\s\"]*", re.I
 )
 UNFINISHED = re.compile(r"\b(?:TODO|FIXME|XXX|HACK|WIP)\b")
-TEXT_FILES = {".py", ".md", ".toml", ".sql", ".json", ".yml", ".yaml", ".cfg", ".txt", ".sh", ""}
+TEXT_FILES = {".py", ".md", ".toml", ".sql", ".json", ".yml", ".yaml", ".cfg", ".txt", ".sh", ".svg", ""}
 SKIPPED_FOLDERS = {
     ".git",
     ".venv",
