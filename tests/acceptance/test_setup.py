@@ -1,11 +1,16 @@
-"""Set-up from a clean clone: Python is found, Azurite is pinned, everything that is needed is shipped."""
+"""Set-up from a clean clone: Python is found, Azurite and packages are pinned, everything that is needed is
+shipped, and hosted CI asks for what is there."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import signal
+import socket
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -57,13 +62,10 @@ def test_make_says_what_to_do_when_there_is_no_python(tmp_path: Path) -> None:
     assert "make PYTHON=" in done.stdout
 
 
-@pytest.mark.parametrize("name", ["package.json", "package-lock.json"])
-def test_the_pinned_azurite_at_the_root_is_the_one_that_is_shipped(name: str) -> None:
-    assert (ROOT / name).read_text() == (PACKAGE / "rehearse" / "node" / name).read_text()
-
-
-def test_azurite_is_pinned_exactly_and_every_package_of_it_by_hash() -> None:
-    lock = json.loads((ROOT / "package-lock.json").read_text())
+def test_azurite_is_pinned_once_exactly_and_every_package_of_it_by_hash() -> None:
+    folder = PACKAGE / "rehearse" / "node"
+    assert not list(ROOT.glob("package*.json")), "a second copy could pin another version"
+    lock = json.loads((folder / "package-lock.json").read_text())
     assert node.pinned_version() == "3.35.0"
     assert lock["packages"]["node_modules/azurite"]["version"] == node.pinned_version()
     assert all("integrity" in one for name, one in lock["packages"].items() if name)
@@ -74,6 +76,62 @@ def test_what_is_no_python_module_is_shipped_too() -> None:
     shipped = {path for pattern in patterns["rekey"] for path in PACKAGE.glob(pattern)}
     files = {path for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
     assert {path for path in files if path.suffix not in (".py", ".pyc")} == shipped
+
+
+def _names(requirements: list[str]) -> set[str]:
+    return {re.split(r"[<>=!~\[; ]", one)[0].lower() for one in requirements}
+
+
+def test_what_development_installs_is_pinned_without_a_place_it_comes_from() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    optional = project["optional-dependencies"]
+    first, *pinned = (ROOT / "requirements-dev.txt").read_text().splitlines()
+    assert first == "# Made by `make lock` from pyproject.toml."
+    assert [line for line in pinned if not re.fullmatch(r"[a-z0-9._-]+==[\w.!+-]+( ; [^/@]+)?", line)] == []
+    assert _names([*project["dependencies"], *optional["dev"], *optional["release"]]) <= _names(pinned)
+
+
+def test_hosted_ci_runs_every_python_that_the_package_names() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = [one.rpartition(" ")[2] for one in project["classifiers"] if re.search(r":: 3\.\d+$", one)]
+    [matrix] = re.findall(r"python: \[(.*)\]", (ROOT / ".github/workflows/ci.yml").read_text())
+    assert re.findall(r'"([\d.]+)"', matrix) == named
+
+
+def test_every_make_target_that_is_named_exists() -> None:
+    """In hosted CI, in its own list, and in what contributors read."""
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z]+):", makefile, flags=re.MULTILINE))
+    told = [*(ROOT / ".github").rglob("*.*"), ROOT / "CONTRIBUTING.md", ROOT / "README.md"]
+    texts = "".join(path.read_text() for path in told if path.is_file())
+    named = set(re.findall(r"(?:run: |`|^)make ([a-z]+)", texts, flags=re.MULTILINE))
+    named |= set(re.findall(r"^#   make ([a-z]+)", makefile, flags=re.MULTILINE))
+    assert {"azurite", "check", "coverage", "demo", "dist", "test"} <= named <= targets
+    assert set(makefile.partition(".PHONY: ")[2].partition("\n")[0].split()) == targets
+
+
+@pytest.mark.azurite
+def test_make_azurite_starts_the_pinned_one_on_the_port_that_documents_name() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    venv = sys.prefix
+    words = ["make", f"VENV={venv}", f"AZURITE_PORT={port}", "azurite"]
+    running = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while not _answers(port):
+            assert running.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+    finally:
+        running.send_signal(signal.SIGTERM)
+        running.wait(timeout=30)
+    assert "AZURITE_PORT ?= 10002\n" in (ROOT / "Makefile").read_text()
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as tried:
+        return tried.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _node_main(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:

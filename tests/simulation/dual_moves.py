@@ -80,6 +80,9 @@ class Waits:
     def ticks(self) -> int:
         return self._scheduler.clock.ticks()
 
+    def rising(self) -> float:
+        return self._scheduler.loop.now
+
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
@@ -220,7 +223,8 @@ class MovingWorld(DualWorld):
         """Return of an open migration what moving the authority asks for."""
         propagator = self.propagator()
         journal = self.journal("runner")
-        gates = SimpleNamespace(clients_timeout_s=2 * OVER_S, freeze_timeout_s=2 * OVER_S)
+        propagator.announce = intents.announcing(journal, Waits(self.scheduler))
+        gates = SimpleNamespace(clients_timeout_s=2 * OVER_S, freeze_timeout_s=2 * OVER_S, margin_s=OVER_S)
         return SimpleNamespace(
             script_id=SCRIPT,
             is_delta=False,

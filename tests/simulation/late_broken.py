@@ -20,10 +20,10 @@ from rekey.spread.fence import Fence
 def no_wait_for_the_term() -> Any:
     """Sweep as soon as the last segment is done."""
 
-    async def no_task_writes(_run: object) -> None:
+    async def until_quiet(_run: object) -> None:
         return
 
-    return mock.patch.object(backfill, "no_task_writes", no_task_writes)
+    return mock.patch.object(backfill, "until_quiet", until_quiet)
 
 
 def no_margin() -> Any:

@@ -45,10 +45,11 @@ from rekey.mapping.rows import CONTROL_TABLE, LEASE_ROW_KEY
 from rekey.model import PARTITION_KEY, ROW_KEY, Row, key_of
 from rekey.phases import ControlPhase
 from rekey.progress import Silent
-from rekey.runner import spreading
+from rekey.protocol import term
+from rekey.runner import quiet, spreading
 from rekey.runner.phases import backfill
 from rekey.runner.run import Run, StopFlag
-from rekey.spread import copying, driver, term
+from rekey.spread import copying, driver
 from rekey.spread.driver import Driver
 from rekey.spread.fence import Fence
 from rekey.spread.opened import Opened, travel_key
@@ -329,11 +330,15 @@ class LateWorld(DeltaWorld):
 class Account:
     """Source and targets, which this world keeps apart, as one account."""
 
-    last_open: int | None = None
+    last_open: float | None = None
 
     def __init__(self, world: LateWorld) -> None:
         self._world = world
         self.server_time = world.sources.server_time
+
+    def shared(self, name: str) -> Table:
+        """Return the same: nothing is sent again here."""
+        return self.table(name)
 
     def table(self, name: str) -> Table:
         """Return a handle."""
@@ -368,7 +373,7 @@ def at_work() -> Iterator[None]:
             patch(spreading, "Driver", drives),
             patch(driver, "_LOOK_S", LOOK_S),
             patch(term, "_LOOK_S", ALL_S),
-            patch(backfill, "_LOOK_S", ALL_S),
+            patch(quiet, "_LOOK_S", ALL_S),
             patch(driver, "secrets", SimpleNamespace(token_hex=token_hex)),
             patch(control, "secrets", SimpleNamespace(token_hex=token_hex)),
             patch(copying, "rising_seconds", monotonic),

@@ -18,14 +18,6 @@ from rekey.rehearse import azurite as launcher
 from rekey.rehearse import node
 from rekey.rehearse.azurite import Azurite
 
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.mark.parametrize("name", ["package.json", "package-lock.json"])
-def test_the_pinned_azurite_of_the_package_is_that_of_the_project(name: str) -> None:
-    packaged = ROOT / "rekey" / "rehearse" / "node" / name
-    assert packaged.read_bytes() == (ROOT / name).read_bytes()
-
 
 @pytest.mark.azurite
 def test_two_run_beside_each_other_with_different_ports_and_keys(azurite: Azurite) -> None:
