@@ -142,11 +142,17 @@ class Life(Stand):
         return runner
 
     def _attend(self, runner: Runner, blow: str | None) -> tuple[int, str]:
-        """Wait for a command's end, with one blow at it; return exit code and what it said."""
+        """Wait for a command's end, with one blow at it; return exit code and what it said.
+
+        Half of the blows come as soon as a write of the runner is held: it arrives when the runner is gone.
+        """
         at = runner.started + self.lot.uniform(0.8, self.lot.choice((2.0, 4.0, 9.0, 16.0)))
+        once_held = self.lot.random() < 0.6
         while runner.alive:
             self._tick()
-            if blow is not None and time.monotonic() >= at:
+            if blow is None:
+                pass
+            elif time.monotonic() >= at or (once_held and self.proxy.held("runner")):
                 self._strike(runner, blow)
                 blow = None
             if runner.seconds > COMMAND_SECONDS:

@@ -423,7 +423,7 @@ freeze_timeout = "40s"
         self.proxy.change(
             "runner",
             Weather(
-                hold=self.lot.uniform(0.005, 0.03),
+                hold=self.lot.uniform(0.01, 0.06),
                 drop=0.004,
                 repeat=0.012,
                 delay=0.04,

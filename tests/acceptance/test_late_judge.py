@@ -186,6 +186,20 @@ def test_what_is_read_of_a_table_that_follows_is_no_evidence() -> None:
     assert not judge({}, [done[0], done[2], moving], saw, steady(looks)).wrong
 
 
+def test_a_delete_of_what_is_not_there_does_not_hide_the_order_in_which_it_was() -> None:
+    """A creation that overlaps two deletes may have come between them."""
+    done = [
+        one(10, "delete", ended=30),
+        one(20, "create", B, ended=60),
+        one(40, "delete", ended=50),
+        read(70, None),
+        one(80, "put-merge", C),
+    ]
+    assert not judged(done, {"r1": C}, {"r1": A}).wrong
+    assert not judged([*done[:3], read(70, B)], {"r1": B}, {"r1": A}).wrong
+    assert judged([*done[:3], read(70, A)], {"r1": B}, {"r1": A}).wrong
+
+
 def test_many_writes_of_one_row_are_judged_quickly() -> None:
     """Four clients at once and four writes that stay open, a hundred operations in all."""
     done: list[Did] = []
