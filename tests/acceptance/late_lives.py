@@ -144,7 +144,7 @@ class Life(Stand):
     def _attend(self, runner: Runner, blow: str | None) -> tuple[int, str]:
         """Wait for a command's end, with one blow at it; return exit code and what it said.
 
-        Half of the blows come as soon as a write of the runner is held: it arrives when the runner is gone.
+        Many blows come as soon as a write of the runner is held: it arrives when the runner is gone.
         """
         at = runner.started + self.lot.uniform(0.8, self.lot.choice((2.0, 4.0, 9.0, 16.0)))
         once_held = self.lot.random() < 0.6

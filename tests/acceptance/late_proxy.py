@@ -164,8 +164,8 @@ class HoldingProxy:
         self.dealt[meets or "passed"] += 1
         most = min([weather.held_s, *(float(one) for one in _TIMEOUT.findall(asked.first))])
         if meets == "hold":
-            late = self._lot.uniform(0.2 * most, most)
-            deliver = asyncio.create_task(self._deliver(party, asked, late))
+            late = self._lot.uniform(0.2 * most, 0.95 * most)
+            deliver = asyncio.create_task(self._deliver(party, asked, late, time.monotonic() + most))
             self._tasks.add(deliver)
             deliver.add_done_callback(self._tasks.discard)
             if self._lot.random() < 0.3:
@@ -190,14 +190,20 @@ class HoldingProxy:
         await writer.drain()
         return True
 
-    async def _deliver(self, party: _Party, asked: Message, late: float) -> None:
-        """Let a request arrive, over a connection of its own."""
+    async def _deliver(self, party: _Party, asked: Message, late: float, until: float) -> None:
+        """Let a request arrive, over a connection of its own.
+
+        Where the machine is too busy to do so in its time, it is given up, as the service does.
+        """
         self._held[party.name] += 1
         self._note(party, f"held for {late:.2f} s", asked)
         try:
             await asyncio.sleep(late)
             upstream = await asyncio.open_connection(*self._upstream, limit=LIMIT)
             try:
+                if time.monotonic() > until:
+                    self._note(party, "given up", asked)
+                    return
                 answered = await ask(asked, upstream)
             finally:
                 upstream[1].transport.abort()
