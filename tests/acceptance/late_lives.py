@@ -129,6 +129,8 @@ class Life(Stand):
                 return
             if code < 0 or plan == "kill":
                 continue
+            if code == 2 and plan == "second":
+                continue  # the other runner was done, and this one's state file is of the past
             self._follow(words, code, told)
         raise Stuck(f"`rekey {' '.join(words)}` after {ATTEMPTS} attempts: {said[-3:]}")
 
