@@ -32,7 +32,7 @@ from urllib.parse import urlsplit
 from tests.faultproxy import Answered, batch_error_answer, error_answer, wire_form
 
 _ROOT = Path(__file__).parents[2]
-_LIMIT = 8 * 1024 * 1024
+LIMIT = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ BREEZY = Weather(delayed=0.05, busy=0.02)
 
 
 @dataclass
-class _Message:
+class Message:
     """One HTTP message as it came: head and body, byte for byte."""
 
     first: str
@@ -91,7 +91,8 @@ class _Message:
         return self.headers.get("if-match", "*") != "*"
 
 
-async def _read(reader: asyncio.StreamReader) -> _Message:
+async def read_message(reader: asyncio.StreamReader) -> Message:
+    """Read one message. Raises asyncio.IncompleteReadError at the end of the stream."""
     head = await reader.readuntil(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").split("\r\n")[:-2]
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
@@ -104,7 +105,7 @@ async def _read(reader: asyncio.StreamReader) -> _Message:
             data += line + await reader.readexactly(size + 2)
     else:
         data += await reader.readexactly(int(headers.get("content-length", "0")))
-    return _Message(first, headers, bytes(data))
+    return Message(first, headers, bytes(data))
 
 
 class SeededProxy:
@@ -124,7 +125,7 @@ class SeededProxy:
 
     async def start(self) -> int:
         """Listen on a free port of 127.0.0.1 and return it."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=_LIMIT)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=LIMIT)
         return int(self._server.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
@@ -142,9 +143,9 @@ class SeededProxy:
         upstream: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         try:
             while True:
-                asked = await _read(reader)
+                asked = await read_message(reader)
                 if upstream is None:
-                    upstream = await asyncio.open_connection(*self._upstream, limit=_LIMIT)
+                    upstream = await asyncio.open_connection(*self._upstream, limit=LIMIT)
                 if not await self._serve_one(asked, upstream, writer):
                     return
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
@@ -157,7 +158,7 @@ class SeededProxy:
 
     async def _serve_one(
         self,
-        asked: _Message,
+        asked: Message,
         upstream: tuple[asyncio.StreamReader, asyncio.StreamWriter],
         writer: asyncio.StreamWriter,
     ) -> bool:
@@ -177,7 +178,7 @@ class SeededProxy:
             writer.write(wire_form(_refusal(asked, meets)))
             await writer.drain()
             return True
-        answered = await _ask(asked, upstream)
+        answered = await ask(asked, upstream)
         if meets in ("lost", "late"):
             return False
         if meets == "applied_and_failed":
@@ -187,16 +188,17 @@ class SeededProxy:
         return True
 
 
-async def _ask(asked: _Message, upstream: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> bytes:
+async def ask(asked: Message, upstream: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> bytes:
+    """Pass a request on and return the answer."""
     upstream[1].write(asked.data)
     await upstream[1].drain()
-    answer = await _read(upstream[0])
+    answer = await read_message(upstream[0])
     while answer.first.split(" ")[1] == "100":
-        answer = await _read(upstream[0])
+        answer = await read_message(upstream[0])
     return answer.data
 
 
-def _refusal(asked: _Message, meets: str) -> Answered:
+def _refusal(asked: Message, meets: str) -> Answered:
     if meets == "failed":
         return error_answer(500, "InternalError")
     if "$batch" in asked.first:

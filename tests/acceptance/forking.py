@@ -30,7 +30,9 @@ _MODULES = sorted(
     if path.stem not in ("__init__", "__main__")
 )
 _PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload([*_MODULES, "tests.acceptance.dualwriting_client"])
+_PROCESSES.set_forkserver_preload(
+    [*_MODULES, "tests.acceptance.dualwriting_client", "tests.acceptance.late_machines"]
+)
 
 
 def forked(target: Callable[..., None], *arguments: Any, name: str | None = None) -> BaseProcess:
