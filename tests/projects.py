@@ -20,7 +20,7 @@ from rekey.runner.run import Options, StopFlag
 from rekey.runner.session import Session
 from rekey.scripts import load_scripts
 from rekey.tables.base import Accounts
-from rekey.tables.clock import FakeClock
+from rekey.tables.clock import Clock, FakeClock
 from rekey.tables.memory import MemoryTableService
 from tests.declared import POSTS, USERS, named
 
@@ -53,6 +53,8 @@ class Project:
 
     folder: Path
     clock: FakeClock = field(default_factory=FakeClock)
+    machine: Clock | None = None
+    """The clock of the machine that the commands run on; as the service's if nobody says otherwise."""
     tables: MemoryTableService = field(init=False)
     restricted: MemoryTableService = field(init=False)
 
@@ -105,7 +107,7 @@ class Project:
             options=options,
             stop=stop,
             connect_to=self.connect,
-            clock=self.clock,
+            clock=self.machine or self.clock,
             loop=loop,
         )
         with opened as session:
