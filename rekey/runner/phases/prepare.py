@@ -10,7 +10,9 @@ Rules kept here:
 
 from __future__ import annotations
 
-from rekey.errors import ConfigurationError, TableBeingDeleted
+from contextlib import suppress
+
+from rekey.errors import ConfigurationError, TableBeingDeleted, TableMissing
 from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE
 from rekey.model import Row
 from rekey.phases import Phase
@@ -77,9 +79,11 @@ async def undo(run: Run) -> None:
     await until_quiet(run)  # a batch that lands later would leave rows that nothing accounts for
     for target in run.targets:
         await run.tables.delete_table(target.name)
-    await forget_mapping(run)
+    with suppress(TableMissing):  # cut off before there was one
+        await forget_mapping(run)
     if not run.is_delta:
-        await run.journal.clear()
+        with suppress(TableMissing):
+            await run.journal.clear()
 
 
 async def forget_mapping(run: Run) -> None:
