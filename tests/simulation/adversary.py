@@ -105,6 +105,7 @@ class Adversary:
         clock: the service's clock.
         write: does one write of the application; None while writers are stopped.
         hostile: whether kills and failures happen at all.
+        swift: whether commands take hardly any time, so that what is late is late for many of them.
         happened: what happened, counted.
     """
 
@@ -112,6 +113,7 @@ class Adversary:
     clock: FakeClock
     write: Callable[[], object] | None = None
     hostile: bool = True
+    swift: bool = False
     happened: Counter[str] = field(default_factory=Counter)
     trace: int = 0
     """A hash over all calls, to tell two lives apart."""
@@ -188,7 +190,7 @@ class Adversary:
             kind = self.random.choice(_OPEN)
         elif draw > 0.9985:
             kind = self.random.choice(_FATAL if call.writes else (FaultKind.BUSY, FaultKind.NOT_SENT))
-        elif draw > 0.98:
+        elif draw > 0.98 and not self.swift:
             return Fault(FaultKind.SLOW, seconds=self.random.random() * 20)
         if kind is None:
             return None
@@ -200,7 +202,8 @@ class Adversary:
     # --- what happens ------------------------------------------------------------------------------------
 
     def _happen(self) -> None:
-        self.clock.advance(self.random.choice((0.0, 0.0, 0.001, 0.01, 0.4)))
+        longest = 0.002 if self.swift else 0.4
+        self.clock.advance(self.random.choice((0.0, 0.0, 0.001, longest / 40, longest)))
         self._land()
         while self.write is not None and self.random.random() < 0.3:
             self.happened["write"] += 1

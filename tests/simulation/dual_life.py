@@ -453,6 +453,7 @@ class Life:
     def _second_runner(self, name: str, work: Callable[[Session], object], options: Options | None) -> None:
         """Somebody starts the command in another folder, while the first one stands still."""
         self.storm.happened["second runner"] += 1
+        self._other = None
         for _ in range(3):
             if self._attempt(name, work, options, beside=True):
                 return
@@ -460,10 +461,11 @@ class Life:
     def other_folder(self) -> Project:
         """Return a folder with a state file of its own: another container's, mounted under the same path."""
         if self._other is None:
-            self._other = Project(self.folder / "other", self.project.clock)
+            folder = self.folder / f"other-{sum(self.commands.values())}"
+            self._other = Project(folder, self.project.clock)
             self._other.script(self.declared.path.read_text("utf-8"), self.declared.path.name)
             toml = (self.folder / "rekey.toml").read_text("utf-8")
-            (self.folder / "other" / "rekey.toml").write_text(toml, "utf-8")
+            (folder / "rekey.toml").write_text(toml, "utf-8")
         return self._other
 
     def _machine(self, process: Process) -> MachineClock:

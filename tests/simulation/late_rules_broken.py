@@ -16,6 +16,7 @@ from dataclasses import fields, replace
 from typing import Any
 from unittest import mock
 
+from rekey.dualwrite.journal import Journal
 from rekey.runner.lease import Holder
 from rekey.tables.memory import MemoryTable
 from tests.simulation import dual_life
@@ -55,6 +56,13 @@ def repeats_open_writes() -> Any:
         return self.table(name)
 
     return mock.patch.object(StormService, "shared", shared)
+
+
+class Untouched(Journal):
+    """Leaves an intent as old as it was when its key is worked on again."""
+
+    async def touch(self, *_: Any, **__: Any) -> None:
+        return
 
 
 def not_asked_again() -> Any:

@@ -96,6 +96,7 @@ class Life:
             toml.write(f'margin = "{self.random.choice((30, 60))}s"\n')
         self.mapper = Mapper(self.project.scripts[SCRIPT].migration, {"users": SECRET})
         self.adversary = Adversary(self.random, self.project.clock)
+        self.adversary.swift = self.random.random() < 0.5
         self.adversary.own(self.project.tables)
         self.adversary.own(self.project.restricted)
         self.application = application(self.random, self.mapper)
