@@ -186,7 +186,7 @@ class Adversary:
         kind: FaultKind | None = None
         if call.action == "page" and draw < 0.2:
             kind = self.random.choice(_PAGES)
-        elif call.writes and draw < 0.02:
+        elif call.writes and draw < (0.05 if self.swift else 0.02):
             kind = self.random.choice(_OPEN)
         elif draw > 0.9985:
             kind = self.random.choice(_FATAL if call.writes else (FaultKind.BUSY, FaultKind.NOT_SENT))
@@ -225,7 +225,7 @@ class Adversary:
         raise Killed
 
     def _lands_late(self, service: MemoryTableService, call: Call) -> None:
-        wait = self.random.random() * LONGEST_REQUEST_S
+        wait = max(self.random.random(), self.random.random() * self.swift) * LONGEST_REQUEST_S
         self._late.append(_Late(service, call, self.clock.ticks() + round(wait * TICKS_PER_SECOND)))
 
     def _die_if_dead(self) -> None:
