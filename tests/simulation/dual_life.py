@@ -391,7 +391,9 @@ class Life:
     ) -> bool:
         self.commands[name] += 1
         number = sum(self.commands.values())
-        process = Process(f"runner {number}", RUNNER_REQUEST_S, self.failing / 4)
+        process = Process(
+            f"runner {number}", RUNNER_REQUEST_S, self.failing / 3, failing_reads=self.failing / 20
+        )
         if self.harsh and not self.storm.calm and self.random.random() < 0.35:
             process.dies_at = self.random.randint(1, 300)
         also: Callable[[], None] | None = None

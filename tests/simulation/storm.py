@@ -67,6 +67,7 @@ class Process:
         name: unique.
         request_s: within how many seconds a request takes effect, or never.
         faults: the share of its requests that fail.
+        failing_reads: the share of its reads that do, if it is another one: no handle here repeats them.
         slowness: how much slower than usual its requests are.
         dies_at: the number of the request before which it is killed, 0 for never.
         unasked: the share of what stood at the socket while it was stopped that goes out without being asked
@@ -79,6 +80,7 @@ class Process:
     slowness: float = 1.0
     dies_at: int = 0
     unasked: float = 0.0
+    failing_reads: float | None = None
     dead: bool = False
     stopped: bool = False
     calls: int = 0
@@ -393,8 +395,10 @@ class Storm:
             return None
         if call.action == "page" and lot < 0.2:
             return Fault(_PAGES[int(which * len(_PAGES))])
-        if lot > 1 - process.faults:
-            kinds = _WRITES if call.writes or call.action in _OF_TABLES else _READS
+        writes = call.writes or call.action in _OF_TABLES
+        share = process.faults if writes or process.failing_reads is None else process.failing_reads
+        if lot > 1 - share:
+            kinds = _WRITES if writes else _READS
             if call.action == "transact" and which < 0.25:
                 return Fault(FaultKind.INSIDE_BATCH, index=int(draw.random() * len(call.operations)))
             return Fault(kinds[int(which * len(kinds))])

@@ -38,6 +38,10 @@ EVERY_KIND_OF_EVENT = {
     "empty-page",
     "short-page",
     "slow",
+    "at the socket",
+    "sent late",
+    "second runner",
+    "clock set",
 }
 _happened: Counter[str] = Counter()
 

@@ -192,7 +192,7 @@ def test_where_connections_repeat_unseen_an_acknowledged_write_is_lost(tmp_path:
 # --- clients that stand still ---------------------------------------------------------------------------
 
 
-def held_up(stage: Stage, verb: Verb) -> None:
+def held_up(stage: Stage, verb: Verb, seconds: float = 120) -> None:
     """A client decides to write and stands still; it is given up, the authority moves, and it goes on."""
     stage.opened_client(View.OLD)
     stage.apply()
@@ -200,13 +200,13 @@ def held_up(stage: Stage, verb: Verb) -> None:
     stands.process.unasked = 1.0
     stage.fate(
         stands.process.name, verb, stage.source, told=True,
-        then=lambda: stage.stand_still(stands.process, 120),
+        then=lambda: stage.stand_still(stands.process, seconds),
     )  # fmt: skip
     stage.begin(Operation(verb, {**VICTIM, "Nm": "late"}), stands)
     stage.pass_(1)
     stage.cut_over()
     stage.require(stands.process.stopped, "the cutover waited for it")
-    stage.pass_(130)
+    stage.pass_(seconds + 10)
     stage.roll_back()
     stage.judge()
 
@@ -214,6 +214,17 @@ def held_up(stage: Stage, verb: Verb) -> None:
 @pytest.mark.parametrize("verb", [DELETE, REPLACE])
 def test_what_a_client_sends_after_it_was_given_up_is_settled(tmp_path: Path, verb: Verb) -> None:
     told(tmp_path, DUAL, partial(held_up, verb=verb))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("seconds", [300, 600, 840, 960])
+@pytest.mark.parametrize("verb", [DELETE, REPLACE])
+def test_what_a_client_sends_until_the_service_refuses_it_is_settled(
+    tmp_path: Path, verb: Verb, seconds: float
+) -> None:
+    """For 15 minutes the service takes what was signed."""
+    told(tmp_path, DUAL, partial(held_up, verb=verb, seconds=seconds))
 
 
 @pytest.mark.parametrize("verb", [DELETE, REPLACE])
@@ -301,11 +312,10 @@ def dropped_table(stage: Stage) -> None:
     stage.judge()
 
 
-DROPPED: list[tuple[str, Story]] = [
-    (DELTA, partial(dropped_mapping, nth=8)),
-    (DUAL, partial(dropped_mapping, nth=8)),
-    (DELTA, dropped_table),
-    (DUAL, dropped_table),
+DROPPED = [
+    pytest.param(kind, story, id=f"{name}, {kind}")
+    for name, story in (("mapping", partial(dropped_mapping, nth=8)), ("table", dropped_table))
+    for kind in (DELTA, DUAL)
 ]
 
 

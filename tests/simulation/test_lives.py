@@ -36,6 +36,7 @@ def test_over_the_quick_seeds_everything_happens(tmp_path: Path) -> None:
         life.live()
         happened += life.adversary.happened
     expected = {"write", "kill", "late request", "lost-answer", "lost-request", "empty-page", "short-page"}
+    expected |= {"clock set"}
     assert expected <= set(happened)
 
 
