@@ -474,7 +474,7 @@ class Life:
         """Return the clock of the machine on which a command runs."""
         draw = random.Random(f"{self.kind} {self.seed} {process.name} clock")
         machine = MachineClock(self.loop, draw.choice((0.0, 0.0, 0.0, 300.0, -300.0)))
-        if not self.storm.calm and draw.random() < 0.15:
+        if not self.storm.calm and draw.random() < 0.1:
             self.storm.happened["clock set"] += 1
             self.loop.call_later(20 * draw.random(), machine.jump, draw.choice((300.0, -300.0)))
         return machine

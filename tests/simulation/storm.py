@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import heapq
 import math
 import random
 import zlib
@@ -151,6 +152,13 @@ class StormLoop(SimulatedLoop):
                 owner.held.append(handle)
             else:
                 handle.context.run(handle.callback, *handle.args)
+
+    def next_timer(self) -> float | None:
+        """Return how many seconds are left until the next timer. Nobody here is a sleeper."""
+        timers = self._timers
+        while timers and timers[0][2].cancelled:
+            heapq.heappop(timers)
+        return timers[0][0] - self.now if timers else None
 
     def go_on(self, process: Process) -> None:
         """Let a stopped process go on."""
