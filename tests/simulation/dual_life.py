@@ -17,25 +17,21 @@ Rules kept here:
 from __future__ import annotations
 
 import itertools
-import logging
 import random
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import Context
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
 
 from rekey.dualwrite.control import ControlRow, from_row
-from rekey.dualwrite.journal import Journal
-from rekey.dualwrite.lease import ClientLease
 from rekey.dualwrite.reading import ClientFacts, LeaseSettings
 from rekey.dualwrite.rules import SOURCE, View, authority
-from rekey.dualwrite.sdk import connect, core
+from rekey.dualwrite.sdk import connect
 from rekey.dualwrite.sdk.core import ClientCore
 from rekey.errors import (
     Collision,
@@ -56,14 +52,13 @@ from rekey.mapping.rows import (
 from rekey.model import EntityKey, Row
 from rekey.opening import fingerprints_of
 from rekey.phases import ControlPhase, Phase
-from rekey.runner import lease, moves, session, verification
-from rekey.runner.lease import Holder, RunnerLease
+from rekey.runner import lease, moves, verification
 from rekey.runner.moves import Mode
 from rekey.runner.run import Options
 from rekey.runner.session import Accounts, Session
-from rekey.tables.clock import rising_seconds
 from tests.declared import under_writes
 from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
+from tests.simulation.driving import Driver
 from tests.simulation.dual_people import (
     Application,
     Client,
@@ -82,9 +77,9 @@ from tests.simulation.judging import (
     wrong_mapping,
     wrong_targets,
 )
+from tests.simulation.repeatable import made_repeatable
 from tests.simulation.storm import (
     SIGNED_S,
-    Driver,
     MachineClock,
     Process,
     Storm,
@@ -170,7 +165,7 @@ class Life:
 
     def live(self) -> None:
         """Live it whole. Raises Found."""
-        with self._made_repeatable(), self.loop, self._all_ending():
+        with self.made_repeatable(), self.loop, self._all_ending():
             self._begin()
             self._apply()
             if self.random.random() < 0.15:
@@ -581,32 +576,10 @@ class Life:
                 self.loop.kill(client.process)
             self.loop.drain()
 
-    @contextmanager
-    def _made_repeatable(self) -> Iterator[None]:
+    def made_repeatable(self) -> AbstractContextManager[None]:
         """Put the simulation's time and draws where the program takes the machine's."""
         words = random.Random(f"{self.kind} {self.seed} words")
-        clock = self.project.clock
-        time = self.loop.time
-        client_lease = partial(ClientLease, monotonic=time, jitter=lambda: 0.5)
-        before_level = logging.root.manager.disable
-        with ExitStack() as stack:
-            for module in (session, moves):
-                stack.enter_context(mock.patch.object(module, "new_key", lambda: words.randbytes(32)))
-            stack.enter_context(mock.patch("secrets.token_hex", lambda n=32: words.randbytes(n).hex()))
-            stack.enter_context(mock.patch("secrets.token_bytes", words.randbytes))
-            stack.enter_context(mock.patch.object(core, "ClientLease", client_lease))
-            stack.enter_context(mock.patch.object(core, "Journal", partial(Journal, now=clock.ticks)))
-            stack.enter_context(
-                mock.patch.object(session, "RunnerLease", partial(RunnerLease, monotonic=time))
-            )
-            stack.enter_context(mock.patch.object(Holder, "current", staticmethod(at_the_same_path)))
-            stack.enter_context(mock.patch.object(verification, "record", self._record))
-            for module in [module for name, module in sys.modules.items() if name.startswith("rekey.")]:
-                if getattr(module, "rising_seconds", None) is rising_seconds:
-                    stack.enter_context(mock.patch.object(module, "rising_seconds", time))
-            logging.disable(logging.CRITICAL)  # clients say that they are kept waiting
-            stack.callback(logging.disable, before_level)
-            yield
+        return made_repeatable(words, self.loop.time, self.project.clock.ticks, self._record)
 
     def _record(self, *given: Any) -> None:
         self.verified += 1
@@ -616,12 +589,7 @@ class Life:
         return f"kind {self.kind!r}, seed {self.seed}"
 
 
-_current, _record = Holder.current, verification.record
-
-
-def at_the_same_path(*given: Any) -> Holder:
-    """Return the holder as it is in a container: every one has the same path and process id."""
-    return replace(_current(*given), state="the same path")
+_record = verification.record
 
 
 def _only(rows: dict[EntityKey, Row], key: EntityKey) -> Sequence[Row]:

@@ -19,7 +19,7 @@ from unittest import mock
 from rekey.dualwrite.journal import Journal
 from rekey.runner.lease import Holder
 from rekey.tables.memory import MemoryTable
-from tests.simulation import dual_life
+from tests.simulation import repeatable
 from tests.simulation.storm import Storm, StormService
 
 _OF_A_PATH = frozenset({"host", "boot", "pid", "process", "state"})
@@ -35,7 +35,7 @@ def same_host_is_same_machine() -> Iterator[None]:
         more = {one.name: 0 for one in fields(holder) if one.name not in _OF_A_PATH}
         return replace(holder, **more)
 
-    with mock.patch.object(dual_life, "at_the_same_path", alike):
+    with mock.patch.object(repeatable, "at_the_same_path", alike):
         yield
 
 
@@ -107,4 +107,4 @@ def _everywhere(module: str, name: str, thing: Any) -> ExitStack:
     return stack
 
 
-_at_the_same_path = dual_life.at_the_same_path
+_at_the_same_path = repeatable.at_the_same_path

@@ -81,7 +81,7 @@ class Stage(Life):
     @contextmanager
     def opened(self, rows: int = 12) -> Iterator[Stage]:
         """Begin with some rows in the source."""
-        with self._made_repeatable(), self.loop:
+        with self.made_repeatable(), self.loop:
             self.nature = self.loop.create_task(self.project.clock.sleep(math.inf))
             with self._all_ending():
                 self.storm.calm = True
