@@ -32,8 +32,8 @@ def test_a_life_loses_nothing(tmp_path: Path, kind: str, seed: int) -> None:
     ("kind", "seed"), [("keys that pass", 9), ("keys from keys", 14), ("keys from content", 6)]
 )
 def test_what_lands_late_brings_nothing_back(tmp_path: Path, kind: str, seed: int) -> None:
-    """Found in these lives: a row that came back behind the cutover, twice, and mapping rows that were left of a
-    run which was taken back whole."""
+    """Found in these lives: a row that came back behind the cutover, twice; and mapping rows left of a run
+    that was taken back whole."""
     Life(tmp_path, kind, seed).live()
 
 
