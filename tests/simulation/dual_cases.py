@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 from unittest import mock
 
 from rekey.backfill import sweep
@@ -121,7 +122,7 @@ def dual(
     parts: DualParts | None = None,
     *,
     most_states: int = MOST_STATES,
-    **more: bool,
+    **more: Any,
 ) -> Searched:
     """Search a world in which the authority stays where it is. `more` as `DualWorld` takes it."""
     migration, before, clients, phase = parsed(name)

@@ -3,9 +3,12 @@
 Rules kept here:
 
 * The application writes from before the migration until after its end, through clients of both views that
-  start, end, are killed, and stop for a while. The runner is killed as well, and run again.
+  start, end, are killed, and stop for a while. The runner is killed as well, and run again; while it stands
+  still, another one may begin in another folder, which is of the same host, path and process id.
+* Each command runs on a machine whose clock may be wrong, and may be set while it runs.
 * Whoever operates it repeats a command until it is done, as the messages say. What a verification finds is a
-  find; so is a command that does not get done once nothing fails any more.
+  find, unless a client that had stood still has sent something late; so is a command that does not get done
+  once nothing fails any more, and a cutover with nothing verified since the way back.
 * When the life pauses, all that is open ends, and everything is judged: the journal is empty, the replicas
   are what the authority says, every target row is accounted for, and what clients were told of a key fits one
   row that changes at once, ending with what is there.
@@ -14,25 +17,32 @@ Rules kept here:
 from __future__ import annotations
 
 import itertools
-import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import Context
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 from rekey.dualwrite.control import ControlRow, from_row
-from rekey.dualwrite.journal import Journal
-from rekey.dualwrite.lease import ClientLease
 from rekey.dualwrite.reading import ClientFacts, LeaseSettings
 from rekey.dualwrite.rules import SOURCE, View, authority
-from rekey.dualwrite.sdk import connect, core
+from rekey.dualwrite.sdk import connect
 from rekey.dualwrite.sdk.core import ClientCore
-from rekey.errors import GateClosed, Interrupted, Locked, Refused, RekeyError, ServiceError
+from rekey.errors import (
+    Collision,
+    Findings,
+    GateClosed,
+    Interrupted,
+    Locked,
+    Refused,
+    RekeyError,
+    ServiceError,
+)
 from rekey.mapper import Mapper
 from rekey.mapping.rows import (
     CONTROL_TABLE,
@@ -42,13 +52,13 @@ from rekey.mapping.rows import (
 from rekey.model import EntityKey, Row
 from rekey.opening import fingerprints_of
 from rekey.phases import ControlPhase, Phase
-from rekey.runner import lease, moves, session
-from rekey.runner.lease import RunnerLease
+from rekey.runner import lease, moves, verification
 from rekey.runner.moves import Mode
 from rekey.runner.run import Options
 from rekey.runner.session import Accounts, Session
 from tests.declared import under_writes
 from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
+from tests.simulation.driving import Driver
 from tests.simulation.dual_people import (
     Application,
     Client,
@@ -59,8 +69,24 @@ from tests.simulation.dual_people import (
     Users,
     plan_for,
 )
-from tests.simulation.judging import Found, draw_limits, rows_of, wrong_mapping, wrong_targets
-from tests.simulation.storm import Driver, Process, Storm, StormClock, StormLoop, StormService
+from tests.simulation.judging import (
+    Found,
+    draw_limits,
+    left_of_other_runs,
+    rows_of,
+    wrong_mapping,
+    wrong_targets,
+)
+from tests.simulation.repeatable import made_repeatable
+from tests.simulation.storm import (
+    SIGNED_S,
+    MachineClock,
+    Process,
+    Storm,
+    StormClock,
+    StormLoop,
+    StormService,
+)
 from tests.worlds import SECRET, Killed, contents
 
 SCRIPT = "0001_subject"
@@ -95,18 +121,24 @@ class Life:
     kind: str
     seed: int
     harsh: bool = True
+    kinds: ClassVar[dict[str, tuple[str, type[Application]]]] = KINDS
     random: random.Random = field(init=False)
     commands: Counter[str] = field(default_factory=Counter)
     clients: list[Client] = field(default_factory=list)
     operations: int = 0
     quiet: bool = False
     only_new: bool = False
+    verified: int = 0
+    """How many full verifications were recorded."""
+    returned: int | None = None
+    """How many of them before a way back, if none came behind it."""
+    sent_late: int = 0
 
     def __post_init__(self) -> None:
         self.random = random.Random(f"{self.kind} {self.seed}")
         self.loop = StormLoop()
         self.storm = Storm(f"{self.kind} {self.seed}", self.loop)
-        script, application = KINDS[self.kind]
+        script, application = self.kinds[self.kind]
         self.project = Project(self.folder, StormClock(self.loop))
         self.project.tables = StormService(self.storm, self.project.clock)
         self.project.restricted = StormService(self.storm, self.project.clock)
@@ -127,12 +159,13 @@ class Life:
         self.main = self.mapper.tables[0]
         self.before: dict[EntityKey, Row] = {}
         self._numbers = itertools.count(1)
+        self._other: Project | None = None
 
     # --- the life ----------------------------------------------------------------------------------------
 
     def live(self) -> None:
         """Live it whole. Raises Found."""
-        with self._made_repeatable(), self.loop, self._all_ending():
+        with self.made_repeatable(), self.loop, self._all_ending():
             self._begin()
             self._apply()
             if self.random.random() < 0.15:
@@ -164,14 +197,17 @@ class Life:
         self.loop.run(self.project.tables.create_table(self.source))
 
     def _apply(self) -> None:
+        if self.random.random() < 0.15 and not self._attempt("apply", lambda one: moves.apply(one, SCRIPT)):
+            self._go_back_to_the_beginning(drop=True)
         self._until_done("apply", lambda one: moves.apply(one, SCRIPT))
         self._expect_phase(ControlPhase.DUAL_WRITE)
         if self.random.random() < 0.5:
             self._pause("after apply")
         self._verify()
 
-    def _go_back_to_the_beginning(self) -> None:
-        drop = self.random.random() < 0.5
+    def _go_back_to_the_beginning(self, *, drop: bool | None = None) -> None:
+        """Take it back, also right after a kill; the service deletes tables slowly."""
+        drop = self.random.random() < 0.5 if drop is None else drop
 
         def go_back(one: Session) -> object:
             if self.control is None or (self.control.phase is ControlPhase.SOURCE and not drop):
@@ -179,17 +215,28 @@ class Life:
             return moves.rollback(one, SCRIPT, to=ControlPhase.SOURCE, drop=drop)
 
         self._until_done("rollback to source", go_back, Options(drop_targets=drop))
-        self._pass(60)  # the service deletes tables slowly
+        self._pass(self.random.choice((0, 60)))
 
     def _verify(self) -> None:
         def verify(one: Session) -> object:
             report = moves.verify(one, SCRIPT, mode=Mode.FULL)
+            if report.findings and self._was_sent_late():
+                moves.verify(one, SCRIPT, mode=Mode.FULL, repair=True)
+                report = moves.verify(one, SCRIPT, mode=Mode.FULL)
             self.require(not report.findings, f"a false alarm under writes: {report.as_json()}")
             return None
 
         self._until_done("verify", verify)
 
+    def _was_sent_late(self) -> bool:
+        """Tell whether a process that had stood still has sent something since this was last asked."""
+        before, self.sent_late = self.sent_late, self.storm.happened["sent late"]
+        return self.sent_late > before
+
     def _cut_over(self) -> None:
+        if self.returned == self.verified and self.random.random() < 0.5:
+            work = self._attempt("cutover unverified", lambda one: moves.apply(one, SCRIPT, to=Phase.CUTOVER))
+            self.require(not work, "cut over, and nothing was verified since the way back")
         self._verify()
         self._until_done("cutover", lambda one: moves.apply(one, SCRIPT, to=Phase.CUTOVER))
         self._expect_phase(ControlPhase.CUTOVER)
@@ -202,6 +249,7 @@ class Life:
                 return None  # a run before, which did not hear of it, did it
             return moves.rollback(one, SCRIPT, to=ControlPhase.DUAL_WRITE, drop=None)
 
+        self.returned = self.verified
         self._until_done("rollback", roll_back)
         self._expect_phase(ControlPhase.DUAL_WRITE)
         if self.random.random() < 0.6:
@@ -232,11 +280,17 @@ class Life:
     # --- the application ---------------------------------------------------------------------------------
 
     def _start_client(self, view: View) -> Client:
+        client = self.client(view)
+        client.start()
+        return client
+
+    def client(self, view: View) -> Client:
+        """Return a client that has not begun to work."""
         name = f"{view}-{next(self._numbers)}"
         service = connect.timeouts_for(self.settings).service or 0
         draw = random.Random(f"{self.kind} {self.seed} {name}")
         slowness = draw.choice((1.0, 1.0, 1.0, 10.0))
-        process = Process(name, float(service), self.failing, slowness)
+        process = Process(name, float(service), self.failing, slowness, unasked=0.5)
         facts = ClientFacts(
             SCRIPT, self.declared.digest, fingerprints_of(self._secrets()), str(view), name
         )  # fmt: skip
@@ -256,7 +310,6 @@ class Life:
         )
         self.clients.append(client)
         self.storm.happened["client started"] += 1
-        client.start()
         return client
 
     def _secrets(self) -> dict[str, bytes]:
@@ -279,7 +332,7 @@ class Life:
             if lot < 0.5 and self.harsh:
                 self.storm.kill(client.process)
             elif lot < 0.8:
-                self._stop(client.process, draw.choice((1.0, 5.0, 20.0, 60.0)) * draw.random())
+                self._stop(client.process, draw.choice((1.0, 5.0, 20.0, 60.0, 600.0)) * draw.random())
             elif lot < 0.9 and len(living) > 2:
                 self.storm.happened["client closed"] += 1
                 client.close()
@@ -293,8 +346,8 @@ class Life:
         self.storm.happened["process stopped"] += 1
         if seconds > self.settings.lease_s:
             self.storm.happened["lease expired"] += 1
-        process.stopped = True
-        self.loop.call_later(seconds, self.loop.go_on, process)
+        self.storm.stop(process)
+        self.loop.call_later(seconds, self.storm.go_on, process, context=Context())
 
     def _work(self, seconds: float) -> None:
         self._pass(seconds * self.random.random())
@@ -323,21 +376,29 @@ class Life:
             self._pass(self.random.random() * 40)
         raise Found(f"{self}: `{name}` was not done after {PATIENCE + 6} attempts: {self._said}")
 
-    def _attempt(self, name: str, work: Callable[[Session], object], options: Options | None = None) -> bool:
+    def _attempt(
+        self,
+        name: str,
+        work: Callable[[Session], object],
+        options: Options | None = None,
+        *,
+        beside: bool = False,
+    ) -> bool:
         self.commands[name] += 1
         number = sum(self.commands.values())
-        process = Process(f"runner {number}", RUNNER_REQUEST_S, self.failing / 20)
+        process = Process(
+            f"runner {number}", RUNNER_REQUEST_S, self.failing / 3, failing_reads=self.failing / 20
+        )
         if self.harsh and not self.storm.calm and self.random.random() < 0.35:
             process.dies_at = self.random.randint(1, 300)
-        if not self.storm.calm and self.random.random() < 0.2:
+        also: Callable[[], None] | None = None
+        if not self.storm.calm and self.random.random() < 0.25:
             self.loop.call_later(self.random.random() * 10, self._stop, process, self.random.random() * 90)
-        driver: Any = Driver(self.storm, process)
+            if not beside and name in ("apply", "verify", "cutover") and self.random.random() < 0.5:
+                also = partial(self._second_runner, name, work, options)
+        project = self.other_folder() if beside else self.project
         try:
-            with (
-                mock.patch.object(lease, "_PROCESS", process.name),
-                self.project.session(options, loop=driver) as one,
-            ):
-                work(one)
+            self.command(process, work, options, machine=self._machine(process), project=project, also=also)
         except Killed:
             self.storm.happened["runner killed"] += 1
             return False
@@ -352,10 +413,66 @@ class Life:
         except (ServiceError, Interrupted, Refused) as error:
             self._said = f"{error}"
             return False
+        except Findings as error:
+            if isinstance(error, Collision) or not self._was_sent_late():
+                raise Found(f"{self}: `{name}` said {type(error).__name__}: {error}") from error
+            self._said = f"{error}"
+            self._verify()
+            return False
         except RekeyError as error:
             raise Found(f"{self}: `{name}` said {type(error).__name__}: {error}") from error
         self._raise_faults()
         return True
+
+    def command(
+        self,
+        process: Process,
+        work: Callable[[Session], object],
+        options: Options | None = None,
+        *,
+        machine: MachineClock,
+        project: Project,
+        also: Callable[[], None] | None = None,
+    ) -> None:
+        """Run one command as a process of its own; somebody else does `also` while that stands still."""
+        driver: Any = Driver(self.storm, process, also)
+        accounts = Accounts(
+            self.project.tables.seen_by(process, machine),  # type: ignore[attr-defined]
+            self.project.restricted.seen_by(process, machine),  # type: ignore[attr-defined]
+        )
+        with (
+            mock.patch.object(lease, "_PROCESS", process.name),
+            mock.patch.multiple(project, clock=machine, connect=lambda _: accounts),
+            project.session(options, loop=driver) as one,
+        ):
+            work(one)
+
+    def _second_runner(self, name: str, work: Callable[[Session], object], options: Options | None) -> None:
+        """Somebody starts the command in another folder, while the first one stands still."""
+        self.storm.happened["second runner"] += 1
+        self._other = None
+        for _ in range(3):
+            if self._attempt(name, work, options, beside=True):
+                return
+
+    def other_folder(self) -> Project:
+        """Return a folder with a state file of its own: another container's, mounted under the same path."""
+        if self._other is None:
+            folder = self.folder / f"other-{sum(self.commands.values())}"
+            self._other = Project(folder, self.project.clock)
+            self._other.script(self.declared.path.read_text("utf-8"), self.declared.path.name)
+            toml = (self.folder / "rekey.toml").read_text("utf-8")
+            (folder / "rekey.toml").write_text(toml, "utf-8")
+        return self._other
+
+    def _machine(self, process: Process) -> MachineClock:
+        """Return the clock of the machine on which a command runs."""
+        draw = random.Random(f"{self.kind} {self.seed} {process.name} clock")
+        machine = MachineClock(self.loop, draw.choice((0.0, 0.0, 0.0, 300.0, -300.0)))
+        if not self.storm.calm and draw.random() < 0.1:
+            self.storm.happened["clock set"] += 1
+            self.loop.call_later(20 * draw.random(), machine.jump, draw.choice((300.0, -300.0)))
+        return machine
 
     _said = ""
 
@@ -365,7 +482,7 @@ class Life:
         """Let everything that is open end, judge, and begin a new chapter."""
         self.quiet = self.storm.calm = True
         for client in self.clients:
-            self.loop.go_on(client.process)
+            self.storm.go_on(client.process)
         for _ in range(40):
             self._pass(5)
             if not any(client.busy for client in self.clients if not client.process.dead):
@@ -373,11 +490,11 @@ class Life:
         else:
             raise Found(f"{self}: {when} clients are still busy")
         self._pass(2 * RUNNER_REQUEST_S)
-        for _ in range(4):
+        for wait in (30, 30, 2 * SIGNED_S, 30):
             if not self._rows(JOURNAL_TABLE, self.project.restricted):
                 break
             self._attempt("apply", lambda one: moves.apply(one, SCRIPT))
-            self._pass(30)
+            self._pass(wait)
         self._judge(when)
         self.notes = Notes(self.mapper, self.notes.plain)
         self.quiet = self.storm.calm = False
@@ -396,6 +513,8 @@ class Life:
         mapping = self._rows(MAPPING_TABLE, self.project.restricted)
         rows = rows_of(control, self.declared.migration, mapping)
         for wrong in wrong_mapping(self.mapper, rows, mapping, self._rows(self.source)):
+            raise Found(f"{self}: {when} {wrong}")
+        for wrong in left_of_other_runs(rows, mapping):
             raise Found(f"{self}: {when} {wrong}")
 
     def _judge_told(self, when: str) -> None:
@@ -457,35 +576,20 @@ class Life:
                 self.loop.kill(client.process)
             self.loop.drain()
 
-    @contextmanager
-    def _made_repeatable(self) -> Iterator[None]:
+    def made_repeatable(self) -> AbstractContextManager[None]:
         """Put the simulation's time and draws where the program takes the machine's."""
         words = random.Random(f"{self.kind} {self.seed} words")
-        clock = self.project.clock
-        time = self.loop.time
-        client_lease = partial(ClientLease, monotonic=time, jitter=lambda: 0.5)
-        before_level = logging.root.manager.disable
-        with ExitStack() as stack:
-            for module in (session, moves):
-                stack.enter_context(mock.patch.object(module, "new_key", lambda: words.randbytes(32)))
-            stack.enter_context(mock.patch("secrets.token_hex", lambda n=32: words.randbytes(n).hex()))
-            stack.enter_context(mock.patch("secrets.token_bytes", words.randbytes))
-            stack.enter_context(mock.patch.object(core, "ClientLease", client_lease))
-            stack.enter_context(mock.patch.object(core, "Journal", partial(Journal, now=clock.ticks)))
-            stack.enter_context(
-                mock.patch.object(session, "RunnerLease", partial(RunnerLease, monotonic=time))
-            )
-            stack.enter_context(
-                mock.patch.object(
-                    self.project, "connect", lambda _: Accounts(self.project.tables, self.project.restricted)
-                )
-            )
-            logging.disable(logging.CRITICAL)  # clients say that they are kept waiting
-            stack.callback(logging.disable, before_level)
-            yield
+        return made_repeatable(words, self.loop.time, self.project.clock.ticks, self._record)
+
+    def _record(self, *given: Any) -> None:
+        self.verified += 1
+        _record(*given)
 
     def __str__(self) -> str:
         return f"kind {self.kind!r}, seed {self.seed}"
+
+
+_record = verification.record
 
 
 def _only(rows: dict[EntityKey, Row], key: EntityKey) -> Sequence[Row]:

@@ -35,7 +35,7 @@ from rekey.phases import ControlPhase
 from rekey.runner import following, freeze, intents
 from rekey.tables.faults import Call
 from tests.simulation.dual_small import DualParts, DualWorld, Works
-from tests.simulation.scheduler import Scheduler
+from tests.simulation.scheduler import Scheduler, Waits
 from tests.simulation.witness import Client
 from tests.worlds import SCRIPT, go_on
 
@@ -69,22 +69,6 @@ def repeatable() -> Iterator[None]:
         for module in (following, intents):
             stack.enter_context(mock.patch.object(module, "POLL_S", POLL_S))
         yield
-
-
-class Waits:
-    """The runner's clock: the tables' time, and waiting as timers of the loop."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
-
-    def ticks(self) -> int:
-        return self._scheduler.clock.ticks()
-
-    def rising(self) -> float:
-        return self._scheduler.loop.now
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
 
 
 class MovingWorld(DualWorld):

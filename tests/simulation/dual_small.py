@@ -17,6 +17,7 @@ Rules kept here:
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
@@ -35,9 +36,12 @@ from rekey.mapper import Mapper
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row, key_of
 from rekey.phases import ControlPhase
-from rekey.tables.clock import format_ticks
+from rekey.runner.intents import announcing
+from rekey.tables.base import Operation
+from rekey.tables.clock import FakeClock, format_ticks
 from rekey.tables.faults import Call
-from tests.simulation.scheduler import Held, Scheduler
+from tests.simulation.repeating import Repeating
+from tests.simulation.scheduler import Held, HeldTable, Scheduler, Waits
 from tests.simulation.small import Parts, SmallWorld
 from tests.simulation.witness import DELETE, READ, Client, Do, Step, Witness
 from tests.worlds import SCRIPT, go_on, nothing
@@ -110,7 +114,9 @@ class DualWorld(SmallWorld):
         phase: ControlPhase = ControlPhase.DUAL_WRITE,
         copied: bool = True,
         backfill: bool = False,
-        sweeps: bool = False,
+        sweeps: int = 0,
+        open_sweeps: bool = False,
+        repeats: bool = False,
         abandoned: Sequence[EntityKey] = (),
         earlier: Sequence[Row] = (),
     ) -> None:
@@ -121,7 +127,9 @@ class DualWorld(SmallWorld):
             phase: `dual_write` or `cutover`, throughout.
             copied: whether all rows are copied at the beginning.
             backfill: whether a backfill runs beside the clients.
-            sweeps: whether a sweeper runs beside the clients.
+            sweeps: how often a sweeper sweeps beside the clients.
+            open_sweeps: whether requests of the sweeper may stay unanswered, too.
+            repeats: whether the sweeper sends such requests again, as connections of the runner do.
             abandoned: source keys whose intents somebody left behind long ago.
             earlier: how rows were before, when they were copied for the first time.
         """
@@ -134,6 +142,9 @@ class DualWorld(SmallWorld):
         self.mortal = self.crashing = frozenset(self.clients)
         if backfill:
             self.crashing |= {"backfill"}
+        if open_sweeps:
+            self.crashing |= {"sweeper"}
+        self.repeats, self.open_sweeps = repeats, open_sweeps
         self.permit = Permit(phase, 2, copied)
         self.copied, self.backfill, self.sweeps = copied, backfill, sweeps
         self.abandoned = abandoned
@@ -233,6 +244,12 @@ class DualWorld(SmallWorld):
     async def sweep(self) -> Any:
         """Sweep once, as the runner does."""
         propagator = self.propagator()
+        if self.repeats and self.scheduler.acting() is not None:
+            source, targets = repeated(self.source), [repeated(table) for table in self.targets]
+            propagator = self.parts.propagator(source, targets, self.mapper, self.mapping)
+        if self.open_sweeps:
+            journal = self.journal("announcing")
+            propagator.announce = announcing(journal, Waits(self.scheduler))
         sweeper = self.dual.sweeper(self.journal("sweeper"), propagator, self.dual.reverse(propagator))
         company = Company(self.others.clock.ticks(), usual_s=self.dual.older_than_s)
         return await sweeper.sweep(self.authority, company, concurrency=1, check=go_on)
@@ -263,10 +280,29 @@ class DualWorld(SmallWorld):
         await self.parts.sweep(propagator, concurrency=concurrency, advance=nothing, check=go_on)
 
     async def _sweep_once(self) -> None:
-        await self.sweep()
+        for _ in range(self.sweeps):
+            await self.sweep()
 
     def released(self, one: Held) -> None:
         self.witness.released(one.actor.name)
+
+
+class _AtOnce(FakeClock):
+    async def sleep(self, _seconds: float) -> None:
+        """Take no time: when a request is sent again is a choice of the search."""
+
+
+class _Repeated(HeldTable):
+    async def _run(self, action: str, operations: tuple[Operation, ...]) -> list[str | None]:
+        run = super()._run
+        return await Repeating(_AtOnce(), random.Random(1)).write(
+            self, operations, lambda: run(action, operations)
+        )
+
+
+def repeated(table: Any) -> HeldTable:
+    """Return a handle that repeats what was not answered."""
+    return _Repeated(table._service, table.name)
 
 
 def in_view(works: Works, mapper: Mapper) -> Works:

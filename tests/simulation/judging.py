@@ -6,11 +6,12 @@ What judges yields what is wrong, in words; nothing when all is right.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rekey.declaration import Migration
 from rekey.dualwrite.control import ControlRow
+from rekey.errors import SealedUnreadable
 from rekey.mapper import Mapper
 from rekey.mapping.ids import SafeIds
 from rekey.mapping.rows import MappingRows, TargetKey
@@ -76,3 +77,26 @@ def wrong_mapping(
             owner = there.get(rows.reverse_key(target.key)) if target.table == 0 else None
             if target.table == 0 and (owner is None or rows.read_source(owner) != key):
                 yield f"{target} is not owned by {key}"
+
+
+def left_of_other_runs(rows: MappingRows, mapping: Iterable[Row]) -> Iterator[str]:
+    """Check that this run can have written every mapping row: what another one kept has other keys."""
+    for row in mapping:
+        direction = next((one for one in "fr" if f".{one}." in row["PartitionKey"]), "")
+        if not direction:
+            continue  # data keys
+        try:
+            source = rows.read_source(row)
+        except SealedUnreadable:
+            yield "the mapping holds a row that no data key opens"
+            continue
+        expected = rows.forward_key(source)
+        if direction == "r":
+            target = rows._opened(rows.sealer, row)[1] if rows.sealer is not None else _target_of(row)
+            expected = rows.reverse_key(EntityKey(*target))
+        if key_of(row) != expected:
+            yield f"the mapping holds a row of another run, about {source}"
+
+
+def _target_of(row: Row) -> Sequence[str]:
+    return row["NewPartitionKey"], row["NewRowKey"]

@@ -58,8 +58,7 @@ from rekey.spread.work import Host, carry_out
 from rekey.state.models import Segment
 from rekey.tables.base import Accounts, Table, TableService
 from rekey.tables.faults import Call
-from tests.simulation.dual_moves import Waits
-from tests.simulation.scheduler import Actor, Scheduler
+from tests.simulation.scheduler import Actor, Scheduler, Waits
 from tests.simulation.small import DeltaWorld, DigestsInMemory, Do, Parts
 from tests.worlds import SCRIPT, go_on
 

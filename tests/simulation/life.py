@@ -6,7 +6,7 @@ Rules kept here:
 * Whoever operates it repeats a command until it is done, as the messages say. Only failures of the service
   and kills excuse a command that did not get done; collisions are finds, and so are findings, unless a
   request of a killed runner landed late: then they are repaired, as the message says.
-* After a kill they wait as long as a request can take before they move the authority.
+* They wait for nothing that no message names: neither after a kill nor before they move the authority.
 * Judged is what counts: targets equal the mapping of the source, every row is accounted for, and the rows are
   those that the application was told are there.
 """
@@ -32,13 +32,20 @@ from rekey.runner.moves import Mode
 from rekey.runner.run import Options
 from rekey.runner.session import Session
 from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
-from tests.simulation.adversary import LONGEST_REQUEST_S, Adversary
+from tests.simulation.adversary import LONGEST_REQUEST_S, Adversary, Connected
 from tests.simulation.applications import Application, Names, Posts, Users
-from tests.simulation.judging import Found, draw_limits, rows_of, wrong_mapping, wrong_targets
+from tests.simulation.judging import (
+    Found,
+    draw_limits,
+    left_of_other_runs,
+    rows_of,
+    wrong_mapping,
+    wrong_targets,
+)
+from tests.simulation.repeating import Repeating
 from tests.worlds import SECRET, Killed, contents
 
 SCRIPT = "0001_subject"
-_MOVES_AUTHORITY = frozenset({"cutover", "rollback"})
 PATIENCE = 14
 """How often a command is repeated before the adversary is held back."""
 
@@ -81,12 +88,15 @@ class Life:
         self.random = random.Random(f"{self.kind} {self.seed}")
         script, application = KINDS[self.kind]
         self.project = Project(self.folder)
+        clock = self.project.clock
+        self.project.tables, self.project.restricted = Connected(clock=clock), Connected(clock=clock)
         self.project.script(script, f"{SCRIPT}.py")
         draw_limits(self.folder, self.random)
         with (self.folder / "rekey.toml").open("a", encoding="utf-8") as toml:
-            toml.write(f'margin = "{self.random.choice((1, 30, 60))}s"\n')
+            toml.write(f'margin = "{self.random.choice((30, 60))}s"\n')
         self.mapper = Mapper(self.project.scripts[SCRIPT].migration, {"users": SECRET})
         self.adversary = Adversary(self.random, self.project.clock)
+        self.adversary.swift = self.random.random() < 0.5
         self.adversary.own(self.project.tables)
         self.adversary.own(self.project.restricted)
         self.application = application(self.random, self.mapper)
@@ -122,19 +132,23 @@ class Life:
 
     def _copy_under_writes(self) -> None:
         self.adversary.write = lambda: self.application.write_source(self.source)
-        self._until_done("apply", lambda one: moves.apply(one, SCRIPT))
+        if self.random.random() < 0.3 and not self._attempt("apply", _apply):
+            self._go_back_to_the_beginning(drop=True)
+            self.adversary.write = lambda: self.application.write_source(self.source)
+        self._until_done("apply", _apply)
         if self.random.random() < 0.4:
             self._until_done("verify", self._verify)
         self.adversary.write = None
         self._judge_source()
 
-    def _go_back_to_the_beginning(self) -> None:
-        drop = self.random.random() < 0.5
+    def _go_back_to_the_beginning(self, *, drop: bool | None = None) -> None:
+        """Take it back, also right after a kill; the service deletes tables slowly."""
+        drop = self.random.random() < 0.5 if drop is None else drop
         options = Options(writers_stopped=True, drop_targets=drop)
         self.adversary.write = lambda: self.application.write_source(self.source)
         self._until_done("rollback to source", lambda one: self._back_to_source(one, drop), options)
         self.adversary.write = None
-        self.project.clock.advance(60)  # the service deletes tables slowly
+        self.project.clock.advance(self.random.choice((0, 60)))
 
     def _cut_over(self) -> None:
         options = Options(writers_stopped=True)
@@ -144,6 +158,7 @@ class Life:
 
         self._until_done("cutover", cut_over, options)
         self._expect_phase(ControlPhase.CUTOVER)
+        self.adversary.let_all_land()
         self._judge_source()
         self._judge("after cutover")
 
@@ -179,8 +194,6 @@ class Life:
         for attempt in range(PATIENCE + 3):
             self.adversary.hostile = attempt < PATIENCE
             self.commands[name] += 1
-            if name in _MOVES_AUTHORITY:
-                self.adversary.let_all_land()
             with mock.patch.object(lease, "_PROCESS", f"process {sum(self.commands.values())}"):
                 if self._attempt(name, work, options):
                     return
@@ -188,10 +201,13 @@ class Life:
                 self.project.clock.advance(self.random.random() * 2 * LONGEST_REQUEST_S)
         raise Found(f"{self}: `{name}` was not done after {PATIENCE + 3} attempts")
 
-    def _attempt(self, name: str, work: Callable[[Session], object], options: Options | None) -> bool:
+    def _attempt(self, name: str, work: Callable[[Session], object], options: Options | None = None) -> bool:
         self.adversary.begin_command()
+        machine = self.adversary.machine
+        for service in (self.project.tables, self.project.restricted):
+            service.repeating = Repeating(self.project.clock, self.random)  # type: ignore[attr-defined]
         try:
-            with self.project.session(options) as one:
+            with mock.patch.object(self.project, "clock", machine), self.project.session(options) as one:
                 work(one)
         except (Killed, ServiceError, Interrupted):
             return False
@@ -241,6 +257,8 @@ class Life:
         rows = rows_of(control, self.mapper.migration, mapping)  # type: ignore[arg-type]
         for wrong in wrong_mapping(self.mapper, rows, mapping, self._rows(self.source.name)):
             raise Found(f"{self}: {when} {wrong}")
+        for wrong in left_of_other_runs(rows, mapping):
+            raise Found(f"{self}: {when} {wrong}")
 
     def _rows(self, table: str) -> list[Row]:
         return self.project.tables.dump(table)
@@ -261,3 +279,7 @@ class Life:
 
     def __str__(self) -> str:
         return f"kind {self.kind!r}, seed {self.seed}"
+
+
+def _apply(one: Session) -> object:
+    return moves.apply(one, SCRIPT)

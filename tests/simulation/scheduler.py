@@ -390,6 +390,22 @@ class Scheduler:
             owner.learn(None, "timer", "", self.loop.now)
 
 
+class Waits:
+    """The runner's clock: the tables' time, and waiting as timers of the loop."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def ticks(self) -> int:
+        return self._scheduler.clock.ticks()
+
+    def rising(self) -> float:
+        return self._scheduler.loop.now
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
 def _lost() -> Ambiguous:
     return Ambiguous("the connection broke before the answer", code="ConnectionLost")
 

@@ -1,0 +1,74 @@
+"""A sweeper of the journal whose requests stay unanswered, beside a client that deletes the row: what lands
+late brings nothing back, in any order. If the sweeper sends again what was not answered, the search finds the
+loss.
+
+Searched is the program's sweeper; the intent that it settles is one that a killed client left behind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rekey.model import key_of
+from tests.simulation import late_rules_broken
+from tests.simulation.dual_cases import ann, dual
+from tests.simulation.dual_small import DualParts
+from tests.simulation.explore import Budget, Searched
+
+OPEN = Budget(lost_answers=1, late_requests=True)
+BACK = "UsersV2 holds 1 rows that no source row gives"
+
+
+UNANNOUNCED = DualParts(journal=late_rules_broken.Unannounced)
+
+
+def swept(
+    preemptions: int | None, does: str = "delete", parts: DualParts | None = None, **more: Any
+) -> Searched:
+    """Search a world in which a sweeper inserts the row that a client writes."""
+    budget = replace(OPEN, preemptions=preemptions)
+    return dual(
+        f"users, dual_write: old {does}", budget, parts, copied=False, abandoned=[key_of(ann(1))],
+        open_sweeps=True, **{"sweeps": 1, **more},
+    )  # fmt: skip
+
+
+def visited(name: str, found: Searched, *, at_least: int) -> None:
+    """Say how much was visited; nothing may be lost, and a search that shrank is no search."""
+    print(f"{name}: {found}")
+    assert not found.loss, (found.loss, found.schedule)
+    assert found.states >= at_least
+
+
+def lost(found: Searched) -> None:
+    print(f"found in schedule {found.schedules}, after {found.states:,} states")
+    assert found.loss == BACK, found
+    assert found.schedule
+
+
+def test_what_a_sweep_left_open_brings_nothing_back() -> None:
+    visited("one sweep", swept(0), at_least=300)
+
+
+def test_the_next_sweep_leaves_alone_what_the_last_one_left_open() -> None:
+    """For as long as a request can take."""
+    visited("two sweeps", swept(0, sweeps=2), at_least=300)
+
+
+def test_a_sweep_that_repeats_what_was_not_answered_brings_a_deleted_row_back() -> None:
+    lost(swept(0, repeats=True))
+
+
+def test_where_the_next_sweep_takes_it_again_a_deleted_row_comes_back() -> None:
+    lost(swept(0, parts=UNANNOUNCED, sweeps=2))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("does", ["delete", "replace"])
+@pytest.mark.parametrize(("sweeps", "preemptions"), [(1, 2), (2, 1)])
+def test_no_order_of_sweeps_left_open_brings_anything_back(sweeps: int, preemptions: int, does: str) -> None:
+    visited(f"{does}, {sweeps} sweeps", swept(preemptions, does, sweeps=sweeps), at_least=500)
