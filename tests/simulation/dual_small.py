@@ -145,6 +145,7 @@ class DualWorld(SmallWorld):
         if open_sweeps:
             self.crashing |= {"sweeper"}
         self.repeats, self.open_sweeps = repeats, open_sweeps
+        self.announcing = itertools.count()
         self.permit = Permit(phase, 2, copied)
         self.copied, self.backfill, self.sweeps = copied, backfill, sweeps
         self.abandoned = abandoned
@@ -248,7 +249,7 @@ class DualWorld(SmallWorld):
             source, targets = repeated(self.source), [repeated(table) for table in self.targets]
             propagator = self.parts.propagator(source, targets, self.mapper, self.mapping)
         if self.open_sweeps:
-            journal = self.journal("announcing")
+            journal = self.journal(f"announcing {next(self.announcing)}")
             propagator.announce = announcing(journal, Waits(self.scheduler))
         sweeper = self.dual.sweeper(self.journal("sweeper"), propagator, self.dual.reverse(propagator))
         company = Company(self.others.clock.ticks(), usual_s=self.dual.older_than_s)

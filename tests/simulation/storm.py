@@ -102,6 +102,7 @@ class _Flight:
     asked: Callable[[], None]
     """Raises when it may not be sent (any more)."""
     told: Callable[[Any, BaseException | None], None]
+    longest_s: float
 
 
 @dataclass

@@ -71,7 +71,8 @@ def test_two_containers_of_one_host_do_not_take_each_others_lease(tmp_path: Path
 
 @pytest.mark.parametrize("kind", [DELTA, DUAL])
 def test_where_host_path_and_process_id_are_enough_deleted_rows_come_back(tmp_path: Path, kind: str) -> None:
-    with late_rules_broken.same_host_is_same_machine(), pytest.raises(FOUND):
+    """What was sent before is waited for after each such take-over, too; that is switched off as well."""
+    with late_rules_broken.same_host_is_same_machine(), late_rules_broken.no_quiet(), pytest.raises(FOUND):
         told(tmp_path, kind, two_at_once)
 
 
@@ -96,7 +97,8 @@ def test_what_a_runner_was_about_to_send_is_not_sent_once_its_lease_is_lost(tmp_
 
 
 def test_where_nobody_asks_again_it_brings_a_deleted_row_back(tmp_path: Path) -> None:
-    with late_rules_broken.not_asked_again(), pytest.raises(FOUND):
+    """Its successor waits until the service refuses what it had signed; that is switched off as well."""
+    with late_rules_broken.not_asked_again(), late_rules_broken.no_quiet(), pytest.raises(FOUND):
         told(tmp_path, DELTA, stood_at_the_socket)
 
 
@@ -161,7 +163,9 @@ def test_what_the_runner_writes_where_others_write_is_sent_once(tmp_path: Path, 
 
 @pytest.mark.parametrize("story", REPEATED)
 def test_where_it_is_repeated_a_deleted_row_comes_back(tmp_path: Path, story: Story) -> None:
-    with late_rules_broken.repeats_open_writes(), pytest.raises(FOUND):
+    """The intent of a client that was killed is kept, and settled again; that is switched off as well."""
+    forgotten = late_rules_broken.given_up_is_over()
+    with late_rules_broken.repeats_open_writes(), forgotten, pytest.raises(FOUND):
         told(tmp_path, DUAL, story)
 
 
