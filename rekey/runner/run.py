@@ -143,7 +143,7 @@ class Run:
     def journal(self) -> Journal:
         """The intents of the application, and the runner's own."""
         table = self.restricted.table(JOURNAL_TABLE)
-        return Journal(table, self.script_id, self.mapping.keyring, open_s=OPEN_S)
+        return Journal(table, self.script_id, self.mapping.keyring, open_s=OPEN_S, now=self.clock.ticks)
 
     @property
     def sweeper(self) -> Sweeper:

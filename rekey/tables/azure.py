@@ -365,6 +365,8 @@ class AzureTable:
         error = outcome.error
         if error is None or not outcome.ambiguous or not _can_be_settled(error):
             return outcome.result()
+        if not outcome.final and not self._requester.content_settles:
+            raise _left_open(error, error.code)  # whatever is there now, it may be applied yet
         try:
             now = await asyncio.gather(*(self.get(operation.key) for operation in operations))
         except (Unavailable, EndpointDown) as failed:

@@ -34,9 +34,10 @@ class RetryPolicy:
         repeats_open_writes: whether a write that may have been applied is sent again. Where others write the
             same rows it must not be: the first sending may take effect long after the second was answered,
             and overwrite what came in between.
-        content_settles: whether a row that holds what was written proves that an insert or a conditional
-            write was applied. Where others write the same rows it does not: two that raise a counter from the
-            same number, conditionally, write the same content, and one of them must be told that it failed.
+        content_settles: whether a row that holds what was written proves that the write was applied. Where
+            others write the same rows it does not: two that raise a counter from the same number,
+            conditionally, write the same content, and one of them must be told that it failed; and what
+            another one has deleted, too, a request under way deletes again when it is back.
     """
 
     attempts: int = 10

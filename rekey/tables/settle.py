@@ -5,10 +5,9 @@ An attempt whose answer was lost may have been applied. Repeating it then meets 
 
 Rules kept here:
 
-* The row holds what was written: it landed. Another writer may have written the very same content; nothing
-  tells the two apart. Of an unconditional write that is no matter: the content is what was asked for. An
-  insert, and a write that is conditional on one ETag, says more than its content: "I was the one". Whoever
-  shares rows with others and must not be told so wrongly leaves those open (`by_content=False`).
+* The row holds what was written: it landed. Another writer may have written the very same content, or deleted
+  the row as well; nothing tells the two apart, and then the request may be under way still. Whoever shares
+  rows with others leaves it open (`by_content=False`).
 * The row still has the ETag that the write was conditional on, or is absent after an insert: it did not land.
   ETags change with every write, so the first is proof.
 * Anything else stays open, and is said to be: it may have landed and been overwritten since.
@@ -42,15 +41,16 @@ def landed(operation: Operation, now: Row | None, *, by_content: bool = True) ->
     Args:
         operation: the write.
         now: the row that is there now, None when there is none.
-        by_content: whether what is there proves who wrote it, also of an insert and a conditional write.
+        by_content: whether what is there proves who wrote it.
     """
+    claimed = Landed.YES if by_content else Landed.OPEN
     if now is None:
         # Of an update: whatever it wrote is gone too, which is how "there is no such row" is answered.
-        return _claimed(operation, by_content) if operation.verb is Verb.DELETE else Landed.NO
+        return claimed if operation.verb is Verb.DELETE else Landed.NO
     if operation.etag is not None and etag_of(now) == operation.etag:
         return Landed.NO
     if operation.verb is not Verb.DELETE and _holds(operation, now):
-        return _claimed(operation, by_content)
+        return claimed
     return Landed.OPEN
 
 
@@ -64,12 +64,6 @@ def all_landed(
     if Landed.NO in found:
         return Landed.NO
     return Landed.YES if all(one is Landed.YES for one in found) else Landed.OPEN
-
-
-def _claimed(operation: Operation, by_content: bool) -> Landed:
-    """Return what it means that the table is as the write would have left it."""
-    conditional = operation.verb is Verb.INSERT or operation.etag not in (None, "*")
-    return Landed.OPEN if conditional and not by_content else Landed.YES
 
 
 def _holds(operation: Operation, now: Row) -> bool:

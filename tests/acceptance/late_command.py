@@ -1,7 +1,8 @@
 """`rekey WORDS` with a runner lease that a test can outwait: `python -m tests.acceptance.late_command WORDS`.
 
-The lease of a runner is 60 seconds; here it is as the environment says. Nothing else is changed: what waits
-for a lease reads its duration from the lease's row.
+The lease of a runner is 60 seconds, and the service refuses what was signed 15 minutes ago; here both are as
+the environment says, which knows how long processes stand still. Nothing else is changed: what waits for a
+lease reads its duration from the lease's row.
 """
 
 from __future__ import annotations
@@ -11,6 +12,17 @@ import sys
 
 DURATION = "LATE_RUNNER_LEASE_SECONDS"
 RENEW = "LATE_RUNNER_RENEW_SECONDS"
+SIGNED = "LATE_SIGNED_SECONDS"
+
+
+def shorten() -> None:
+    """Take it that the service refuses sooner what was signed."""
+    from rekey.dualwrite import registry
+    from rekey.runner import lease
+    from rekey.tables import credentials
+
+    for module in (credentials, lease, registry):
+        module.SIGNED_S = float(os.environ[SIGNED])  # type: ignore[attr-defined]
 
 
 def main() -> None:
@@ -22,6 +34,7 @@ def main() -> None:
     assert {"duration_s", "renew_every_s"} <= usual.keys(), "the runner lease is made otherwise now"
     usual["duration_s"] = int(os.environ[DURATION])
     usual["renew_every_s"] = float(os.environ[RENEW])
+    shorten()
     sys.argv = ["rekey", *sys.argv[1:]]
     sys.exit(run())
 

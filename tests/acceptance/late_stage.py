@@ -30,7 +30,7 @@ from tests.acceptance.dualwriting import SECRETS, Stage
 from tests.acceptance.dualwriting_ledger import lines_of
 from tests.acceptance.dualwriting_worlds import WORLDS, View, World
 from tests.acceptance.late_client import RESTART, Job
-from tests.acceptance.late_command import DURATION, RENEW
+from tests.acceptance.late_command import DURATION, RENEW, SIGNED
 from tests.acceptance.late_ledger import Look
 from tests.acceptance.late_machines import Client, Runner, environment_of, namespaces_work
 from tests.acceptance.late_proxy import CALM, LateProxy, Weather
@@ -192,6 +192,7 @@ class Stand:
                 **project.environment,
                 "TMPDIR": str(project.folder / "tmp"),
                 DURATION: str(self.scale.runner_lease),
+                SIGNED: str(self.scale.stop + self.scale.held),
                 RENEW: str(self.scale.runner_lease / 4),
             }
         )

@@ -24,8 +24,9 @@ from rekey.errors import (
 )
 from rekey.model import EntityKey, KeyRange, Row, content_of, etag_of, key_of
 from rekey.rehearse.azurite import Azurite
+from rekey.tables.allowance import while_allowed
 from rekey.tables.azure import AzureTable, AzureTableService
-from rekey.tables.base import Operation, Verb
+from rekey.tables.base import SHARED_SERVICE_S, Operation, Verb
 from rekey.tables.clock import SystemClock
 from rekey.tables.credentials import SharedKey
 from rekey.tables.retry import RetryPolicy
@@ -127,7 +128,7 @@ async def test_a_write_that_was_left_without_an_answer_is_remembered(world: Worl
     world.proxy.faults = [Fault(answer=error_answer(503, "ServerBusy"), method="POST")]
     await world.table.insert(row("busy"))
     assert world.service.last_open is None
-    before = world.waits.ticks()
+    before = world.waits.rising()
     world.proxy.faults = [Fault(applied=True, method="POST")]
     await world.table.insert(row("lost"))
     assert world.service.last_open is not None
@@ -164,19 +165,97 @@ async def test_an_upsert_is_simply_repeated(world: World, loss: Callable[..., Fa
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE"])
-async def test_a_repetition_by_the_http_client_itself_is_noticed(world: World, method: str) -> None:
+@pytest.mark.parametrize("busy", [True, False])
+async def test_nothing_is_sent_twice_by_the_http_client_itself(world: World, method: str, busy: bool) -> None:
     """aiohttp repeats PUT and DELETE on its own when a kept connection was closed. The answer to that
-    repetition (412, 404) must not be taken for the answer to the first sending."""
-    etag = await world.direct.insert(row(A=1))
-    await world.table.get(KEY)  # a connection to keep
+    repetition ("412", or "busy, nothing was done") would be taken for the answer to the first sending."""
+    await world.direct.insert(row(A=1))
+    shared = world.service.shared(world.table.name)
+    await shared.get(KEY)  # a connection to keep
     world.proxy.faults = [Fault(method=method, applied=True, only_reused=True)]
-    if method == "PUT":
-        assert await world.table.replace(row(A=2), etag=etag) == etag_of(await stored(world.direct))
-    else:
-        await world.table.delete(KEY, etag=etag)
-        assert await world.direct.get(KEY) is None
-    assert world.proxy.count(method) == 2
-    assert world.waits.seconds == []
+    if busy:
+        world.proxy.faults.append(Fault(answer=error_answer(503, "ServerBusy"), method=method))
+    with pytest.raises(Ambiguous):
+        await (shared.upsert(row(A=2)) if method == "PUT" else shared.delete(KEY))
+    assert world.proxy.count(method) == 1
+
+
+async def test_a_write_that_was_turned_away_after_one_was_left_open_is_open(world: World) -> None:
+    """Not "the service is busy, nothing was done": the first attempt may have been applied."""
+    etag = await world.direct.insert(row(A=1))
+    world.proxy.faults = [
+        Fault(method="PUT"), *(Fault(answer=error_answer(503, "ServerBusy"), method="PUT") for _ in range(9))
+    ]  # fmt: skip
+    with pytest.raises(Ambiguous):
+        await world.service.shared(world.table.name).replace(row(A=2), etag=etag)
+
+
+async def test_a_write_on_a_version_is_sent_again_also_where_others_write(world: World) -> None:
+    """What it depends on is gone once a later attempt is answered: no earlier one can take effect any more,
+    so nothing of it is remembered as open."""
+    etag = await world.direct.insert(row(A=1))
+    world.proxy.faults = [Fault(method="PUT")]
+    await world.service.shared(world.table.name).replace(row(A=2), etag=etag)
+    assert world.proxy.count("PUT") == 2
+    assert world.service.last_open is None
+
+
+async def test_a_row_that_others_write_too_says_nothing_about_who_wrote_it(world: World) -> None:
+    world.proxy.faults = [
+        Fault(method="POST", meanwhile=lambda: world.direct.insert(row(A=1)))  # the very same row
+    ]
+    with pytest.raises(Ambiguous):
+        await world.service.shared(world.table.name).insert(row(A=1))
+    assert world.proxy.count("POST") == 1
+
+
+async def test_whether_a_write_may_be_sent_is_asked_when_its_first_bytes_go_out(world: World) -> None:
+    """Not only when it was decided: its process may stand still in between."""
+    asked = 0
+
+    def may_write() -> None:
+        nonlocal asked
+        asked += 1
+        if asked > 1:
+            raise RuntimeError("too late")
+
+    with while_allowed(may_write), pytest.raises(RuntimeError, match="too late"):
+        await world.table.insert(row(A=1))
+    assert world.proxy.count("POST") == 0
+    assert await world.direct.get(KEY) is None
+
+
+async def test_where_no_further_attempt_is_allowed_the_first_one_stays_open(world: World) -> None:
+    asked = 0
+
+    def may_write() -> None:
+        nonlocal asked
+        asked += 1
+        if asked > 2:
+            raise RuntimeError("too late")
+
+    world.proxy.faults = [Fault(method="POST", applied=True)]
+    with while_allowed(may_write), pytest.raises(Ambiguous):
+        await world.table.insert(row(A=1))
+    assert world.service.last_open is not None
+
+
+async def test_a_write_that_was_given_up_on_the_way_is_remembered_as_open(world: World) -> None:
+    world.proxy.faults = [Fault(method="POST", applied=True)]
+    writing = asyncio.ensure_future(world.table.insert(row(A=1)))
+    while not world.proxy.asked:
+        await asyncio.sleep(0.001)
+    writing.cancel()
+    await asyncio.wait([writing])
+    assert world.service.last_open is not None
+
+
+async def test_the_service_is_told_to_work_on_shared_rows_for_a_short_time_only(world: World) -> None:
+    """What was sent is over sooner, and so is the wait for it."""
+    shared = world.service.shared(world.table.name)
+    await shared.upsert(row(A=1))
+    await shared.transact([Operation(Verb.INSERT_OR_REPLACE, row(A=2))])
+    assert all(f"timeout={SHARED_SERVICE_S}" in asked.target for asked in world.proxy.asked)
 
 
 async def test_a_row_of_another_writer_after_a_lost_answer_is_ambiguous(world: World) -> None:

@@ -27,7 +27,7 @@ from rekey.dualwrite.reading import LeaseSettings
 from rekey.dualwrite.rules import View
 from rekey.dualwrite.sdk.answers import AsyncAnswer, SyncAnswer, answer_to_problem
 from rekey.dualwrite.sdk.calls import Read, Table, Write, call_of, row_of
-from rekey.dualwrite.sdk.connect import operation_seconds, timeouts_for
+from rekey.dualwrite.sdk.connect import timeouts_for
 from rekey.dualwrite.sdk.credentials import account_of
 from rekey.dualwrite.sdk.errors import TransactionRefused, problem_of
 from rekey.dualwrite.sdk.plan import Endpoint, Plan, configured, make_plan, policies_of, view_of
@@ -289,7 +289,7 @@ def test_what_is_sent_has_taken_effect_within_the_longest_operation_or_never_doe
         found = timeouts_for(settings)
         assert found.service is not None
         assert 1 <= found.service <= 30
-        assert longest / 2 <= operation_seconds(settings) <= longest - found.service
+        assert longest / 2 <= settings.sending_s <= longest - found.service
 
 
 def test_an_endpoint_and_its_credential_are_understood_as_by_the_sdk() -> None:
