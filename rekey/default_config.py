@@ -65,7 +65,7 @@ window_bytes = "16MiB"       # and their bytes, whichever is reached first
 verification_max_age = "24h" # cutover needs a full verification that is not older
 retention = "30d"            # retire deletes the source this long after complete, not earlier
 mapping_retention = "400d"   # what became of old keys can be looked up this long after complete
-margin = "60s"               # for how long a request may be under way, see the README
+margin = "60s"               # for how long what was sent and not answered may take effect
 clients_timeout = "120s"     # capture "dual-write": a move waits this long for the application's clients
 freeze_timeout = "60s"       # capture "dual-write": a freeze that is not drained by then is given up
 

@@ -175,10 +175,12 @@ def _journal(status: Status) -> list[str]:
     intents = status.facts.intents
     if intents is None or (status.facts.control is None and not intents.depth):
         return []
+    kept = f"; {intents.kept:,} are settled and kept: a client that was given up may be heard of"
+    more = kept if intents.kept else ""
     if intents.oldest_at is None:
-        return field("journal", "empty: no write is under way")
+        return field("journal", f"empty: no write is under way{more}")
     lag = "" if status.lag_s is None else f": replicas are behind by {duration(status.lag_s)} at most"
-    return field("journal", f"{intents.depth:,} intents{lag}")
+    return field("journal", f"{intents.depth:,} intents{lag}{more}")
 
 
 def _counted(status: Status) -> list[str]:

@@ -41,13 +41,14 @@ from rekey.model import TIMESTAMP, EntityKey, etag_of
 from rekey.phases import ControlPhase
 from rekey.runner.erasures import SUBJECTS, erasures
 from rekey.runner.following import wait_for_present
+from rekey.runner.intents import heard_of_until
 from rekey.runner.moves import require_begun
 from rekey.runner.phases.retire import quiet_at
 from rekey.runner.record import make_checkpoint
 from rekey.runner.run import Run
 from rekey.runner.session import Session
 from rekey.state.audit import ERASURE_BEGUN, ERASURE_ENDED
-from rekey.tables.clock import ticks_of
+from rekey.tables.clock import format_ticks, ticks_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,14 @@ async def require_complete(run: Run) -> ControlRow:
             f" erase what the mapping knows of them after `rekey apply {run.script_id} --to complete`",
         )
     await wait_for_present(run)
+    until = await heard_of_until(run)
+    if until is not None:
+        raise Refused(
+            f"a client of {run.script_id} was given up that had not ended in order: what it had signed may"
+            f" reach the mapping until {format_ticks(until)}",
+            kept="everything; nothing was erased",
+            hint="run the same command again after that",
+        )
     if not run.is_delta:
         async for times in run.journal.times():
             if times:  # `complete` has removed what was only kept

@@ -156,13 +156,14 @@ async def settle_stale(run: Run, side: Side) -> Swept:
         await run.clock.sleep(POLL_S)
 
 
-async def may_be_heard_of(run: Run) -> bool:
-    """Tell whether a client that was given up may be heard of yet: it stood still for longer than it may, and
-    what it had signed is not refused by the service yet."""
+async def heard_of_until(run: Run) -> int | None:
+    """Return until when clients that were given up may be heard of, in ticks of the service time: until the
+    service refuses what they had signed. None where that is over, or none was given up."""
     if run.is_delta:
-        return False
+        return None
     now = ticks_of(await run.restricted.server_time())
-    return any(is_over(row, now) and now < refused_at(row) for row in await run.registry.list())
+    given_up = [refused_at(row) for row in await run.registry.list() if is_over(row, now)]
+    return max((at for at in given_up if at > now), default=None)
 
 
 async def any_intent(run: Run) -> bool:

@@ -155,6 +155,7 @@ class Status:
                 "oldest_at": None
                 if facts.intents.oldest_at is None
                 else format_ticks(facts.intents.oldest_at),
+                "kept": facts.intents.kept,
             },
             "watermark": facts.facts.get(WATERMARK),
             "lag_s": self.lag_s,

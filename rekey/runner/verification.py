@@ -29,12 +29,12 @@ from rekey.reconcile.full import full
 from rekey.reconcile.report import FullReport
 from rekey.runner.facts import UNFOLLOWED, is_unfollowed, verification_problem
 from rekey.runner.following import look
-from rekey.runner.intents import InFlight, may_be_heard_of, while_sweeping
+from rekey.runner.intents import InFlight, heard_of_until, while_sweeping
 from rekey.runner.resuming import keep, made_now, resumed
 from rekey.runner.run import Run
 from rekey.runner.spread_sums import reader_of
 from rekey.state.models import WATERMARK, Verification
-from rekey.tables.clock import ticks_of
+from rekey.tables.clock import format_ticks, ticks_of
 
 
 class _Rows:
@@ -144,10 +144,11 @@ async def closed_by_difference(run: Run) -> list[str]:
     As long as a client may be heard of that was given up, all is compared now.
     """
     last = run.state.latest_verification(run.script_id, mode="full")
-    if await may_be_heard_of(run):
+    until = await heard_of_until(run)
+    if until is not None:
         run.progress.note(
-            f"{run.script_id}: a client was given up that had not ended in order, and may be heard of yet:"
-            " everything is compared first"
+            f"{run.script_id}: a client was given up that had not ended in order, and may be heard of until"
+            f" {format_ticks(until)}: everything is compared first"
         )
         differing = wrong(await verify_full(run))
     else:

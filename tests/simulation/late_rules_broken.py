@@ -82,10 +82,10 @@ def given_up_is_over() -> Any:
     """Settle the intents of a client that was given up once, and forget them: as if nothing of it could be
     sent any more."""
 
-    async def not_heard_of(_run: object) -> bool:
-        return False
+    async def not_heard_of(_run: object) -> None:
+        return
 
-    stack = _everywhere("rekey.runner.intents", "may_be_heard_of", not_heard_of)
+    stack = _everywhere("rekey.runner.intents", "heard_of_until", not_heard_of)
     stack.enter_context(mock.patch.object(Company, "keeps", lambda *_: False))
     return stack
 

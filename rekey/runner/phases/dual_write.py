@@ -11,11 +11,11 @@ Rules kept here:
 
 from __future__ import annotations
 
-from rekey.dualwrite.registry import refused_at
 from rekey.phases import ControlPhase, Phase
 from rekey.runner.capture import begin_watermark
 from rekey.runner.facts import LATE_UNTIL
 from rekey.runner.following import closed_by_refusing, forget_ended, look, move
+from rekey.runner.intents import heard_of_until
 from rekey.runner.phases.operation import Counters, Operation
 from rekey.runner.run import Run
 from rekey.state.models import WATERMARK
@@ -50,9 +50,7 @@ async def run(run: Run) -> Counters:
 async def _note_given_up(run: Run) -> None:
     """Keep until when clients may be heard of that were given up: what they wrote before had no intent, so
     only a verification that begins later finds it."""
-    clients = await look(run)
-    given_up = [refused_at(row) for row in clients.rows if row not in clients.live]
-    until = max((at for at in given_up if at > clients.now), default=None)
+    until = await heard_of_until(run)
     run.state.set_fact(run.script_id, LATE_UNTIL, None if until is None else format_ticks(until))
 
 
