@@ -2,7 +2,7 @@
 
 Rules kept here:
 
-* A failed attempt says whether anything was sent, and nothing is sent twice in one attempt: aiohttp would
+* A failed attempt says whether anything was sent, and no write is sent twice in one attempt: aiohttp would
   repeat PUT and DELETE by itself when a kept connection turns out to be closed, and the answer to the
   repetition ("busy, nothing was done") would be taken for the answer to the first sending.
 * Whether a write may still be sent is asked when its first bytes are about to go out, after it was signed and
@@ -226,8 +226,8 @@ def environment_proxy(endpoint: str) -> str | None:
     return None if proxy is None or urllib.request.proxy_bypass(host) else proxy
 
 
-class _SentAlready(aiohttp.ClientError):
-    """aiohttp was about to repeat a request by itself."""
+class ConnectionDropped(aiohttp.ClientError):
+    """A kept connection turned out to be closed, and aiohttp was about to repeat the request by itself."""
 
 
 def _before_sending() -> aiohttp.TraceConfig:
@@ -235,9 +235,9 @@ def _before_sending() -> aiohttp.TraceConfig:
 
     async def check(_session: Any, context: Any, _parameters: Any) -> None:
         sending = context.trace_request_ctx
-        if sending.begun:
-            raise _SentAlready
         if sending.writes:
+            if sending.begun:
+                raise ConnectionDropped
             allowance.check()
         sending.begun = True
 

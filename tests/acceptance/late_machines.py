@@ -151,6 +151,7 @@ def _be_client(job: Job, printed: str) -> None:
     """Be a client: what a process is forked for."""
     _printing_to(printed)
     os.environ.update(job.where["environment"])
+    late_command.shorten()
     sys.exit(asyncio.run(late_client.run(job)))
 
 

@@ -210,7 +210,7 @@ class Stand:
             "target": project.target,
             "secrets": {name: value.decode() for name, value in SECRETS.items()},
             "config": str(self.folder / "application" / "rekey.toml"),
-            "environment": project.environment,
+            "environment": {**project.environment, SIGNED: self.environment[SIGNED]},
             "settings": self.scale.client,
         }
         self.mapper = Mapper(load_script(self.script).migration, SECRETS)

@@ -77,7 +77,7 @@ def test_life_after_life_loses_nothing(tmp_path: Path) -> None:
         seeds = iter(range(first, first + 100_000))
         least = 1 if given else LIVES
         while len(outcomes) < least or (not given and time.monotonic() < ends):
-            some = [next(seeds) for _ in range(min(AT_A_TIME, max(1, least - len(outcomes))))]
+            some = [next(seeds) for _ in range(max(AT_A_TIME, least - len(outcomes)))]
             for outcome in pool.map(lambda seed: live_apart(tmp_path / str(seed), seed), some):
                 print(outcome, flush=True)
                 outcomes.append(outcome)
