@@ -18,8 +18,6 @@ pytestmark = pytest.mark.xdist_group("tidy")
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "rekey"
 
-MAX_FILE_LINES = 400
-MAX_TEST_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
 SMALL_MODULE_LINES = 40
 """A module up to this size may do with a sentence instead of a list of rules."""
@@ -233,16 +231,6 @@ def own_imports(path: Path) -> set[str]:
 def among(module: str, listed: set[str]) -> bool:
     """Tell whether a module, or a package it is in, is listed."""
     return any(module == one or module.startswith(one + ".") for one in listed)
-
-
-def test_files_are_short_enough_to_be_read() -> None:
-    long = {
-        name_of(path): lines
-        for folder, most in (("rekey", MAX_FILE_LINES), ("tests", MAX_TEST_FILE_LINES))
-        for path in python_files(folder)
-        if (lines := len(path.read_text("utf-8").splitlines())) > most
-    }
-    assert not long
 
 
 def test_functions_fit_on_a_screen() -> None:

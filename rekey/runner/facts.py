@@ -233,7 +233,7 @@ def verification_problem(
     if late_until is not None and ticks_of(last.started_at) < ticks_of(late_until):
         return (
             "a client was given up when dual writes began, without having ended in order: what it had signed"
-            f" may reach the source until {late_until}, and only a full verification that begins later finds it"
+            f" may reach the source until {late_until}; only a full verification that begins later finds it"
         )
     if is_unfollowed(last, facts) and not writers_stopped:
         return "when all was last verified, no client of the application was registered"

@@ -143,20 +143,19 @@ async def closed_by_difference(run: Run) -> list[str]:
 
     As long as a client may be heard of that was given up, all is compared now.
     """
-    last = run.state.latest_verification(run.script_id, mode="full")
     until = await heard_of_until(run)
     if until is not None:
         run.progress.note(
             f"{run.script_id}: a client was given up that had not ended in order, and may be heard of until"
             f" {format_ticks(until)}: everything is compared first"
         )
-        differing = wrong(await verify_full(run))
-    else:
-        differing = 0 if last is None else last.divergences
-    if not differing:
+        await verify_full(run)
+    last = run.state.latest_verification(run.script_id, mode="full")
+    if last is None or not last.divergences:
         return []
-    repair = f"`rekey verify {run.script_id} --mode full --repair`"
-    return [f"the last full verification found {differing:,} rows that differ; run {repair}"]
+    return [
+        f"the last full verification found {last.divergences:,} rows that differ; run {_again(run, last)}"
+    ]
 
 
 def wrong(report: FullReport) -> int:
@@ -196,5 +195,10 @@ def closed_by_verification(run: Run) -> list[str]:
     )
     if not problem:
         return []
-    repair = " --repair" if last is not None and last.divergences else ""
-    return [f"{problem}; run `rekey verify {run.script_id} --mode full`{repair}"]
+    return [f"{problem}; run {_again(run, last)}"]
+
+
+def _again(run: Run, last: Verification | None) -> str:
+    """Return the command that verifies again, and mends what the last one found and did not mend."""
+    mends = last is not None and last.divergences and "repair" not in last.report
+    return f"`rekey verify {run.script_id} --mode full{' --repair' if mends else ''}`"

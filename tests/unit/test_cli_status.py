@@ -19,7 +19,7 @@ from rekey.dualwrite.registry import ClientRow, Registry
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import EntityKey
 from rekey.phases import ORDER, ControlPhase, Phase
-from rekey.runner.facts import RETURNED_AT, UNFOLLOWED_AT, Facts, Intents, Lease, Wait, waits
+from rekey.runner.facts import RETURNED_AFTER, UNFOLLOWED, Facts, Intents, Lease, Wait, waits
 from rekey.runner.status import judge
 from rekey.runner.watching import look_at
 from rekey.state.models import WATERMARK, PhaseRun, Segment, Verification
@@ -107,14 +107,14 @@ CASES = [
         id="verification too old",
     ),
     pytest.param(
-        facts(D, Phase.RECONCILE, verification=verified(), facts={RETURNED_AT: NOW}),
+        facts(D, Phase.RECONCILE, verification=verified(), facts={RETURNED_AFTER: "7"}),
         True,
         "a copy",
         "verify 0001_users --mode full",
         id="verified before the way back",
     ),
     pytest.param(
-        facts(D, Phase.RECONCILE, verification=verified(), facts={UNFOLLOWED_AT: HOUR_AGO}),
+        facts(D, Phase.RECONCILE, verification=verified(), facts={UNFOLLOWED: "7"}),
         True,
         "a copy",
         "verify 0001_users --mode full",
@@ -384,11 +384,15 @@ def test_a_client_that_refuses_writes_needs_somebody_now_and_in_source_before_it
 
 def test_the_journal_tells_how_far_replicas_are_behind() -> None:
     empty = judge(dual(D, Phase.RECONCILE, WEB))
-    assert (empty.lag_s, empty.as_json()["journal"]) == (0.0, {"depth": 0, "oldest_at": None})
+    assert (empty.lag_s, empty.as_json()["journal"]) == (0.0, {"depth": 0, "oldest_at": None, "kept": 0})
     known = dual(C, Phase.CUTOVER, WEB, intents=Intents(1200, ticks_of(NOW) - 90 * SECOND))
     assert judge(known).lag_s == 90.0
     assert "1,200 intents: replicas are behind by 90 s at most" in told(known)
-    assert judge(known).as_json()["journal"] == {"depth": 1200, "oldest_at": "2024-01-01T23:58:30.0000000Z"}
+    assert judge(known).as_json()["journal"] == {
+        "depth": 1200,
+        "oldest_at": "2024-01-01T23:58:30.0000000Z",
+        "kept": 0,
+    }
     assert judge(dual(ControlPhase.COMPLETE, Phase.COMPLETE, WEB)).lag_s is None
 
 

@@ -39,7 +39,7 @@ class Pages:
         if number in self.row_keys:
             following["x-ms-continuation-NextRowKey"] = self.row_keys[number]
         body = page((str(number), ""))
-        return read(Answer(200, following, self.bodies.pop(0) or body if self.bodies else body, False))
+        return read(Answer(200, following, self.bodies.pop(0) or body if self.bodies else body))
 
 
 def page(*rows: tuple[str, str]) -> bytes:

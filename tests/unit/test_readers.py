@@ -14,7 +14,7 @@ INSERT, DELETE = Operation(Verb.INSERT, KEY), Operation(Verb.DELETE, KEY)
 
 
 def answer(status: int, body: bytes = b"", **headers: str) -> Answer:
-    return Answer(status, {name.replace("_", "-"): value for name, value in headers.items()}, body, False)
+    return Answer(status, {name.replace("_", "-"): value for name, value in headers.items()}, body)
 
 
 def test_a_write_without_an_etag_in_its_answer_counts_as_unanswered() -> None:

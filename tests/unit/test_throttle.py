@@ -161,7 +161,7 @@ async def test_what_is_refused_in_one_moment_does_not_come_on_top_of_what_is_sen
             throttle.heard(status, 0.03)
             if status == 503:
                 refused_at.append(-left)
-            return Answer(status, {}, b"", repeated=False)
+            return Answer(status, {}, b"")
 
     def read(answer: Answer) -> int:
         if answer.status == 503:
