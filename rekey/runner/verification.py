@@ -200,5 +200,5 @@ def closed_by_verification(run: Run) -> list[str]:
 
 def _again(run: Run, last: Verification | None) -> str:
     """Return the command that verifies again, and mends what the last one found and did not mend."""
-    mends = last is not None and last.divergences and "repair" not in last.report
+    mends = last is not None and last.divergences and last.report.get("repair") is None
     return f"`rekey verify {run.script_id} --mode full{' --repair' if mends else ''}`"
