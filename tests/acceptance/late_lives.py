@@ -119,11 +119,14 @@ class Life(Stand):
         """Run a command until it is done, disturbed for a while, doing what its messages say."""
         disturbances = self.lot.randint(0, self.scale.kills) if self._blows else 0
         said: list[str] = []
-        for _ in range(ATTEMPTS):
+        while len(said) < ATTEMPTS:
             runner = self._start(words)
             plan = self._draw_blow() if disturbances > 0 else None
             disturbances -= plan is not None
             code, told = self._attend(runner, plan)
+            if "another runner works" in told and len(self._runners) > 0:
+                self._let_write(1.0)  # it is alive, and works: it is waited for as long as that takes
+                continue
             said.append(f"exit {code}: {told[-400:]}")
             if code == 0 or (done and done in told):
                 return

@@ -166,8 +166,10 @@ class Stand:
         route.append("cutover")
         if turn > 0.6:
             route += ["back", "cutover"]
-        if self.capture == "dual-write" and self.lot.random() < 0.4:
-            route.append("complete")
+        if self.capture == "dual-write" and self.world_name == "users" and self.lot.random() < 0.5:
+            route.append(
+                "complete"
+            )  # where keys come from content, rows under two of them are two from then on
         return route
 
     # --- the stage ---------------------------------------------------------------------------------------
