@@ -6,8 +6,6 @@ Rules kept here:
   killed between the two writes of a move, or when the state file was lost.
 * Work inside `dual_write` (backfill, reconcile) leaves no trace in the control row, so there the ledger is
   believed, and without a ledger the work is done again, which is safe.
-* In `source` nothing is taken for prepared: a way back that was cut off may have dropped a table since, or a
-  request of it may yet have. Preparing again costs a few requests.
 """
 
 from __future__ import annotations
@@ -24,8 +22,8 @@ _LEAST: dict[ControlPhase, Phase | None] = {
     ControlPhase.COMPLETE: Phase.COMPLETE,
     ControlPhase.RETIRED: Phase.RETIRE,
 }
-_MOST: dict[ControlPhase, Phase | None] = {
-    ControlPhase.SOURCE: None,
+_MOST: dict[ControlPhase, Phase] = {
+    ControlPhase.SOURCE: Phase.PREPARE,
     ControlPhase.DUAL_WRITE: Phase.RECONCILE,
     ControlPhase.FREEZE: Phase.RECONCILE,
     ControlPhase.CUTOVER: Phase.CUTOVER,
@@ -44,5 +42,5 @@ def aligned(control: ControlPhase, applied: Sequence[Phase]) -> tuple[Phase, ...
     least, most = _LEAST[control], _MOST[control]
     known = len(applied)
     shortest = ORDER.index(least) + 1 if least is not None else 0
-    longest = ORDER.index(most) + 1 if most is not None else 0
+    longest = ORDER.index(most) + 1
     return ORDER[: max(shortest, min(known, longest))]
