@@ -344,7 +344,7 @@ class Session:
         if row.phase is ControlPhase.FREEZE:
             row = self.do(leave_old_freeze(run, row))
         applied = self.ledger.applied(run.script_id)
-        # In `source` all is prepared again, at the cost of a few requests: a way back that was cut off may have
+        # In `source` all is prepared again, for a few requests: a way back that was cut off may have
         # dropped a table, also by a request that took effect after it.
         counts = () if row.phase is ControlPhase.SOURCE else aligned(row.phase, applied)
         self.ledger.unmark(run.script_id, [phase for phase in applied if phase not in counts])
