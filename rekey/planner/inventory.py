@@ -235,7 +235,8 @@ async def _read_stretch(
     keys: list[Units] = []
     ended = True
     sent = 0
-    async with aclosing(_scan(table, KeyRange(after=key_from(after)))) as pages:
+    start = key_from(after)  # not quite there, where a service would not answer that key
+    async with aclosing(_scan(table, KeyRange(after=start))) as pages:
         async for rows in pages:
             totals.pages += 1
             sent += 1
@@ -248,7 +249,7 @@ async def _read_stretch(
                 ended = False
                 break
     if keys:
-        known.mark(after, keys[-1])
+        known.mark(min(after, units_of(start)), keys[-1])
     sent += ended
     totals.requests += sent
     return Stretch(keys, ended, 1 if most is None else sent)

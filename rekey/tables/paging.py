@@ -4,8 +4,7 @@ Rules kept here:
 
 * The same filter and selection are sent again with every continuation; the row key of a continuation may be
   missing. Where both are too long for an address, the query is made again behind the last row instead.
-* The last query may go on beyond the range: rows after its end are dropped, and nothing follows them. A filter
-  with half a surrogate pair may return rows before its beginning (Azurite): they are dropped as well.
+* The last query may go on beyond the range: rows behind its end are dropped, and nothing follows them.
 * A page is asked for so that it has about `PAGE_BYTES` at most, by the bytes per row of the pages before it.
   The first page of a table, of which nothing is known, is small.
 * While one page is worked on the next is fetched, unless the caller wants none ahead; a scan that is given up
@@ -115,8 +114,6 @@ async def read_range(
             last = key_of(fetched.rows[-1]) if fetched.rows else None
             size.saw(len(fetched.rows), fetched.bytes)
             rows, _, ended = Page(fetched.rows, last).cut(within.upto)
-            if within.after is not None and rows and key_of(rows[0]).order <= within.after.order:
-                rows = [row for row in rows if key_of(row).order > within.after.order]
             fetched = fetched._replace(rows=rows, full=len(fetched.rows) == upcoming.rows)
             upcoming = None if ended else following(fetched.continuation, last)
             if upcoming is not None and ahead:

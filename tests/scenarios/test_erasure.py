@@ -11,7 +11,7 @@ import pytest
 
 from rekey.dualwrite.control import ControlStore
 from rekey.dualwrite.rules import View
-from rekey.errors import Erased
+from rekey.errors import Erased, Refused
 from rekey.mapping.rows import MAPPING_TABLE
 from rekey.model import EntityKey, Row, key_of
 from rekey.phases import ControlPhase, Phase
