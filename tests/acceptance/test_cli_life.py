@@ -102,6 +102,7 @@ class Project:
         ):
             text = text.replace(local, f'endpoint = "{account.endpoint}"\nkey_env = "{variable}"', 1)
         text = text.replace('retention = "30d"', 'retention = "0s"')
+        text = text.replace('margin = "60s"', 'margin = "1s"')  # nothing holds requests back here
         if "[secrets.users]\nenv" not in text:
             text += '\n[secrets.users]\nenv = "USERS_SECRET"\n'
         for name, value in limits.items():
