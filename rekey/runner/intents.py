@@ -23,10 +23,11 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from rekey.concurrency import cancel
+from rekey.dualwrite.control import ControlRow
 from rekey.dualwrite.journal import Journal
 from rekey.dualwrite.propagate import Announce
 from rekey.dualwrite.reading import LeaseSettings
-from rekey.dualwrite.registry import SAFETY_S, is_over, refused_at
+from rekey.dualwrite.registry import SAFETY_S, is_current, is_over, refused_at
 from rekey.dualwrite.rules import SOURCE, TARGET, Side
 from rekey.dualwrite.sweeper import Company, Hopeless, Sweeper, Swept
 from rekey.dualwrite.underway import first_of
@@ -156,13 +157,16 @@ async def settle_stale(run: Run, side: Side) -> Swept:
         await run.clock.sleep(POLL_S)
 
 
-async def heard_of_until(run: Run) -> int | None:
+async def heard_of_until(run: Run, behind: ControlRow | None = None) -> int | None:
     """Return until when clients that were given up may be heard of, in ticks of the service time: until the
     service refuses what they had signed. None where that is over, or none was given up."""
     if run.is_delta:
         return None
     now = ticks_of(await run.restricted.server_time())
-    given_up = [refused_at(row) for row in await run.registry.list() if is_over(row, now)]
+    rows = [row for row in await run.registry.list() if is_over(row, now)]
+    if behind is not None:  # only those that never acknowledged it
+        rows = [row for row in rows if not is_current(row, behind.run_id, behind.epoch)]
+    given_up = [refused_at(row) for row in rows]
     return max((at for at in given_up if at > now), default=None)
 
 

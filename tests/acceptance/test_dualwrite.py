@@ -81,10 +81,15 @@ class Life:
         """Return what kills a client once the control row says something; another process goes on for it."""
 
         def lose(running: Running) -> None:
-            running.until(lambda: self.stage.phase() == once)
+            running.until(lambda: self.stage.phase() == once and self._acknowledged(name))
             self.fleet.kill(name, then=f"{name}-again")
 
         return lose
+
+    def _acknowledged(self, name: str) -> bool:
+        """Tell whether a client has acknowledged what the control row says: before, it had no intents."""
+        epoch = int(self.stage.control()["Epoch"])
+        return any(one["name"] == name and int(one["epoch"]) >= epoch for one in self.stage.clients())
 
     def compare(self, when: str, authority: View) -> None:
         """Let all clients stand still; what they were told must be in the tables, and replicas like them."""

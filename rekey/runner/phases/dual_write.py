@@ -50,7 +50,7 @@ async def run(run: Run) -> Counters:
 async def _note_given_up(run: Run) -> None:
     """Keep until when clients may be heard of that were given up: what they wrote before had no intent, so
     only a verification that begins later finds it."""
-    until = await heard_of_until(run)
+    until = await heard_of_until(run, await run.control.read())
     run.state.set_fact(run.script_id, LATE_UNTIL, None if until is None else format_ticks(until))
 
 
