@@ -287,8 +287,8 @@ class Stage:
                 waited_for("an empty journal", lambda: not self.open_intents(), _DRAIN_SECONDS)
 
     def open_intents(self) -> int:
-        """Return how many intents of this migration the journal holds."""
-        return len(self.project.restricted_rows("rekeyjournal"))
+        """Return how many intents of this migration are not settled; those of killed clients are kept longer."""
+        return sum("Settled" not in row for row in self.project.restricted_rows("rekeyjournal"))
 
 
 def _seconds(moment: str) -> float:
