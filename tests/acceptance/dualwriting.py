@@ -287,7 +287,7 @@ class Stage:
                 waited_for("an empty journal", lambda: not self.open_intents(), _DRAIN_SECONDS)
 
     def open_intents(self) -> int:
-        """Return how many intents of this migration are not settled; those of killed clients are kept longer."""
+        """Return how many intents of this migration are not settled; those of killed clients stay longer."""
         return sum("Settled" not in row for row in self.project.restricted_rows("rekeyjournal"))
 
 
