@@ -35,6 +35,7 @@ from tests.acceptance.support import Project
 
 _SECONDS = 60.0
 _DRAIN_SECONDS = 12.0
+_DRAINS = 8
 SECRETS = {"users": b"0123456789abcdef0123456789abcdef"}
 """As `Project` puts it into the environment of the commands."""
 
@@ -278,13 +279,14 @@ class Stage:
 
         Clients settle what they left open; an intent whose own writing stayed open is left to the command.
         """
-        settle_by = time.monotonic() + _DRAIN_SECONDS
-        while self.open_intents():
-            if time.monotonic() < settle_by:
+        for _ in range(_DRAINS):
+            settle_by = time.monotonic() + _DRAIN_SECONDS
+            while time.monotonic() < settle_by:
+                if not self.open_intents():
+                    return
                 time.sleep(0.1)
-            else:
-                self.project.run("apply").ended(0)
-                waited_for("an empty journal", lambda: not self.open_intents(), _DRAIN_SECONDS)
+            self.project.run("apply").ended(0)
+        assert not self.open_intents(), f"the journal was not empty after {_DRAINS} commands"
 
     def open_intents(self) -> int:
         """Return how many intents of this migration are not settled; those of killed clients stay longer."""

@@ -82,7 +82,7 @@ def given_up_is_over() -> Any:
     """Settle the intents of a client that was given up once, and forget them: as if nothing of it could be
     sent any more."""
 
-    async def not_heard_of(_run: object) -> None:
+    async def not_heard_of(*_: object) -> None:
         return
 
     stack = _everywhere("rekey.runner.intents", "heard_of_until", not_heard_of)
