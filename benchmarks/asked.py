@@ -22,7 +22,7 @@ from benchmarks.shape import Shape
 from benchmarks.stub import ACCOUNT_RATE, PARTITION_RATE
 from benchmarks.stub_work import DECLARED, mapping_of
 from benchmarks.stubbed import work
-from rekey.mapper import Mapper
+from rekey.declaration.mapper import Mapper
 from rekey.model import EntityKey
 from rekey.tables.base import MAX_BATCH_OPERATIONS, MAX_PAGE_ROWS
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rekey import Migration, Target, keys, props
-from rekey.backfill.packing import pack
-from rekey.concurrency import for_each
+from rekey.copy.packing import pack
+from rekey.core.concurrency import for_each
 from rekey.model import Row
 from rekey.rehearse.azurite import Azurite
 from rekey.tables.azure import AzureTableService

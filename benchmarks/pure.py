@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 
 from benchmarks.project import SECRET, USERS, rows
-from rekey.mapper import Mapper
+from rekey.declaration.mapper import Mapper
 from rekey.model import Row
-from rekey.reconcile.digest import digester
 from rekey.tables.base import Operation, Verb
 from rekey.tables.wire import Encoder, batch_body, decode_rows, encode_row
+from rekey.verify.digest import digester
 
 
 def per_cpu_second(work: Callable[[], object], count: int) -> int:

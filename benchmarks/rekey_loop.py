@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.project import SCRIPT_ID
-from rekey.config import load_config
+from rekey.declaration.scripts import load_scripts
 from rekey.phases import Phase
+from rekey.project.config import load_config
 from rekey.runner.phases.backfill import copy_rows
 from rekey.runner.session import Session
-from rekey.scripts import load_scripts
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from azure.core.credentials import AzureNamedKeyCredential
 from azure.data.tables import TableClient, TableServiceClient
 
-from rekey.crockford import encode
+from rekey.core.crockford import encode
 
 _PAGE = 1000
 _BATCH = 100

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 
 from benchmarks.project import PARTITIONS, SECRET, USERS
-from rekey.mapper import Mapper
+from rekey.declaration.mapper import Mapper
 from rekey.model import PARTITION_KEY, ROW_KEY, Row
 
 _STAMP = "2024-01-01T00:00:00.0000000Z"

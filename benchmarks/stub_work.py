@@ -26,26 +26,26 @@ from benchmarks.project import SCRIPT_ID, SECRET, USERS
 from benchmarks.sdk_loop import mapping_rows, opaque, write
 from benchmarks.stub import ACCOUNT, KEY
 from rekey import Migration, Target, keys, props
-from rekey.backfill.copier import Copier
-from rekey.backfill.engine import copy_segments
-from rekey.backfill.held import Write
-from rekey.backfill.reading import window_of
-from rekey.backfill.throttle import Throttle
-from rekey.backfill.window import CopyWindow
-from rekey.bounds import Limits
-from rekey.dualwrite.propagate import Propagator
-from rekey.inspection.inspect import inspect_table
-from rekey.mapper import Mapper
+from rekey.copy.batch_buffer import Write
+from rekey.copy.engine import copy_segments
+from rekey.copy.map import Copier
+from rekey.copy.scan import window_of
+from rekey.copy.throttle import Throttle
+from rekey.copy.window import CopyWindow
+from rekey.declaration.mapper import Mapper
+from rekey.inspect.inspect import inspect_table
 from rekey.mapping.ids import SafeIds
 from rekey.mapping.rows import MAPPING_TABLE, MappingRows
 from rekey.mapping.sealing import Sealer, new_data_key
 from rekey.mapping.store import MappingStore
 from rekey.model import EVERYTHING, EntityKey
-from rekey.reconcile.context import ReconcileContext
-from rekey.reconcile.full import full
+from rekey.project.bounds import Limits
+from rekey.protocol.propagate import Propagator
 from rekey.state.store import State
 from rekey.tables.azure import AzureTableService
 from rekey.tables.credentials import SharedKey
+from rekey.verify.context import ReconcileContext
+from rekey.verify.full import full
 
 _PURPOSE = "backfill"
 DECLARED = {

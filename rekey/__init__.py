@@ -10,13 +10,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from rekey import keys, props, query
-from rekey.declaration import Index, Migration, Target
+from rekey.declaration import keys, props, query
+from rekey.declaration.migration import Index, Migration, Target
 
 if TYPE_CHECKING:
-    from rekey.dualwrite.reading import LeaseSettings
-    from rekey.dualwrite.sdk.client_sync import DualWriteTableClient
-    from rekey.dualwrite.sdk.errors import DualWriteRefused
+    from rekey.client.reading import LeaseSettings
+    from rekey.client.sdk.client_sync import DualWriteTableClient
+    from rekey.client.sdk.errors import DualWriteRefused
 
 __all__ = [
     "DualWriteRefused",
@@ -31,9 +31,9 @@ __all__ = [
 ]
 
 _LATER = {
-    "DualWriteRefused": "rekey.dualwrite.sdk.errors",
-    "DualWriteTableClient": "rekey.dualwrite.sdk.client_sync",
-    "LeaseSettings": "rekey.dualwrite.reading",
+    "DualWriteRefused": "rekey.client.sdk.errors",
+    "DualWriteTableClient": "rekey.client.sdk.client_sync",
+    "LeaseSettings": "rekey.client.reading",
 }
 
 

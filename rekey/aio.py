@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from rekey.dualwrite.sdk.client_async import DualWriteTableClient
+from rekey.client.sdk.client_async import DualWriteTableClient
 
 __all__ = ["DualWriteTableClient"]

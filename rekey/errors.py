@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from rekey.visible import one_line
+from rekey.core.visible import one_line
 
 
 class ExitCode(IntEnum):

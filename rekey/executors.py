@@ -61,7 +61,7 @@ _logging = ExitStack()
 
 def _begin_process() -> None:
     """Make a worker process leave signals of the terminal to the runner, end with it, and log as it does."""
-    from rekey.cli.logs import configured
+    from rekey.core.logs import configured
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
@@ -69,7 +69,7 @@ def _begin_process() -> None:
         threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
     _logging.enter_context(configured())
     try:
-        importlib.import_module("rekey.spread.work")
+        importlib.import_module("rekey.copy.workers.work")
     except Exception as error:  # noqa: BLE001 - whatever it is: the runner is told that this process ended
         _LOG.error("a worker cannot import rekey (%s)", type(error).__name__)
         os._exit(1)

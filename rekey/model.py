@@ -40,7 +40,7 @@ class EntityKey(NamedTuple):
 
 
 LAST_ROW = "\uffff" * 1024
-"""Where a partition ends: no RowKey sorts behind it (512 or 1,024 units at most, see `rekey.limits`)."""
+"""Where a partition ends: no RowKey sorts behind it (512 or 1,024 units at most, see `rekey.core.limits`)."""
 
 _make = tuple.__new__
 

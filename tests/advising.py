@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from rekey import Index, Migration, Target, keys, props
-from rekey.advice.advise import advise
-from rekey.advice.facts import Advice, Facts
-from rekey.advice.gather import Gatherer
-from rekey.keys import Expression
-from rekey.mapper import Mapper
+from rekey.declaration.keys import Expression
+from rekey.declaration.mapper import Mapper
+from rekey.inspect.inventory import Inventory
+from rekey.inspect.sampling import RowEstimate
 from rekey.model import Row, key_of
-from rekey.planner.inventory import Inventory
-from rekey.planner.result import TableFill
-from rekey.planner.sampling import RowEstimate
+from rekey.plan.advice.advise import advise
+from rekey.plan.advice.facts import Advice, Facts
+from rekey.plan.advice.gather import Gatherer
+from rekey.plan.result import TableFill
 from tests.worlds import SECRET
 
 OLD_KEYS = [props.copy("PartitionKey", to="OldPartitionKey"), props.copy("RowKey", to="OldRowKey")]

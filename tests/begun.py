@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rekey import Migration
-from rekey.declaration import Declared, required_secrets
-from rekey.dualwrite.control import ControlRow, ControlStore
+from rekey.declaration.migration import Declared, required_secrets
 from rekey.mapping.ids import new_key
 from rekey.mapping.keyring import Keyring
 from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE
 from rekey.mapping.wrapping import LocalWrappingKey
 from rekey.phases import ControlPhase
-from rekey.secrets_source import fingerprint
+from rekey.project.secrets_source import fingerprint
+from rekey.protocol.control import ControlRow, ControlStore
 from rekey.tables.base import TableService
 
 WRAPPING_KEY = b"9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"

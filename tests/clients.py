@@ -16,8 +16,8 @@ from azure.data.tables.aio import TableClient as AsyncTableClient
 
 from rekey import DualWriteTableClient
 from rekey.aio import DualWriteTableClient as AsyncDualWriteTableClient
-from rekey.declaration import Declared
-from rekey.dualwrite.reading import LeaseSettings
+from rekey.client.reading import LeaseSettings
+from rekey.declaration.migration import Declared
 from rekey.rehearse.azurite import Azurite, AzuriteAccount
 from tests.begun import WRAPPING_KEY
 

@@ -15,26 +15,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rekey.concurrency import cancel
-from rekey.dualwrite.control import ControlRow, ControlStore
-from rekey.dualwrite.counters import Counters
-from rekey.dualwrite.lease import ClientLease
-from rekey.dualwrite.propagate import Propagator
-from rekey.dualwrite.reading import ClientFacts, LeaseSettings
-from rekey.dualwrite.rules import View
-from rekey.dualwrite.writer import Writer
+from rekey.client.counters import Counters
+from rekey.client.lease import ClientLease
+from rekey.client.reading import ClientFacts, LeaseSettings
+from rekey.client.writer import Writer
+from rekey.core.clock import TICKS_PER_SECOND
+from rekey.core.concurrency import cancel
+from rekey.declaration.mapper import Mapper
 from rekey.errors import RowRefused, ServiceError, WritesRefused
-from rekey.mapper import Mapper
 from rekey.mapping.rows import JOURNAL_TABLE
+from rekey.migration.opening import fingerprints_of
 from rekey.model import EntityKey, Row
-from rekey.opening import fingerprints_of
 from rekey.phases import ControlPhase, Phase
-from rekey.runner import moves
-from rekey.runner.moves import Mode
+from rekey.protocol.control import ControlRow, ControlStore
+from rekey.protocol.propagate import Propagator
+from rekey.protocol.rules import View
+from rekey.runner import commands as moves
+from rekey.runner.commands import Mode
 from rekey.runner.run import Options
 from rekey.runner.session import Session
 from rekey.tables.base import Operation, Verb
-from rekey.tables.clock import TICKS_PER_SECOND
 from rekey.tables.faults import Call
 from tests.declared import under_writes
 from tests.evidence import prove

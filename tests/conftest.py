@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from rekey.core.clock import FakeClock
 from rekey.rehearse.azurite import Azurite, AzuriteAccount
 from rekey.tables.azure import AzureTableService
-from rekey.tables.clock import FakeClock
 from rekey.tables.credentials import SharedKey
 from rekey.tables.memory import MemoryTableService
 

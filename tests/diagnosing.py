@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from rekey.core.clock import TICKS_PER_SECOND, ticks_of
 from rekey.doctor.examine import examine
 from rekey.doctor.finding import Finding
 from rekey.doctor.observed import (
@@ -23,7 +24,6 @@ from rekey.doctor.observed import (
     VersionsSeen,
     Writing,
 )
-from rekey.tables.clock import TICKS_PER_SECOND, ticks_of
 from rekey.tables.probe import Heard
 
 NOW = ticks_of("2024-06-01T12:00:00Z")

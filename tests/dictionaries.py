@@ -12,7 +12,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator
 
-from rekey import crockford
+from rekey.core import crockford
 
 BITS = 60
 PLAIN: tuple[Callable[[bytes], bytes], ...] = (

@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from rekey.config import AZURITE_ACCOUNT, AZURITE_KEY
+from rekey.project.config import AZURITE_ACCOUNT, AZURITE_KEY
 from rekey.rehearse.azurite import Azurite
 
 ROOT = Path(__file__).parent.parent

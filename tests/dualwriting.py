@@ -8,17 +8,17 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 from rekey import Index, Migration, Target, keys, props
-from rekey.dualwrite.counters import Counters
-from rekey.dualwrite.journal import Journal
-from rekey.dualwrite.permits import Permit
-from rekey.dualwrite.propagate import Propagator
-from rekey.dualwrite.reverse import ReversePropagator
-from rekey.dualwrite.rules import View
-from rekey.dualwrite.sweeper import Company, Sweeper, Swept
-from rekey.dualwrite.writer import Writer
+from rekey.client.counters import Counters
+from rekey.client.writer import Writer
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase
+from rekey.protocol.journal import Journal
+from rekey.protocol.permits import Permit
+from rekey.protocol.propagate import Propagator
+from rekey.protocol.reverse import ReversePropagator
+from rekey.protocol.rules import View
+from rekey.protocol.sweeper import Company, Sweeper, Swept
 from rekey.tables.base import Operation, Verb
 from rekey.tables.memory import MemoryTableService
 from tests.worlds import SCRIPT, World, go_on

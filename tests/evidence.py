@@ -14,14 +14,14 @@ import bagit
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from rekey.config import Config
-from rekey.declaration import Declared
+from rekey.declaration.migration import Declared
 from rekey.evidence import bag, contents, keyfiles, note, statement
 from rekey.evidence.checkpoints import checkpoint_over
 from rekey.evidence.export import export, record_verified
 from rekey.evidence.keys import Ed25519Signer, PublicKey, Signer
 from rekey.evidence.verify import Trusted, Verdict, verify
 from rekey.model import Row
+from rekey.project.config import Config
 from rekey.state.store import State
 from tests.commands import Commands
 

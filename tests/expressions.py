@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from rekey.declaration.keys import Expression
+from rekey.declaration.keys.base import Scope
 from rekey.errors import RowRefused
-from rekey.keys import Expression
-from rekey.keys.base import Scope
 from rekey.model import Row
 
 IDS_SECRET = b"0123456789abcdef"

@@ -15,9 +15,9 @@ from datetime import UTC, datetime
 
 from faker import Faker
 
-from rekey.inspection.shapes import Shape
-from rekey.keys.moments import MAX_TICKS
-from rekey.limits import key_fault
+from rekey.core.limits import key_fault
+from rekey.declaration.keys.moments import MAX_TICKS
+from rekey.inspect.shapes import Shape
 
 LOCALES = (
     *("en_US", "en_GB", "de_DE", "fr_FR", "es_ES", "it_IT", "pl_PL", "pt_BR"),

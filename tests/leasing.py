@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from rekey.dualwrite.control import ControlRow, ControlStore
-from rekey.dualwrite.lease import ClientLease
-from rekey.dualwrite.reading import ClientFacts
-from rekey.dualwrite.registry import ClientRow, Registry
+from rekey.client.lease import ClientLease
+from rekey.client.reading import ClientFacts
 from rekey.errors import WritesRefused
 from rekey.phases import ControlPhase
+from rekey.protocol.control import ControlRow, ControlStore
+from rekey.protocol.registry import ClientRow, Registry
 from rekey.tables.faults import Call, Fault, FaultKind
 from rekey.tables.memory import MemoryTableService
 from tests.scenarios.test_lease import HandClock

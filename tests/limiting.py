@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 
 from benchmarks.stub import Bucket
-from rekey.tables.clock import TICKS_PER_SECOND, Clock
+from rekey.core.clock import TICKS_PER_SECOND, Clock
 from rekey.tables.faults import Call, Fault, FaultKind
 from tests.faultproxy import Answered, Asked, FaultProxy, error_answer
 

@@ -8,16 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rekey.declaration import Declared, Migration
-from rekey.mapper import Mapper
+from rekey.core.clock import FakeClock
+from rekey.declaration.mapper import Mapper
+from rekey.declaration.migration import Declared, Migration
+from rekey.inspect.inventory import SampleSize
 from rekey.mapping.ids import SafeIds
 from rekey.model import PARTITION_KEY, EntityKey, Row
-from rekey.planner.inventory import SampleSize
-from rekey.planner.plan import make_plan
-from rekey.planner.result import MigrationPlan
-from rekey.planner.subject import PlanOptions, Subject
+from rekey.plan.plan import make_plan
+from rekey.plan.result import MigrationPlan
+from rekey.plan.subject import PlanOptions, Subject
 from rekey.tables.base import Operation, TableService, Verb
-from rekey.tables.clock import FakeClock
 from tests.worlds import SECRET
 
 IDS = SafeIds(bytes(range(32)))

@@ -8,19 +8,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rekey.config import Config, load_config
-from rekey.declaration import Declared
-from rekey.dualwrite.control import ControlStore
-from rekey.dualwrite.journal import Journal
-from rekey.mapping.opening import wrapping_for
+from rekey.core.clock import Clock, FakeClock
+from rekey.declaration.migration import Declared
+from rekey.declaration.scripts import load_scripts
 from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE
 from rekey.mapping.store import MappingStore, open_mapping
+from rekey.migration.wrapping import wrapping_for
 from rekey.model import Row
+from rekey.project.config import Config, load_config
+from rekey.protocol.control import ControlStore
+from rekey.protocol.journal import Journal
 from rekey.runner.run import Options, StopFlag
 from rekey.runner.session import Session
-from rekey.scripts import load_scripts
 from rekey.tables.base import Accounts
-from rekey.tables.clock import Clock, FakeClock
 from rekey.tables.memory import MemoryTableService
 from tests.declared import POSTS, USERS, named
 

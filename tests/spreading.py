@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from rekey.spread.work import close_host, host, work
+from rekey.copy.workers.work import close_host, host, work
 from rekey.tables import tally
 from rekey.tables.base import Accounts
 from rekey.tables.memory import MemoryTableService

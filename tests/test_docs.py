@@ -17,16 +17,16 @@ import pytest
 
 from docs.pictures import draw_phases
 from rekey import Index, Migration, Target, keys, props
-from rekey.advice.catalogue import CODES
 from rekey.cli.main import rekey
-from rekey.config import EvidenceKey, load_config
-from rekey.declaration import CAPTURES
-from rekey.default_config import DEFAULT_CONFIG
+from rekey.declaration.catalogue import CODES
+from rekey.declaration.migration import CAPTURES
+from rekey.declaration.requirements import LOADS
 from rekey.errors import ExitCode
-from rekey.needs import LOADS
 from rekey.phases import ORDER, ControlPhase
-from rekey.planner import problems
-from rekey.reconcile.divergence import Kind
+from rekey.plan import problems
+from rekey.project.config import EvidenceKey, load_config
+from rekey.project.default_config import DEFAULT_CONFIG
+from rekey.verify.divergence import Kind
 from tests.documents import ROOT, blocks, documents
 
 README = (ROOT / "README.md").read_text("utf-8")

@@ -26,7 +26,7 @@ TERMINAL = "rekey/cli/shell.py"
 """Who writes to the terminal, and spells controls out on the way: everybody else asks its `Shell` to, returns
 values, or tells a `Progress`."""
 PAST_THE_EDGE = {"print", "click.echo", "click.secho", "click.echo_via_pager", "os.write"}
-BYTES_OF_OURS = {"rekey/cli/signals.py", "rekey/runner/filelock.py"}
+BYTES_OF_OURS = {"rekey/cli/signals.py", "rekey/state/filelock.py"}
 """A signal handler may only write a constant; the lock writes its own file."""
 STREAMS = {
     *("sys.stdout", "sys.stderr", "sys.__stdout__", "sys.__stderr__"),
@@ -35,14 +35,14 @@ STREAMS = {
 
 PURE = {
     "advice",
-    "backfill.pace",
-    "backfill.packing",
-    "carry",
-    "carry_steps",
-    "casts",
-    "crockford",
-    "macs",
-    "declaration",
+    "copy.pace",
+    "copy.packing",
+    "declaration.property_mapping",
+    "declaration.property_steps",
+    "declaration.casts",
+    "core.crockford",
+    "core.macs",
+    "declaration.migration",
     "doctor.access",
     "doctor.accounts",
     "doctor.clock",
@@ -57,29 +57,29 @@ PURE = {
     "doctor.state",
     "doctor.store",
     "doctor.versions",
-    "dualwrite.inverse",
-    "dualwrite.operations",
-    "dualwrite.replicas",
-    "dualwrite.rules",
-    "edm",
+    "protocol.inverse",
+    "protocol.operations",
+    "protocol.replicas",
+    "protocol.rules",
+    "core.edm",
     "errors",
     "evidence.keys",
     "evidence.merkle",
     "evidence.note",
     "evidence.statement",
-    "inspection.checksums",
-    "inspection.columns",
-    "inspection.confidence",
-    "inspection.order",
-    "inspection.partitions",
-    "inspection.profile",
-    "inspection.render",
-    "inspection.report",
-    "inspection.schemas",
-    "inspection.shapes",
-    "keys",
-    "limits",
-    "mapper",
+    "inspect.checksums",
+    "inspect.columns",
+    "inspect.confidence",
+    "inspect.order",
+    "inspect.partitions",
+    "inspect.profile",
+    "inspect.render",
+    "inspect.report",
+    "inspect.schemas",
+    "inspect.shapes",
+    "declaration.keys",
+    "core.limits",
+    "declaration.mapper",
     "mapping.cursors",
     "mapping.ids",
     "mapping.retention",
@@ -88,31 +88,31 @@ PURE = {
     "mapping.tombstones",
     "mapping.wrapping",
     "model",
-    "needs",
+    "declaration.requirements",
     "pages",
     "phases",
-    "planner.as_json",
-    "planner.compare",
-    "planner.estimate",
-    "planner.page",
-    "planner.portrait",
-    "planner.problems",
-    "planner.render",
-    "planner.requests",
-    "planner.result",
-    "planner.tally",
-    "prices",
-    "props",
-    "query",
-    "reconcile.confidence",
-    "reconcile.digest",
-    "reconcile.divergence",
-    "reconcile.render",
-    "reconcile.report",
-    "reconcile.sums",
-    "runner.align",
-    "spread.tasks",
-    "sections",
+    "plan.as_json",
+    "plan.compare",
+    "plan.estimate",
+    "plan.page",
+    "plan.portrait",
+    "plan.problems",
+    "plan.render",
+    "plan.requests",
+    "plan.result",
+    "inspect.tally",
+    "project.prices",
+    "declaration.props",
+    "declaration.query",
+    "verify.confidence",
+    "verify.digest",
+    "verify.divergence",
+    "verify.render",
+    "verify.report",
+    "verify.sums",
+    "state.align",
+    "copy.workers.tasks",
+    "project.sections",
     "state.keytexts",
     "stress.render",
     "stress.report",
@@ -124,11 +124,11 @@ PURE = {
     "tables.sent",
     "tables.settle",
     "tables.wire",
-    "visible",
+    "core.visible",
 }
 """Modules (a package stands for all of its modules) that take values and return values."""
 
-VALUES = {"planner.inventory", "tables.base", "tables.clock", "tables.probe"}
+VALUES = {"inspect.inventory", "tables.base", "core.clock", "tables.probe"}
 """Modules that pure ones may take values and types from, although they stand beside I/O."""
 
 IO_MODULES = {
@@ -154,7 +154,7 @@ IO_MODULES = {
 }
 
 AZURE_SPEAKERS = (
-    *("rekey/tables/", "rekey/secrets_source.py", "rekey/keyvault.py"),
+    *("rekey/tables/", "rekey/project/secrets_source.py", "rekey/project/keyvault.py"),
     *("rekey/evidence/keyvault.py", "rekey/mapping/vault.py"),
 )
 AZURE_WITNESSES = ("rekey/rehearse/",)
@@ -168,7 +168,7 @@ LAYERS: dict[str, set[str]] = {
     "dualwrite": {"backfill", "delta", "reconcile", "planner", "runner", "cli"},
     "backfill": {"delta", "reconcile", "planner", "runner", "cli"},
     "delta": {"reconcile", "planner", "runner", "cli"},
-    "reconcile": {"backfill", "delta", "planner", "runner", "cli", "state", "config", "spread"},
+    "reconcile": {"backfill", "delta", "planner", "runner", "cli", "state", "project.config", "spread"},
     "inspection": {"backfill", "delta", "dualwrite", "reconcile", "runner", "cli", "state"},
     "planner": {"runner", "cli", "state", "reconcile", "delta", "dualwrite"},
     "state": {"tables", "backfill", "delta", "dualwrite", "mapping", "reconcile", "planner", "cli"},
@@ -298,7 +298,7 @@ def test_pages_escape_by_the_one_function_that_spells_controls_out() -> None:
         for path in python_files("rekey")
         if any(among(name, {"html", "xml.sax.saxutils"}) for name in imports_of(path))
     }
-    assert escaping == {"rekey/pages/page.py"}
+    assert escaping == {"rekey/present/page.py"}
 
 
 def test_pure_modules_import_no_i_o() -> None:
@@ -357,7 +357,7 @@ def test_the_state_file_is_spoken_to_in_the_state_package_only() -> None:
         for path in python_files("rekey")
         if any(among(name, {"sqlite3", "sqlalchemy", "yoyo"}) for name in imports_of(path))
     }
-    assert {name for name in speakers if not name.startswith("rekey/state/")} <= {"rekey/runner/ledger.py"}
+    assert {name for name in speakers if not name.startswith("rekey/state/")} <= {"rekey/state/ledger.py"}
 
 
 @pytest.mark.parametrize("package", sorted(LAYERS))

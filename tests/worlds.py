@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from rekey import Index, Migration, Target, keys, props
-from rekey.backfill.copier import Copier
-from rekey.backfill.reading import WindowSize
-from rekey.dualwrite.propagate import Propagator
-from rekey.mapper import Mapper
+from rekey.copy.map import Copier
+from rekey.copy.scan import WindowSize
+from rekey.declaration.mapper import Mapper
 from rekey.mapping.ids import SafeIds
 from rekey.mapping.rows import MAPPING_TABLE, MappingRows
 from rekey.mapping.store import MappingStore
 from rekey.model import EntityKey, Row, content_of, key_of
+from rekey.protocol.propagate import Propagator
 from rekey.tables.memory import MemoryTable, MemoryTableService
 
 SCRIPT = "0001_users"

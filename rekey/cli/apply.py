@@ -24,13 +24,13 @@ from rekey.errors import ExitCode, Findings, GateClosed
 from rekey.phases import GATED, Phase
 
 if TYPE_CHECKING:
-    from rekey.declaration import Declared
-    from rekey.planner.planfile import PlanFile
-    from rekey.runner.facts import Wait
-    from rekey.runner.moves import Applied
+    from rekey.declaration.migration import Declared
+    from rekey.plan.planfile import PlanFile
+    from rekey.runner.commands import Applied
     from rekey.runner.session import Session
-    from rekey.runner.status import Status
     from rekey.state.models import PhaseRun
+    from rekey.status.facts import Wait
+    from rekey.status.status import Status
 
 _GOALS = [phase for phase in Phase if phase is not Phase.RETIRE]
 
@@ -150,10 +150,10 @@ def _chosen(project: Project, names: Sequence[str], goal: Phase | None) -> list[
 
 def _hold_to_plan(session: Session, chosen: Sequence[Declared], path: Path) -> None:
     """Refuse when what is there is not what was planned. Only migrations that are not begun are asked."""
-    from rekey.advice.service import is_cosmos
-    from rekey.planner.plan import take_basis
-    from rekey.planner.planfile import check_plan, read_plan
-    from rekey.planner.subject import PlanOptions
+    from rekey.plan.advice.service import is_cosmos
+    from rekey.plan.plan import take_basis
+    from rekey.plan.planfile import check_plan, read_plan
+    from rekey.plan.subject import PlanOptions
 
     file: PlanFile = read_plan(path)
     if file.errors:
@@ -177,10 +177,10 @@ def _hold_to_plan(session: Session, chosen: Sequence[Declared], path: Path) -> N
 def _apply_one(
     session: Session, result: _Result, goal: Phase | None, *, named: bool, check_rows: bool
 ) -> None:
-    from rekey.runner import moves
-    from rekey.runner.facts import waits
-    from rekey.runner.status import judge
-    from rekey.runner.watching import look_at
+    from rekey.runner import commands as moves
+    from rekey.status.facts import waits
+    from rekey.status.reader import look_at
+    from rekey.status.status import judge
 
     declared, state = result.declared, session.state
     result.waits = waits(declared, session.scripts, state.ledger_ids())

@@ -21,9 +21,9 @@ import click
 from rekey.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from rekey.config import Config
     from rekey.mapping.lookup import Query
     from rekey.model import EntityKey
+    from rekey.project.config import Config
 
 _TELLING = 6
 """A part of a key that is at least so long must not stand in a reason."""

@@ -20,6 +20,7 @@ import click
 from rekey.cli.project import open_project
 from rekey.cli.shell import Shell, command
 from rekey.cli.vouching import exporter, keys_for, refuse_within
+from rekey.core.visible import one_line
 from rekey.errors import (
     ConfigurationError,
     ExitCode,
@@ -30,12 +31,11 @@ from rekey.errors import (
     StateUnusable,
 )
 from rekey.phases import Phase
-from rekey.visible import one_line
 
 if TYPE_CHECKING:
+    from rekey.declaration.mapper import Mapper
     from rekey.evidence.recompute import Compared
     from rekey.evidence.verify import Verdict
-    from rekey.mapper import Mapper
 
 KEY_FILE = "evidence.pem"
 
@@ -269,8 +269,8 @@ async def _recompute(
     endpoint: str | None,
     key_env: str | None,
 ) -> list[Compared]:
-    from rekey.config import load_config, reading
     from rekey.evidence.recompute import recompute as compute
+    from rekey.project.config import load_config, reading
 
     config = load_config(shell.config_path) if endpoint is None else reading(endpoint, key_env)
     accounts = shell.connect(config)
@@ -282,8 +282,8 @@ async def _recompute(
 
 def _mapper(shell: Shell, verdict: Verdict) -> Mapper:
     """Return the mapping of the script that the bundle is about."""
-    from rekey.mapper import Mapper
-    from rekey.opening import secrets_of
+    from rekey.declaration.mapper import Mapper
+    from rekey.migration.opening import secrets_of
 
     project = open_project(shell)
     declared = project.choose(verdict.predicate["script_id"])

@@ -15,7 +15,7 @@ import click
 
 from rekey.cli.shell import Shell, command
 from rekey.errors import ConfigurationError, ExitCode
-from rekey.privatefiles import write_private
+from rekey.project.privatefiles import write_private
 
 IGNORED = (".rekey/", "sealing.key")
 WRAPPING_KEY = "sealing.key"
@@ -30,7 +30,7 @@ def init(shell: Shell, folder: Path) -> ExitCode:
     Writes the configuration with its defaults explained, a folder for migration scripts, the key that seals
     old keys, and entries in .gitignore for that key and rekey's state. Overwrites nothing.
     """
-    from rekey.default_config import DEFAULT_CONFIG
+    from rekey.project.default_config import DEFAULT_CONFIG
 
     config = folder / shell.config_path
     migrations = config.parent / "migrations"

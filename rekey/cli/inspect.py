@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 import click
 
 from rekey.cli.shell import Shell, command
+from rekey.core.limits import TABLE_NAME_CURE, table_name_problem
 from rekey.errors import ConfigurationError, ExitCode, TableMissing
-from rekey.limits import TABLE_NAME_CURE, table_name_problem
 
 if TYPE_CHECKING:
-    from rekey.advice.facts import Facts
-    from rekey.inspection.report import Inspection
+    from rekey.inspect.report import Inspection
+    from rekey.plan.advice.facts import Facts
 
 
 @command("inspect", example="rekey inspect Users\nrekey inspect Users --exact --json")
@@ -36,10 +36,10 @@ def inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> ExitCode:
     dates, card numbers and the like), whether new rows go to one end, properties and their types, and advice
     on what may hurt one day. The exit code is 0 whatever the advice says.
     """
-    from rekey.advice.advise import advise
-    from rekey.advice.render import advice_lines
-    from rekey.inspection.render import inspection_text
-    from rekey.planner.as_json import advice_json
+    from rekey.inspect.render import inspection_text
+    from rekey.plan.advice.advise import advise
+    from rekey.plan.advice.render import advice_lines
+    from rekey.plan.as_json import advice_json
 
     problem = table_name_problem(table)
     if problem is not None:
@@ -55,10 +55,10 @@ def inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> ExitCode:
 
 
 async def _inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> tuple[Inspection, Facts]:
-    from rekey.advice.gather import facts_of_profile
-    from rekey.advice.service import is_cosmos
-    from rekey.config import load_config
-    from rekey.inspection.inspect import inspect_table
+    from rekey.inspect.inspect import inspect_table
+    from rekey.plan.advice.gather import facts_of_profile
+    from rekey.plan.advice.service import is_cosmos
+    from rekey.project.config import load_config
 
     config = load_config(shell.config_path)
     accounts = shell.connect(config)

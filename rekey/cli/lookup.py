@@ -35,13 +35,13 @@ from rekey.errors import (
     StateUnusable,
 )
 from rekey.phases import Phase
-from rekey.privatefiles import write_private
+from rekey.project.privatefiles import write_private
 
 if TYPE_CHECKING:
-    from rekey.declaration import Declared
+    from rekey.declaration.migration import Declared
     from rekey.mapping.lookup import Found, Gone, Met, Query
     from rekey.model import EntityKey
-    from rekey.runner.erasures import Erasures
+    from rekey.state.erasures import Erasures
     from rekey.tables.base import Accounts
 
 EVENT = "lookup"
@@ -90,10 +90,10 @@ async def _look(
     shell: Shell, project: Project, declared: Declared, queries: Sequence[Query], reason: str, bulk: bool
 ) -> list[tuple[Met, list[Found | Gone]]]:
     """Return what the questions mean and what was found; recorded before a row is opened."""
-    from rekey.dualwrite.control import ControlStore
     from rekey.mapping.lookup import Found, Lookup
-    from rekey.mapping.opening import wrapping_for
-    from rekey.opening import mapping_of
+    from rekey.migration.opening import mapping_of
+    from rekey.migration.wrapping import wrapping_for
+    from rekey.protocol.control import ControlStore
 
     sealed = declared.migration.is_sealed
     wrapping = wrapping_for(project.config, declared.migration)
@@ -136,7 +136,7 @@ def _record(shell: Shell, project: Project, declared: Declared, details: dict[st
         Refused: there were too many in the last minute.
         StateUnusable, Locked, MachineFailed: it cannot be recorded, and the mapping is sealed.
     """
-    from rekey.runner.erasures import Erasures, erasures
+    from rekey.state.erasures import Erasures, erasures
     from rekey.state.store import State
 
     most = project.config.lookup.per_minute

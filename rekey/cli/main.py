@@ -15,7 +15,7 @@ from contextlib import redirect_stderr, redirect_stdout
 
 import click
 
-from rekey.cli import logs, signals
+from rekey.cli import signals
 from rekey.cli.apply import apply
 from rekey.cli.doctor import doctor
 from rekey.cli.evidence import evidence
@@ -33,7 +33,8 @@ from rekey.cli.status import status
 from rekey.cli.steer import pause, resume, throttle
 from rekey.cli.stress import stress
 from rekey.cli.verify import verify
-from rekey.distribution import installed_version
+from rekey.core import logs
+from rekey.core.distribution import installed_version
 from rekey.errors import ExitCode, RekeyError
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import click
 
 from rekey.cli.shell import Shell, command
+from rekey.core.limits import TABLE_NAME_CURE, table_name_problem
 from rekey.errors import ConfigurationError, DeclarationError, ExitCode
-from rekey.limits import TABLE_NAME_CURE, table_name_problem
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
 _NUMBER = re.compile(r"(\d+)_")
@@ -71,7 +71,7 @@ def new(
 
     NAME is letters, digits, _ and -, and begins with a letter; its number is put before it.
     """
-    from rekey.config import load_config
+    from rekey.project.config import load_config
 
     if _NAME.fullmatch(name) is None:
         raise click.UsageError(
@@ -130,7 +130,7 @@ def _next_number(ids: list[str]) -> int:
 
 def _write(folder: Path, script_id: str, text: str) -> Path:
     """Write the script, and take it away again if it contradicts the others."""
-    from rekey.scripts import load_scripts
+    from rekey.declaration.scripts import load_scripts
 
     path = folder / f"{script_id}.py"
     try:

@@ -25,9 +25,9 @@ from rekey.errors import ExitCode
 from rekey.phases import Phase
 
 if TYPE_CHECKING:
-    from rekey.config import Config
-    from rekey.declaration import Declared
-    from rekey.planner.result import Plan
+    from rekey.declaration.migration import Declared
+    from rekey.plan.result import Plan
+    from rekey.project.config import Config
 
 
 @command(
@@ -75,10 +75,10 @@ def plan(
     what will be refused. A SCRIPT is an id, a beginning of it, or a path; without one all migrations are
     planned that are not complete. Exit code 1 when something would be refused.
     """
-    from rekey.planner.as_json import plan_json
-    from rekey.planner.page import plan_page
-    from rekey.planner.planfile import write_output, write_plan
-    from rekey.planner.render import plan_text
+    from rekey.plan.as_json import plan_json
+    from rekey.plan.page import plan_page
+    from rekey.plan.planfile import write_output, write_plan
+    from rekey.plan.render import plan_text
 
     how = _How(exact, show_keys, rate)
     if compare:
@@ -119,9 +119,9 @@ def _compare(
     shell: Shell, scripts: Sequence[str], how: _How, *, out: Path | None, html: Path | None
 ) -> ExitCode:
     """Put two designs side by side. They need not lie in the folder of migrations."""
-    from rekey.config import load_config
-    from rekey.planner.compare import comparison_json, comparison_page, comparison_text
-    from rekey.planner.planfile import write_output
+    from rekey.plan.compare import comparison_json, comparison_page, comparison_text
+    from rekey.plan.planfile import write_output
+    from rekey.project.config import load_config
 
     if len(scripts) != 2:
         raise click.UsageError("--compare takes two scripts")
@@ -144,14 +144,14 @@ def _compare(
 
 
 def _design(shell: Shell, name: str) -> Declared:
-    from rekey.scripts import load_script
+    from rekey.declaration.scripts import load_script
 
     path = Path(name)
     return load_script(path) if path.is_file() else open_project(shell).choose(name)
 
 
 def _plans_json(made: Plan) -> list[dict[str, Any]]:
-    from rekey.planner.as_json import plan_json
+    from rekey.plan.as_json import plan_json
 
     migrations: list[dict[str, Any]] = plan_json(made, keys=False)["migrations"]
     return migrations
@@ -165,9 +165,9 @@ def _unfinished(project: Project) -> list[Declared]:
 async def _make(
     shell: Shell, config: Config, chosen: Sequence[Declared], how: _How, *, together: bool = False
 ) -> Plan:
-    from rekey.advice.service import is_cosmos
-    from rekey.planner.plan import compare_designs, make_plan
-    from rekey.planner.subject import PlanOptions
+    from rekey.plan.advice.service import is_cosmos
+    from rekey.plan.plan import compare_designs, make_plan
+    from rekey.plan.subject import PlanOptions
     from rekey.state.store import State
 
     limits = config.rates

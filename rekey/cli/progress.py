@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from rekey.progress import Advance, Progress
-from rekey.visible import one_line, visible
+from rekey.core.progress import Advance, Progress
+from rekey.core.visible import one_line, visible
 
 _log = logging.getLogger(__name__)
 Note = Callable[[str], None]

@@ -22,9 +22,9 @@ from rekey.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from rekey.cli.shell import Shell
-    from rekey.config import Config
-    from rekey.declaration import Declared
+    from rekey.declaration.migration import Declared
     from rekey.phases import Phase
+    from rekey.project.config import Config
     from rekey.runner.run import Options
     from rekey.runner.session import Session
 
@@ -79,7 +79,7 @@ class Project:
 
     def applied(self) -> dict[str, list[Phase]]:
         """Return the applied phases of every script, as the state file has them now. Changes nothing."""
-        from rekey.runner.ledger import applied_phases
+        from rekey.state.ledger import applied_phases
         from rekey.state.store import State
 
         with State.open(self.config.state, read_only=True) as state:
@@ -98,8 +98,8 @@ def open_project(shell: Shell, *, need_scripts: bool = True) -> Project:
         ConfigurationError: see `load_config`; or there is no script.
         DeclarationError: a script is wrong.
     """
-    from rekey.config import load_config
-    from rekey.scripts import load_scripts
+    from rekey.declaration.scripts import load_scripts
+    from rekey.project.config import load_config
 
     config = load_config(shell.config_path)
     for doubt in config.warnings():

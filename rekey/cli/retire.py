@@ -24,9 +24,9 @@ from rekey.errors import ExitCode, Findings
 from rekey.phases import Phase
 
 if TYPE_CHECKING:
-    from rekey.declaration import Declared
-    from rekey.runner.erasure import Asked, Done
-    from rekey.runner.expiry import Expired
+    from rekey.declaration.migration import Declared
+    from rekey.runner.erase.erasure import Asked, Done
+    from rekey.runner.erase.expiry import Expired
 
 _NAMED = 20
 
@@ -135,7 +135,7 @@ def _require_confirmed(shell: Shell, declared: Declared, confirm: str | None) ->
 
 
 def _retire_source(shell: Shell, project: Project, script: str | None, table: str | None) -> ExitCode:
-    from rekey.runner import moves
+    from rekey.runner import commands as moves
     from rekey.runner.run import Options
 
     declared = project.the_one(
@@ -176,7 +176,7 @@ def _erase(
     by: str,
     searched: bool,
 ) -> ExitCode:
-    from rekey.runner import erasure
+    from rekey.runner.erase import erasure
 
     with open_session(shell, project) as session:
         asked, done = erasure.erase(
@@ -250,7 +250,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _shred(shell: Shell, project: Project, declared: Declared, cohort: str | None, reason: str) -> ExitCode:
-    from rekey.runner import expiry
+    from rekey.runner.erase import expiry
 
     with open_session(shell, project) as session:
         if cohort is None:
@@ -274,8 +274,8 @@ def _shred(shell: Shell, project: Project, declared: Declared, cohort: str | Non
 
 
 def _expired(declared: Declared, done: Expired) -> list[str]:
+    from rekey.core.clock import format_ticks
     from rekey.mapping.retention import WHOLE
-    from rekey.tables.clock import format_ticks
 
     name = declared.script_id
     lines = []

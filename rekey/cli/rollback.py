@@ -47,10 +47,10 @@ def rollback(
     the source is the authority again. In capture "dual-write" the source is current already: writes wait for
     seconds. After `complete` there is no way back.
     """
-    from rekey.runner import moves
+    from rekey.runner import commands as moves
     from rekey.runner.run import Options
-    from rekey.runner.status import judge
-    from rekey.runner.watching import look_at
+    from rekey.status.reader import look_at
+    from rekey.status.status import judge
 
     project = open_project(shell)
     declared = project.the_one(script, lambda applied: bool(applied) and Phase.COMPLETE not in applied)

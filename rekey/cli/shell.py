@@ -27,15 +27,15 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import click
 
+from rekey.core.visible import visible
 from rekey.errors import ExitCode
-from rekey.visible import visible
 
 if TYPE_CHECKING:
-    from rekey.config import Config
+    from rekey.core.clock import Clock
+    from rekey.core.progress import Progress
     from rekey.doctor.observe_accounts import Ask
-    from rekey.progress import Progress
+    from rekey.project.config import Config
     from rekey.tables.base import Accounts
-    from rekey.tables.clock import Clock
 
 WIDTH = 100
 CONFIG_VARIABLE = "REKEY_CONFIG"
@@ -47,7 +47,7 @@ class Surroundings:
     """The world a command works in; tests give tables in memory and a clock of their own.
 
     Attributes:
-        connect: connects the accounts of a configuration; None: `rekey.opening.connect`.
+        connect: connects the accounts of a configuration; None: `rekey.migration.opening.connect`.
         clock: the machine's clock when None.
         is_terminal: whether somebody can answer a question; None: whether standard input is a terminal.
         ask: sends the single requests of `rekey doctor`; None: `rekey.tables.probe.ask`.
@@ -118,13 +118,13 @@ class Shell:
     @property
     def clock(self) -> Clock:
         """The clock to work with."""
-        from rekey.tables.clock import SystemClock
+        from rekey.core.clock import SystemClock
 
         return self.surroundings.clock or SystemClock()
 
     def connect(self, config: Config) -> Accounts:
         """Connect both accounts. Raises ConfigurationError."""
-        from rekey.opening import connect
+        from rekey.migration.opening import connect
 
         return (self.surroundings.connect or connect)(config)
 

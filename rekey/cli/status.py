@@ -22,9 +22,9 @@ from rekey.errors import ExitCode
 from rekey.phases import ControlPhase
 
 if TYPE_CHECKING:
-    from rekey.declaration import Declared
-    from rekey.runner.status import Client, Status
+    from rekey.declaration.migration import Declared
     from rekey.runner.steering import Steering
+    from rekey.status.status import Client, Status
 
 _CLIENTS = 12
 """How many clients are listed for people."""
@@ -64,9 +64,9 @@ def _said(said: Steering) -> str:
 
 
 async def _look(shell: Shell, project: Project, chosen: Sequence[Declared]) -> list[Status]:
-    from rekey.runner.status import judge
-    from rekey.runner.watching import look_at
     from rekey.state.store import State
+    from rekey.status.reader import look_at
+    from rekey.status.status import judge
 
     accounts = shell.connect(project.config)
     try:
@@ -113,8 +113,8 @@ def _told(shell: Shell, status: Status) -> list[str]:
 
 def _mapping(status: Status) -> list[str]:
     """Return for how long the mapping is kept, and what of it is erased."""
+    from rekey.core.clock import format_ticks
     from rekey.mapping.retention import WHOLE
-    from rekey.tables.clock import format_ticks
 
     facts = status.facts
     erased = [one for one in facts.cohorts if one.erased_on]
@@ -133,7 +133,7 @@ def _mapping(status: Status) -> list[str]:
 
 def _clients(status: Status) -> list[str]:
     """Return the clients, those first that somebody may have to look after."""
-    from rekey.dualwrite.registry import Standing
+    from rekey.protocol.registry import Standing
 
     if status.facts.is_delta or status.facts.unreachable:
         return []
@@ -156,7 +156,7 @@ def _clients(status: Status) -> list[str]:
 
 
 def _client(one: Client) -> str:
-    from rekey.dualwrite.registry import Standing
+    from rekey.protocol.registry import Standing
 
     row = one.row
     said = [f"{row.name}: process {row.pid} on {row.host}, {row.view} view, rekey {row.version}"]

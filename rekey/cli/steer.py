@@ -63,7 +63,7 @@ def throttle(shell: Shell, rate: int | None, partition: int | None, off: bool) -
 
 
 def _say(shell: Shell, change: Callable[[Steering], Steering], *, only_show: bool = False) -> ExitCode:
-    from rekey.config import load_config
+    from rekey.project.config import load_config
     from rekey.runner import steering
 
     config = load_config(shell.config_path)

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 import click
 
 from rekey.cli.shell import Shell, command
+from rekey.core.limits import TABLE_NAME_CURE, table_name_problem
 from rekey.errors import ConfigurationError, ExitCode, Locked, Refused, TableMissing
-from rekey.limits import TABLE_NAME_CURE, table_name_problem
 from rekey.stress.report import Bounds
 
 if TYPE_CHECKING:
-    from rekey.config import Config
-    from rekey.declaration import Declared
-    from rekey.progress import Progress
+    from rekey.core.progress import Progress
+    from rekey.declaration.migration import Declared
+    from rekey.project.config import Config
     from rekey.stress.notes import Notes
     from rekey.stress.report import StressReport
     from rekey.stress.spread import Spread
@@ -102,8 +102,8 @@ def stress(
     Ctrl-C; what a killed test left is removed by the next. Exit code 1: a design carries less than its load=.
     """
     from rekey.cli.project import open_project
-    from rekey.config import load_config
-    from rekey.runner.filelock import FileLock
+    from rekey.project.config import load_config
+    from rekey.state.filelock import FileLock
     from rekey.stress.notes import Notes
     from rekey.stress.render import stress_text
 

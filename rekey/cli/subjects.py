@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from rekey.errors import SecretMissing
 
 if TYPE_CHECKING:
-    from rekey.config import Config
-    from rekey.declaration import Declared
-    from rekey.planner.subject import Subject
+    from rekey.declaration.migration import Declared
+    from rekey.plan.subject import Subject
+    from rekey.project.config import Config
     from rekey.state.store import State
     from rekey.tables.base import Accounts
 
@@ -27,15 +27,15 @@ async def subject_of(config: Config, declared: Declared, accounts: Accounts, sta
     Raises:
         CredentialRefused, EndpointDown, Unavailable: the restricted store could not be asked.
     """
-    from rekey.config import resolve_secret
-    from rekey.declaration import required_secrets
-    from rekey.dualwrite.control import ControlStore
-    from rekey.mapper import Mapper
+    from rekey.declaration.mapper import Mapper
+    from rekey.declaration.migration import required_secrets
     from rekey.mapping.ids import SafeIds, new_key
-    from rekey.mapping.opening import wrapping_for
-    from rekey.opening import fingerprints_of, mapping_of
-    from rekey.planner.problems import Started
-    from rekey.planner.subject import Subject
+    from rekey.migration.opening import fingerprints_of, mapping_of
+    from rekey.migration.wrapping import wrapping_for
+    from rekey.plan.problems import Started
+    from rekey.plan.subject import Subject
+    from rekey.project.config import resolve_secret
+    from rekey.protocol.control import ControlStore
 
     found: dict[str, bytes] = {}
     missing: list[str] = []

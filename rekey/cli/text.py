@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from rekey.cli.shell import WIDTH, Shell
 
 if TYPE_CHECKING:
-    from rekey.runner.status import Status
     from rekey.state.models import PhaseRun
+    from rekey.status.status import Status
 
 LABEL = 14
 _TICKS = 10_000_000
@@ -61,7 +61,7 @@ def moment(text: str) -> str:
 
 def phase_line(run: PhaseRun) -> str:
     """Return one line about one run of a phase."""
-    from rekey.tables.clock import ticks_of
+    from rekey.core.clock import ticks_of
 
     took = ""
     if run.finished_at is not None:

@@ -56,10 +56,10 @@ def verify(
     Exit code 0 when all is equal, 1 with findings. A full verification opens the gate before cutover; one
     with findings closes it.
     """
-    from rekey.reconcile.render import render
-    from rekey.reconcile.report import CountReport, FullReport, SampleReport, exit_code
-    from rekey.runner import moves
+    from rekey.runner import commands as moves
     from rekey.runner.run import Options
+    from rekey.verify.render import render
+    from rekey.verify.report import CountReport, FullReport, SampleReport, exit_code
 
     if repair and mode != "full":
         raise click.UsageError("--repair goes with --mode full: only that looks at every row")

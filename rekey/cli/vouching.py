@@ -18,8 +18,8 @@ from rekey.errors import ConfigurationError, StateUnusable
 
 if TYPE_CHECKING:
     from rekey.cli.shell import Shell
-    from rekey.config import Config
     from rekey.evidence.keys import PublicKey
+    from rekey.project.config import Config
 
 _GIVE_KEY = "--key FILE, the public key that you were given; never one that came with the bundle"
 
@@ -57,9 +57,9 @@ def exporter(shell: Shell, folder: Path) -> Config | None:
 
     The state file is read, and neither made nor changed. Raises ConfigurationError, and what opening raises.
     """
-    from rekey.config import load_config
     from rekey.evidence.bag import statement_sha256
     from rekey.evidence.export import exports_of
+    from rekey.project.config import load_config
     from rekey.state.store import State
 
     sha256 = statement_sha256(folder)

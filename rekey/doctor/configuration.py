@@ -14,7 +14,7 @@ from rekey.doctor.finding import Code, Examined, Fact, Finding
 from rekey.doctor.observed import AccountSeen, ConfigurationSeen, Observed, SecretSeen
 from rekey.doctor.permissions import described, doors, others_who_write
 from rekey.doctor.service import Kind, kind_of
-from rekey.planner.result import Severity
+from rekey.plan.result import Severity
 
 GOOD_BYTES = 32
 FEW_DISTINCT = 8

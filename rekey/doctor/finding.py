@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from rekey.planner.result import Severity
+from rekey.plan.result import Severity
 
 
 class Code(StrEnum):

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from rekey.doctor.finding import Code, Examined, Fact, Finding, listed
 from rekey.doctor.observed import FileSeen, MigrationsSeen, Observed
 from rekey.doctor.permissions import described, others_who_write
-from rekey.planner.result import Severity
+from rekey.plan.result import Severity
 
 
 def check(observed: Observed) -> Examined:

@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from rekey.config import Account, Config
 from rekey.doctor.observe_accounts import (
     Ask,
     can_be_used,
@@ -24,6 +23,7 @@ from rekey.doctor.observe_accounts import (
 )
 from rekey.doctor.observe_machine import see_configuration, see_migrations, see_state, see_versions
 from rekey.doctor.observed import Crossing, Observed, StoreSeen, Writing
+from rekey.project.config import Account, Config
 from rekey.tables.base import Accounts, TableService
 
 T = TypeVar("T")

@@ -16,8 +16,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TypeAlias
 
-from rekey.bounds import Gates
-from rekey.config import AZURITE_ACCOUNT, Account, Config, account_key
+from rekey.core.clock import ticks_of
 from rekey.doctor.accounts import is_failing, is_refused
 from rekey.doctor.observe_machine import trouble_of
 from rekey.doctor.observed import (
@@ -31,15 +30,16 @@ from rekey.doctor.observed import (
     Writing,
 )
 from rekey.doctor.service import Kind, kind_of
-from rekey.dualwrite.control import ControlStore
-from rekey.dualwrite.journal import intents_of
-from rekey.dualwrite.registry import Registry, Standing, standing
 from rekey.errors import ConfigurationError, CredentialRefused, RekeyError, ServiceError
+from rekey.mapping.cohorts import look
 from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE
 from rekey.model import PARTITION_KEY, ROW_KEY, key_of
-from rekey.runner.kept import look
+from rekey.project.bounds import Gates
+from rekey.project.config import AZURITE_ACCOUNT, Account, Config, account_key
+from rekey.protocol.control import ControlStore
+from rekey.protocol.journal import intents_of
+from rekey.protocol.registry import Registry, Standing, standing
 from rekey.tables.base import TableService
-from rekey.tables.clock import ticks_of
 from rekey.tables.credentials import Credential, SharedKey, credential_for
 from rekey.tables.probe import Heard
 

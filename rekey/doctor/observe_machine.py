@@ -20,9 +20,9 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, distributions, requires
 from pathlib import Path
 
-from rekey.config import Config, account_key, resolve_secret
-from rekey.declaration import required_secrets
-from rekey.distribution import DISTRIBUTION
+from rekey.core.distribution import DISTRIBUTION
+from rekey.declaration.migration import required_secrets
+from rekey.declaration.scripts import load_scripts
 from rekey.doctor.observed import (
     ConfigurationSeen,
     FileSeen,
@@ -35,12 +35,12 @@ from rekey.doctor.observed import (
 )
 from rekey.errors import RekeyError
 from rekey.evidence.signing import open_signer
-from rekey.mapping.opening import open_wrapping, read_wrapping
-from rekey.runner.erasures import erasures
-from rekey.runner.lease import process_exists
-from rekey.scripts import load_scripts
-from rekey.secrets_source import SecretKind
+from rekey.migration.wrapping import open_wrapping, read_wrapping
+from rekey.project.config import Config, account_key, resolve_secret
+from rekey.project.secrets_source import SecretKind
+from rekey.protocol.lease import process_exists
 from rekey.state.backend import SCHEMA_FOLDER, schema_version, sqlite_version
+from rekey.state.erasures import erasures
 from rekey.state.store import State
 
 _BESIDE = ("-wal", "-shm", ".lock")

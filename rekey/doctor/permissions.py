@@ -12,7 +12,7 @@ import stat
 
 from rekey.doctor.finding import Code, Finding, listed
 from rekey.doctor.observed import FileSeen
-from rekey.planner.result import Severity
+from rekey.plan.result import Severity
 
 
 def others_who_read(file: FileSeen) -> list[str]:

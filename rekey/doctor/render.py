@@ -11,7 +11,7 @@ from __future__ import annotations
 import textwrap
 
 from rekey.doctor.finding import Examined, Finding, Report
-from rekey.planner.result import Severity
+from rekey.plan.result import Severity
 
 _WIDTH = 100
 

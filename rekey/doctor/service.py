@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from rekey.advice.service import is_cosmos
 from rekey.doctor.observed import AccountSeen
+from rekey.plan.advice.service import is_cosmos
 
 _AZURITE = "azurite"
 _STORAGE = "windows-azure-table"

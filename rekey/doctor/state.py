@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from rekey.doctor.finding import Code, Examined, Fact, Finding
 from rekey.doctor.observed import Observed, StateSeen
 from rekey.doctor.permissions import described, doors, others_who_write
-from rekey.planner.result import Severity
+from rekey.plan.result import Severity
 
 LOW_BYTES = 1024**3
 FULL_BYTES = 100 * 1024**2

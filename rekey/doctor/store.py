@@ -14,7 +14,7 @@ from rekey.doctor.finding import Code, Examined, Fact, Finding, listed
 from rekey.doctor.observed import MigrationSeen, Observed, Reading, StoreSeen
 from rekey.mapping.retention import WHOLE
 from rekey.phases import ControlPhase
-from rekey.planner.result import Severity
+from rekey.plan.result import Severity
 
 
 def check(observed: Observed) -> Examined:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from rekey.doctor.finding import Code, Examined, Fact, Finding
 from rekey.doctor.observed import Observed, VersionsSeen
 from rekey.doctor.service import Kind, azurite_version, kind_of
-from rekey.planner.result import Severity
+from rekey.plan.result import Severity
 from rekey.tables.wire import API_VERSION
 
 TESTED_PYTHON = ((3, 11), (3, 14))

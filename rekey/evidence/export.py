@@ -25,9 +25,8 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
 
-from rekey.config import Config, account_key, resolve_secret
-from rekey.declaration import Declared
-from rekey.distribution import DISTRIBUTION, installed_version
+from rekey.core.distribution import DISTRIBUTION, installed_version
+from rekey.declaration.migration import Declared
 from rekey.errors import ConfigurationError, Findings, Moved, Refused, RekeyError, SecretMissing
 from rekey.evidence import bag, contents, timestamp
 from rekey.evidence.bag import Draft, require_free
@@ -35,9 +34,10 @@ from rekey.evidence.checkpoints import problems_of, signed_over
 from rekey.evidence.keys import Signer
 from rekey.evidence.report import render
 from rekey.evidence.verify import Verdict
-from rekey.mapping.opening import read_wrapping
+from rekey.migration.wrapping import read_wrapping
 from rekey.phases import ORDER, ledger_id
-from rekey.secrets_source import SecretKind
+from rekey.project.config import Config, account_key, resolve_secret
+from rekey.project.secrets_source import SecretKind
 from rekey.state.audit import EVIDENCE_EXPORTED, EVIDENCE_VERIFIED, AuditEvent
 from rekey.state.backend import sqlite_version
 from rekey.state.models import PLAN_FACT

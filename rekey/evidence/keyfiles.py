@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from rekey.errors import ConfigurationError
 from rekey.evidence.keys import Ed25519Signer, PublicKey
-from rekey.privatefiles import write_private
+from rekey.project.privatefiles import write_private
 
 
 def read_private(path: Path) -> Ed25519Signer:

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 
 from rekey.errors import ConfigurationError
 from rekey.evidence.keys import PublicKey
-from rekey.keyvault import Thing, VaultKey
+from rekey.project.keyvault import Thing, VaultKey
 
 if TYPE_CHECKING:
     from azure.core.credentials import TokenCredential

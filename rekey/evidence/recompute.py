@@ -7,7 +7,7 @@ Rules kept here:
 * A digest is of a moment: a table that was written since has another one, and so has a table that was
   tampered with. Which of the two it is, this cannot tell; the row counts are told, too.
 * With the mapping (script and secrets) the rows that the source gives are computed again as well.
-* The source's digest is not in evidence when it has few rows (`rekey.reconcile.sums.FEW`).
+* The source's digest is not in evidence when it has few rows (`rekey.verify.sums.FEW`).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rekey.core.progress import Progress
+from rekey.declaration.mapper import Mapper
 from rekey.errors import Findings, RowRefused, TableBeingDeleted, TableMissing
 from rekey.evidence import contents
-from rekey.mapper import Mapper
 from rekey.model import Row
-from rekey.progress import Progress
-from rekey.reconcile.digest import digester
-from rekey.reconcile.sums import BucketSums
 from rekey.tables.base import TableService
+from rekey.verify.digest import digester
+from rekey.verify.sums import BucketSums
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from datetime import datetime
 from typing import Any
 
 from rekey.evidence import contents, note
-from rekey.pages.page import escape, mark, page, table, verdict, when
-from rekey.pages.plots import Pair, Span, duration, pairs, timeline
+from rekey.present.page import escape, mark, page, table, verdict, when
+from rekey.present.plots import Pair, Span, duration, pairs, timeline
 from rekey.state.audit import ERASURE_BEGUN, ERASURE_ENDED
 
 _ERASED = (

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rekey.config import Config
 from rekey.evidence.keyfiles import read_private
 from rekey.evidence.keys import Signer
+from rekey.project.config import Config
 
 
 def open_signer(config: Config) -> Signer | None:

@@ -14,7 +14,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass, field
 
-from rekey.concurrency import for_each
+from rekey.core.clock import ticks_of
+from rekey.core.concurrency import for_each
 from rekey.errors import (
     Ambiguous,
     ConditionFailed,
@@ -30,7 +31,6 @@ from rekey.mapping.store import MappingStore
 from rekey.mapping.tombstones import ERASED_ON, is_tombstone
 from rekey.model import TIMESTAMP, EntityKey, KeyRange, Row, etag_of, key_of
 from rekey.tables.base import Page
-from rekey.tables.clock import ticks_of
 
 _MAX_ROUNDS = 20
 _LAST = "\uffff"

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import secrets
 
-from rekey.crockford import encode_id
-from rekey.macs import hmac_sha256
+from rekey.core.crockford import encode_id
+from rekey.core.macs import hmac_sha256
 from rekey.model import EntityKey
 
 KEY_BYTES = 32

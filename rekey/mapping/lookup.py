@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rekey.declaration import MAIN_PARTITION_KEY
+from rekey.declaration.migration import MAIN_PARTITION_KEY
 from rekey.errors import Erased, TableMissing
 from rekey.mapping.ids import SHORT_CHARACTERS
 from rekey.mapping.rows import pointer_of

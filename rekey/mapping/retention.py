@@ -16,10 +16,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from rekey.core.clock import TICKS_PER_SECOND, ticks_of
 from rekey.mapping.sealing import ROOT
 from rekey.mapping.tombstones import ERASED_ON
 from rekey.model import ROW_KEY, Row
-from rekey.tables.clock import TICKS_PER_SECOND, ticks_of
 
 WHOLE = "all"
 """The cohort that a mapping in the clear is; its tombstone stands among the data keys of others."""

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from rekey.crockford import ALPHABET
-from rekey.declaration import MAIN_PARTITION_KEY, MAIN_ROW_KEY
+from rekey.core.crockford import ALPHABET
+from rekey.declaration.migration import MAIN_PARTITION_KEY, MAIN_ROW_KEY
 from rekey.errors import RowRefused
 from rekey.mapping.ids import SafeIds
 from rekey.mapping.sealing import FORWARD, REVERSE, Sealer

@@ -26,7 +26,7 @@ from datetime import datetime
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from rekey import crockford, edm
+from rekey.core import crockford, edm
 from rekey.errors import Erased, SealedUnreadable
 from rekey.mapping.ids import SHORT_CHARACTERS
 from rekey.mapping.wrapping import KEY_BYTES, Wrapped, WrappingKey, not_unwrapped

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
-from rekey.declaration import Migration
+from rekey.declaration.migration import Migration
 from rekey.errors import (
     Ambiguous,
     Collision,

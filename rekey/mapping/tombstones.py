@@ -17,7 +17,7 @@ import hashlib
 import hmac
 import re
 
-from rekey import edm
+from rekey.core import edm
 from rekey.errors import Erased
 from rekey.mapping.ids import SHORT_CHARACTERS
 from rekey.mapping.sealing import DataKey, derived, unreadable

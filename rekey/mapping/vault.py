@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from azure.core.exceptions import HttpResponseError
 
 from rekey.errors import ConfigurationError
-from rekey.keyvault import Thing, VaultKey
 from rekey.mapping.wrapping import KEY_BYTES, Wrapped, not_unwrapped, wrong_key
+from rekey.project.keyvault import Thing, VaultKey
 
 if TYPE_CHECKING:
     from azure.core.credentials import TokenCredential

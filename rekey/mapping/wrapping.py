@@ -18,7 +18,7 @@ from typing import Protocol
 
 from cryptography.hazmat.primitives import keywrap
 
-from rekey import crockford
+from rekey.core import crockford
 from rekey.errors import Moved, SecretMissing
 
 MINIMUM_BYTES = 32

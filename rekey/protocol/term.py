@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rekey import edm
+from rekey.core import edm
+from rekey.core.clock import TICKS_PER_SECOND, Clock, format_ticks, ticks_of
 from rekey.errors import ConditionFailed, RowExists, RowMissing, TableMissing, Unavailable
 from rekey.mapping.rows import CONTROL_TABLE
 from rekey.model import PARTITION_KEY, ROW_KEY, TYPE_SUFFIX, EntityKey, Row, etag_of
 from rekey.tables.base import TableService
-from rekey.tables.clock import TICKS_PER_SECOND, Clock, format_ticks, ticks_of
 
 TERM_ROW_KEY = "tasks"
 _UNTIL = "Until"

@@ -20,10 +20,10 @@ from typing import Any
 
 from azure.data.tables import EdmType, EntityProperty, UpdateMode
 
-from rekey.edm import BINARY, BOOLEAN, DOUBLE, INT32, INT64, STRING, edm_type
+from rekey.core.edm import BINARY, BOOLEAN, DOUBLE, INT32, INT64, STRING, edm_type
+from rekey.declaration.keys.base import WHOLE_ROW
+from rekey.declaration.mapper import TargetRow
 from rekey.errors import RowRefused
-from rekey.keys.base import WHOLE_ROW
-from rekey.mapper import TargetRow
 from rekey.model import (
     PARTITION_KEY,
     ROW_KEY,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rekey.edm import STRING
+from rekey.core.edm import STRING
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, TYPE_SUFFIX, Row
 from rekey.rehearse.values import BadRow, Note, Noting, put_text, type_named
 

@@ -16,9 +16,9 @@ import random
 import uuid
 from collections.abc import Callable, Iterator
 
-from rekey.edm import BINARY, DATETIME, DOUBLE, GUID, INT64
+from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
+from rekey.core.edm import BINARY, DATETIME, DOUBLE, GUID, INT64
 from rekey.model import PARTITION_KEY, ROW_KEY, TYPE_SUFFIX, Row
-from rekey.tables.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 
 _SYLLABLES = (
     "an",

@@ -19,9 +19,9 @@ from types import TracebackType
 from azure.core.credentials import AzureNamedKeyCredential
 from azure.data.tables import UpdateMode
 
-from rekey.dualwrite.sdk.client_sync import DualWriteTableClient
-from rekey.dualwrite.sdk.errors import DualWriteRefused
-from rekey.mapper import TargetRow
+from rekey.client.sdk.client_sync import DualWriteTableClient
+from rekey.client.sdk.errors import DualWriteRefused
+from rekey.declaration.mapper import TargetRow
 from rekey.model import PARTITION_KEY, ROW_KEY, key_of
 from rekey.rehearse.application import Application, to_entity
 from rekey.rehearse.azurite import Azurite, AzuriteAccount

@@ -14,19 +14,19 @@ import random
 from collections.abc import Iterator
 from itertools import islice
 
-from rekey.declaration import Migration
-from rekey.edm import BOOLEAN, DATETIME, DOUBLE, INT32, INT64, STRING
+from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
+from rekey.core.edm import BOOLEAN, DATETIME, DOUBLE, INT32, INT64, STRING
+from rekey.declaration.keys.base import WHOLE_ROW, Expression
+from rekey.declaration.keys.moments import Date, InvertedSeconds, InvertedTicks, Ticks
+from rekey.declaration.keys.pieces import Part
+from rekey.declaration.keys.row import Prop
+from rekey.declaration.keys.text import ZeroPad
+from rekey.declaration.mapper import Mapper
+from rekey.declaration.migration import Migration
+from rekey.declaration.props import Cast, Copy, Keep, Rename
 from rekey.errors import ConfigurationError, RowRefused
-from rekey.keys.base import WHOLE_ROW, Expression
-from rekey.keys.moments import Date, InvertedSeconds, InvertedTicks, Ticks
-from rekey.keys.pieces import Part
-from rekey.keys.row import Prop
-from rekey.keys.text import ZeroPad
-from rekey.mapper import Mapper
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, TYPE_SUFFIX, EntityKey, Row, key_of
-from rekey.props import Cast, Copy, Keep, Rename
 from rekey.rehearse.generate import GENERATORS
-from rekey.tables.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 
 _MOMENTS = (Date, Ticks, InvertedTicks, InvertedSeconds)
 _TRIED = 50

@@ -22,11 +22,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rekey.declaration import Declared, required_secrets
+from rekey.declaration.migration import Declared, required_secrets
+from rekey.declaration.scripts import load_script, load_scripts
 from rekey.errors import ConfigurationError, MachineFailed
 from rekey.evidence.keyfiles import make_key
 from rekey.rehearse.azurite import Azurite
-from rekey.scripts import load_script, load_scripts
 from rekey.state.keytexts import KeyTexts
 from rekey.state.models import Segment
 from rekey.state.store import State

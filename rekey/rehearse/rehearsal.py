@@ -22,7 +22,7 @@ from pathlib import Path
 
 from azure.core.exceptions import AzureError
 
-from rekey.mapper import Mapper
+from rekey.declaration.mapper import Mapper
 from rekey.mapping.wrapping import LocalWrappingKey
 from rekey.rehearse.application import Application
 from rekey.rehearse.azurite import Azurite, AzuriteAccount

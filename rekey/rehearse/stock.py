@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rekey.concurrency import for_each
-from rekey.edm import DOUBLE, canonical
+from rekey.core.concurrency import for_each
+from rekey.core.edm import DOUBLE, canonical
+from rekey.declaration.mapper import Mapper
 from rekey.errors import ConfigurationError
-from rekey.mapper import Mapper
 from rekey.model import Row, key_of, property_names
 from rekey.rehearse.application import Application
 from rekey.rehearse.azurite import AzuriteAccount

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
 
-from rekey.casts import ANNOTATED, Lossy, wire_value
-from rekey.edm import DATETIME, DOUBLE, INT64, STRING, TYPES
+from rekey.core.edm import DATETIME, DOUBLE, INT64, STRING, TYPES
+from rekey.declaration.casts import ANNOTATED, Lossy, wire_value
 from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, TIMESTAMP, TYPE_SUFFIX, Row
 
 _INT32 = range(-(2**31), 2**31)

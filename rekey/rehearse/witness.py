@@ -24,8 +24,8 @@ from azure.core.exceptions import ResourceNotFoundError
 from azure.core.pipeline.transport import RequestsTransport
 from azure.data.tables import TableClient, TableServiceClient
 
-from rekey.edm import canonical_content
-from rekey.mapper import Mapper
+from rekey.core.edm import canonical_content
+from rekey.declaration.mapper import Mapper
 from rekey.mapping.cursors import SealedKeys
 from rekey.mapping.ids import SafeIds
 from rekey.mapping.rows import CONTROL_TABLE, MAPPING_TABLE

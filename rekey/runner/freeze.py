@@ -15,11 +15,11 @@ Rules kept here (DESIGN section 5):
 
 from __future__ import annotations
 
-from rekey.dualwrite.control import ControlRow
-from rekey.dualwrite.rules import authority
 from rekey.errors import Findings, GateClosed, Moved, RekeyError, ServiceError
 from rekey.phases import ControlPhase
-from rekey.runner.following import Deadline, wait_for_clients, wait_until_heard
+from rekey.protocol.control import ControlRow
+from rekey.protocol.rules import authority
+from rekey.runner.client_barrier import Deadline, wait_for_clients, wait_until_heard
 from rekey.runner.intents import drain, settle_stale, unsettled_hint
 from rekey.runner.run import Run
 from rekey.runner.verification import unfollowed, verify_full, wrong

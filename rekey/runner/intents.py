@@ -22,21 +22,21 @@ from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from rekey.concurrency import cancel
-from rekey.dualwrite.control import ControlRow
-from rekey.dualwrite.journal import Journal
-from rekey.dualwrite.propagate import Announce
-from rekey.dualwrite.reading import LeaseSettings
-from rekey.dualwrite.registry import SAFETY_S, is_current, is_over, refused_at
-from rekey.dualwrite.rules import SOURCE, TARGET, Side
-from rekey.dualwrite.sweeper import Company, Hopeless, Sweeper, Swept
-from rekey.dualwrite.underway import first_of
+from rekey.client.in_flight import first_of
+from rekey.client.reading import LeaseSettings
+from rekey.core.clock import TICKS_PER_SECOND, Clock, format_ticks, ticks_of
+from rekey.core.concurrency import cancel
 from rekey.errors import Refused, Unavailable
 from rekey.model import EntityKey
+from rekey.protocol.control import ControlRow
+from rekey.protocol.journal import Journal
+from rekey.protocol.propagate import Announce
+from rekey.protocol.registry import SAFETY_S, is_current, is_over, refused_at
+from rekey.protocol.rules import SOURCE, TARGET, Side
+from rekey.protocol.sweeper import Company, Hopeless, Sweeper, Swept
 from rekey.protocol.term import Term
-from rekey.runner.following import POLL_S, Deadline
+from rekey.runner.client_barrier import POLL_S, Deadline
 from rekey.runner.run import OPEN_S, WRITING_S, Run
-from rekey.tables.clock import TICKS_PER_SECOND, Clock, format_ticks, ticks_of
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ FRESH_S = 5.0
 
 
 class Announced:
-    """A key whose replicas the runner is about to write (`rekey.dualwrite.propagate.Announced`)."""
+    """A key whose replicas the runner is about to write (`rekey.protocol.propagate.Announced`)."""
 
     def __init__(self, journal: Journal, ids: list[EntityKey], clock: Clock, until: float) -> None:
         """Take the runner's journal, the intent, and until when it may write, in rising seconds."""

@@ -11,11 +11,11 @@ Rules kept here:
 
 from __future__ import annotations
 
+from rekey.core.clock import Clock
 from rekey.errors import ServiceError
 from rekey.protocol.term import Term
 from rekey.runner.run import Run
 from rekey.tables.base import Accounts
-from rekey.tables.clock import Clock
 
 _LOOK_S = 1.0
 

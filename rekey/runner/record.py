@@ -16,23 +16,23 @@ from typing import TYPE_CHECKING, Any
 
 import rfc8785
 
+from rekey.core.progress import Progress
 from rekey.errors import GateClosed
 from rekey.evidence.checkpoints import problems_of, seal
 from rekey.evidence.keys import Signer
 from rekey.phases import Phase
-from rekey.progress import Progress
 from rekey.runner.run import Run
 from rekey.state.audit import expressible
 from rekey.state.models import PLAN_FACT
 from rekey.state.store import State
 
 if TYPE_CHECKING:
-    from rekey.planner.result import Plan
+    from rekey.plan.result import Plan
 
 
 def keep_plan(state: State, script_id: str, plan: Plan, *, checked_rows: bool) -> None:
     """Keep the plan that a migration begins with."""
-    from rekey.planner.planfile import plan_document  # what is planned with takes a while to import
+    from rekey.plan.planfile import plan_document  # what is planned with takes a while to import
 
     document = rfc8785.dumps(expressible(plan_document(plan)))
     state.set_fact(script_id, PLAN_FACT, document.decode())

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import json
 
+from rekey.core.clock import TICKS_PER_SECOND, ticks_of
 from rekey.errors import StateUnusable
 from rekey.phases import ControlPhase
-from rekey.reconcile.sums import Partial
 from rekey.runner.run import Run
 from rekey.state.sums import StoredSums
-from rekey.tables.clock import TICKS_PER_SECOND, ticks_of
+from rekey.verify.sums import Partial
 
 
 async def made_now(run: Run, control: ControlPhase, *, followed: bool) -> str:

@@ -12,26 +12,26 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rekey.backfill.copier import Copier
-from rekey.backfill.reading import WindowSize, window_of
-from rekey.config import Config
-from rekey.declaration import Declared
-from rekey.dualwrite.control import ControlStore
-from rekey.dualwrite.journal import Journal
-from rekey.dualwrite.propagate import Propagator
-from rekey.dualwrite.registry import SAFETY_S, Registry
-from rekey.dualwrite.reverse import ReversePropagator
-from rekey.dualwrite.sweeper import Sweeper
+from rekey.copy.map import Copier
+from rekey.copy.scan import WindowSize, window_of
+from rekey.copy.workers.pool import Factory
+from rekey.core.clock import Clock, SystemClock
+from rekey.core.progress import Progress, Silent
+from rekey.declaration.mapper import Mapper
+from rekey.declaration.migration import Declared
 from rekey.errors import Interrupted
-from rekey.mapper import Mapper
 from rekey.mapping.ids import SafeIds
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.mapping.store import MappingStore
-from rekey.progress import Progress, Silent
-from rekey.spread.pool import Factory
+from rekey.project.config import Config
+from rekey.protocol.control import ControlStore
+from rekey.protocol.journal import Journal
+from rekey.protocol.propagate import Propagator
+from rekey.protocol.registry import SAFETY_S, Registry
+from rekey.protocol.reverse import ReversePropagator
+from rekey.protocol.sweeper import Sweeper
 from rekey.state.store import State
 from rekey.tables.base import SHARED_SERVICE_S, Table, TableService
-from rekey.tables.clock import Clock, SystemClock
 
 WRITING_S = 15.0
 """For how long the runner writes under one intent of its own."""

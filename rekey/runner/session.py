@@ -18,47 +18,47 @@ from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from rekey.backfill.copier import Copier
-from rekey.backfill.throttle import Throttle
-from rekey.config import Config
-from rekey.declaration import Declared
-from rekey.dualwrite.control import ControlRow, ControlStore
-from rekey.dualwrite.propagate import Propagator
+from rekey.copy.map import Copier
+from rekey.copy.throttle import Throttle
+from rekey.copy.workers.pool import Factory, load_factory
+from rekey.core.clock import Clock, ServiceClock, SystemClock, format_ticks
+from rekey.core.progress import Progress, Silent
+from rekey.declaration.mapper import Mapper
+from rekey.declaration.migration import Declared
 from rekey.errors import StateUnusable
 from rekey.evidence.keys import Signer
 from rekey.evidence.signing import open_signer
-from rekey.mapper import Mapper
 from rekey.mapping.cursors import SealedKeys
 from rekey.mapping.ids import new_key
 from rekey.mapping.keyring import Keyring
-from rekey.mapping.opening import wrapping_for
 from rekey.mapping.rows import MAPPING_TABLE
 from rekey.mapping.sealing import cursors_key
 from rekey.mapping.wrapping import WrappingKey
-from rekey.opening import connect, fingerprints_of, mapping_of, secrets_of
+from rekey.migration.opening import connect, fingerprints_of, mapping_of, secrets_of
+from rekey.migration.wrapping import wrapping_for
 from rekey.phases import ControlPhase, Phase
-from rekey.progress import Progress, Silent
+from rekey.project.config import Config
+from rekey.protocol.control import ControlRow, ControlStore
+from rekey.protocol.lease import RunnerLease
+from rekey.protocol.propagate import Propagator
 from rekey.protocol.term import Term
-from rekey.runner.align import aligned
 from rekey.runner.capture import begin_watermark
-from rekey.runner.filelock import FileLock
-from rekey.runner.following import wait_for_present
+from rekey.runner.client_barrier import wait_for_present
 from rekey.runner.freeze import leave_old_freeze
 from rekey.runner.intents import announcing
-from rekey.runner.lease import RunnerLease
-from rekey.runner.ledger import Ledger, LedgerScript
 from rekey.runner.phases import PHASES
 from rekey.runner.quiet import hand_over, until_quiet
 from rekey.runner.record import make_checkpoint
 from rekey.runner.run import Options, Run, StopFlag
 from rekey.runner.steering import Steering, follow
-from rekey.spread.pool import Factory, load_factory
+from rekey.state.align import aligned
+from rekey.state.filelock import FileLock
+from rekey.state.ledger import Ledger, LedgerScript
 from rekey.state.models import MigrationRecord
 from rekey.state.store import State
 from rekey.tables.allowance import while_allowed
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Accounts
-from rekey.tables.clock import Clock, ServiceClock, SystemClock, format_ticks
 from rekey.tables.sent import since
 
 T = TypeVar("T")

@@ -18,9 +18,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rekey.backfill.throttle import Rates
+from rekey.copy.throttle import Rates
 from rekey.errors import MachineFailed
-from rekey.privatefiles import write_whole
+from rekey.project.privatefiles import write_whole
 from rekey.state.audit import current_actor, utc_now, utc_text
 
 _SUFFIX = ".steering.json"

@@ -20,21 +20,21 @@ import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from rekey.dualwrite.rules import SOURCE, TARGET, authority
+from rekey.core.clock import format_ticks, ticks_of
+from rekey.core.progress import Advance
 from rekey.model import EntityKey
 from rekey.phases import ControlPhase
-from rekey.progress import Advance
-from rekey.reconcile.context import ReconcileContext
-from rekey.reconcile.full import full
-from rekey.reconcile.report import FullReport
-from rekey.runner.facts import UNFOLLOWED, is_unfollowed, verification_problem
-from rekey.runner.following import look
+from rekey.protocol.rules import SOURCE, TARGET, authority
+from rekey.runner.client_barrier import look
 from rekey.runner.intents import InFlight, heard_of_until, while_sweeping
 from rekey.runner.resuming import keep, made_now, resumed
 from rekey.runner.run import Run
-from rekey.runner.spread_sums import reader_of
+from rekey.runner.sum_with_workers import reader_of
 from rekey.state.models import WATERMARK, Verification
-from rekey.tables.clock import format_ticks, ticks_of
+from rekey.status.facts import UNFOLLOWED, is_unfollowed, verification_problem
+from rekey.verify.context import ReconcileContext
+from rekey.verify.full import full
+from rekey.verify.report import FullReport
 
 
 class _Rows:

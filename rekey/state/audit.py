@@ -40,7 +40,7 @@ EVIDENCE_VERIFIED = "evidence-verified"
 
 ERASURE_BEGUN = "erasure-begun"
 ERASURE_ENDED = "erasure-ended"
-"""Events around everything that is erased of a mapping (`rekey.runner.erasures`)."""
+"""Events around everything that is erased of a mapping (`rekey.state.erasures`)."""
 
 COMMAND: ContextVar[str | None] = ContextVar("COMMAND", default=None)
 """The command that runs in this context, as events record it; set by the command line."""

@@ -32,9 +32,9 @@ from yoyo.migrations import MigrationList, default_migration_table, read_sql_mig
 
 from rekey.errors import StateUnusable
 from rekey.phases import Phase
-from rekey.runner.filelock import FileLock
 from rekey.state import files
 from rekey.state.audit import current_actor, utc_now
+from rekey.state.filelock import FileLock
 
 SCHEMA_PREFIX = "state-"
 SCHEMA_FOLDER = Path(__file__).parent / "schema"

@@ -27,12 +27,12 @@ from sqlalchemy.dialects.sqlite import insert as upsert
 
 from rekey.errors import StateUnusable
 from rekey.model import EntityKey, KeyRange
-from rekey.runner.filelock import FileLock
 from rekey.state import audit, backend, events, files, rows, runs
 from rekey.state import facts as facts_in_file
 from rekey.state import segments as in_file
 from rekey.state import sums as partial_sums
 from rekey.state.audit import AuditEvent, canonical_json, utc_text
+from rekey.state.filelock import FileLock
 from rekey.state.keytexts import PLAIN, KeyTexts, NoKeys
 from rekey.state.models import (
     AUDIT_CHECKPOINT,

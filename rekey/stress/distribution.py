@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rekey.declaration import Migration, required_secrets
+from rekey.core.progress import Progress
+from rekey.declaration.mapper import Mapper
+from rekey.declaration.migration import Migration, required_secrets
 from rekey.errors import RowRefused
-from rekey.mapper import Mapper
+from rekey.inspect.inventory import SampleSize, Take, read_sample, read_whole
 from rekey.model import PARTITION_KEY, Row
-from rekey.planner.inventory import SampleSize, Take, read_sample, read_whole
-from rekey.progress import Progress
 from rekey.stress.spread import Spread, SpreadCount
 from rekey.tables.base import Table
 

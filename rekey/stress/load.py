@@ -16,12 +16,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from rekey.core.clock import TICKS_PER_SECOND, Clock
 from rekey.errors import Ambiguous, EndpointDown, ServiceError, Unavailable
 from rekey.model import Row
 from rekey.stress.spread import MadeUp
 from rekey.stress.steps import Step, percentile
 from rekey.tables.base import Operation, Table, Verb
-from rekey.tables.clock import TICKS_PER_SECOND, Clock
 
 MOST_WAITING = 256
 UNMEASURED = 0.25

@@ -15,7 +15,7 @@ import secrets
 from pathlib import Path
 
 from rekey.errors import MachineFailed
-from rekey.privatefiles import write_whole
+from rekey.project.privatefiles import write_whole
 
 PREFIX = "rekeystress"
 _SUFFIX = ".stress"

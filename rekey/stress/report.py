@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rekey.limits import PARTITION_TARGET
+from rekey.core.limits import PARTITION_TARGET
 from rekey.stress.spread import Spread
 from rekey.stress.steps import Judged, Limit, Saturation, saturation
 

@@ -17,15 +17,15 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
+from rekey.core.clock import TICKS_PER_SECOND, Clock
+from rekey.core.progress import Progress
 from rekey.errors import RekeyError, ServiceError
-from rekey.progress import Progress
 from rekey.stress.load import Offer, offer
 from rekey.stress.notes import Notes, new_name
 from rekey.stress.report import Bounds, Stage, StressReport
 from rekey.stress.spread import ONE_PARTITION, MadeUp, Spread
 from rekey.stress.steps import Judged, Limit, Step, judge_all, next_rate
 from rekey.tables.base import Table, TableService
-from rekey.tables.clock import TICKS_PER_SECOND, Clock
 
 _FIRST = 8.0
 """A ramp begins at this part of what the targets allow."""

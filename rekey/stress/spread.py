@@ -16,7 +16,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import accumulate
 
-from rekey.limits import ACCOUNT_TARGET, PARTITION_TARGET
+from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET
 from rekey.model import PARTITION_KEY, ROW_KEY, Row
 
 MOST_PARTITIONS = 50_000

@@ -19,7 +19,8 @@ from types import TracebackType
 
 import orjson
 
-from rekey.distribution import installed_version
+from rekey.core.clock import Clock, SystemClock
+from rekey.core.distribution import installed_version
 from rekey.errors import (
     Ambiguous,
     ConditionFailed,
@@ -35,7 +36,6 @@ from rekey.errors import (
 from rekey.model import ETAG, EVERYTHING, PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, KeyRange, Row, key_of
 from rekey.tables.answers import may_be_applied
 from rekey.tables.base import MAX_BATCH_BYTES, MAX_PAGE_ROWS, SHARED_SERVICE_S, Operation, Page, Verb
-from rekey.tables.clock import Clock, SystemClock
 from rekey.tables.credentials import Credential
 from rekey.tables.filters import both, modified_filter, range_filters
 from rekey.tables.paging import FIRST_PAGE_ROWS, PageSize, Parameters, read_range

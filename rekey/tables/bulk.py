@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rekey.concurrency import for_each
+from rekey.core.concurrency import for_each
 from rekey.errors import Ambiguous, RowExists
 from rekey.model import EntityKey, KeyRange, Row, key_of
 from rekey.tables.base import Operation, Table

@@ -32,8 +32,8 @@ from azure.core.pipeline.policies import (
 )
 from azure.core.pipeline.transport import AsyncHttpResponse, HttpRequest
 
-from rekey.config import Account, account_key
 from rekey.errors import ConfigurationError
+from rekey.project.config import Account, account_key
 from rekey.tables.base import SIGNED_S
 
 _LONGEST_TOKEN_S = 24 * 3600.0

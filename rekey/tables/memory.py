@@ -17,6 +17,7 @@ import asyncio
 import bisect
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
+from rekey.core.clock import TICKS_PER_SECOND, Clock, SystemClock, format_ticks, ticks_of
 from rekey.errors import (
     Ambiguous,
     ConditionFailed,
@@ -37,7 +38,6 @@ from rekey.model import (
 )
 from rekey.tables import allowance, tally
 from rekey.tables.base import MAX_BATCH_BYTES, MAX_PAGE_ROWS, SIGNED_S, Operation, Page, Verb
-from rekey.tables.clock import TICKS_PER_SECOND, Clock, SystemClock, format_ticks, ticks_of
 from rekey.tables.faults import Call, Fault, FaultKind, Faults, NoFaults
 from rekey.tables.rules import check_batch, check_key_part, check_table_name, merged, stored_form
 from rekey.tables.sent import Kind, Sent

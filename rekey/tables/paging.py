@@ -19,7 +19,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TypeVar
 
-from rekey.concurrency import cancel
+from rekey.core.concurrency import cancel
 from rekey.errors import RowMissing, TableMissing
 from rekey.model import EntityKey, KeyRange, key_of
 from rekey.tables.base import MAX_PAGE_ROWS, Page

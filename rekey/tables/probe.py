@@ -20,9 +20,9 @@ from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
 from azure.core.exceptions import AzureError
 from yarl import URL
 
-from rekey.distribution import installed_version
+from rekey.core.clock import TICKS_PER_SECOND, Clock
+from rekey.core.distribution import installed_version
 from rekey.tables.answers import clean_code
-from rekey.tables.clock import TICKS_PER_SECOND, Clock
 from rekey.tables.credentials import SCOPE, Credential, SharedKey, signature_of
 from rekey.tables.transport import environment_proxy
 from rekey.tables.wire import COMMON_HEADERS, error_code

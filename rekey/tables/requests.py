@@ -22,10 +22,10 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
+from rekey.core.clock import Clock
 from rekey.errors import Ambiguous, EndpointDown, ServiceError, Unavailable
 from rekey.tables import allowance
 from rekey.tables.answers import may_be_applied
-from rekey.tables.clock import Clock
 from rekey.tables.retry import Backoff, RetryPolicy, retry_after_of
 from rekey.tables.transport import Answer, NoAnswer, NotSent, Request, Transport
 

@@ -17,9 +17,9 @@ import binascii
 import re
 from collections.abc import Sequence
 
-from rekey.edm import BOOLEAN, DATETIME, DOUBLE, GUID, INT32, INT64, STRING, TYPES
-from rekey.errors import RequestRejected
-from rekey.limits import (
+from rekey.core.clock import ticks_of
+from rekey.core.edm import BOOLEAN, DATETIME, DOUBLE, GUID, INT32, INT64, STRING, TYPES
+from rekey.core.limits import (
     MAX_ENTITY_BYTES,
     MAX_KEY_UNITS,
     MAX_NAME_CHARACTERS,
@@ -28,9 +28,9 @@ from rekey.limits import (
     entity_bytes,
     utf16_units,
 )
+from rekey.errors import RequestRejected
 from rekey.model import PARTITION_KEY, ROW_KEY, TYPE_SUFFIX, Row, is_custom
 from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation
-from rekey.tables.clock import ticks_of
 
 _REFUSED = re.compile("[/\\\\#?\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _NAME = re.compile(r"[^\W\d]\w*")

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 
-from rekey.edm import canonical, canonical_content
+from rekey.core.edm import canonical, canonical_content
 from rekey.model import Row, etag_of, property_names
 from rekey.tables.base import Operation, Verb
 from rekey.tables.rules import stored_form

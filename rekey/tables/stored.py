@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TypeAlias
 
+from rekey.core.clock import format_ticks
 from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, TIMESTAMP, TYPE_SUFFIX, Row
-from rekey.tables.clock import format_ticks
 
 _formatted = lru_cache(maxsize=65_536)(format_ticks)
 """A row's Timestamp is read far more often than it changes."""

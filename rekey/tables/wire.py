@@ -24,7 +24,7 @@ from urllib.parse import quote
 
 import orjson
 
-from rekey.edm import DOUBLE
+from rekey.core.edm import DOUBLE
 from rekey.errors import RequestRejected
 from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, TIMESTAMP, TYPE_SUFFIX, EntityKey, Row, content_of
 from rekey.tables.base import Operation, Verb

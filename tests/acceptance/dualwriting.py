@@ -19,12 +19,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from rekey.dualwrite.registry import SAFETY_S
-from rekey.mapper import Mapper
+from rekey.core.clock import TICKS_PER_SECOND, ticks_of
+from rekey.declaration.mapper import Mapper
+from rekey.declaration.scripts import load_script
 from rekey.model import Row, content_of, key_of
-from rekey.scripts import load_script
+from rekey.protocol.registry import SAFETY_S
 from rekey.state.store import State as StateFile
-from rekey.tables.clock import TICKS_PER_SECOND, ticks_of
 from tests.acceptance.dualwriting_client import Task, main
 from tests.acceptance.dualwriting_clients import Where, mapper_of
 from tests.acceptance.dualwriting_ledger import COUNTER, State, Verdict, entries_of, judge, lines_of

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from rekey import DualWriteTableClient, aio
-from rekey.dualwrite.lease import LeaseSettings
-from rekey.mapper import Mapper
+from rekey.client.lease import LeaseSettings
+from rekey.declaration.mapper import Mapper
+from rekey.declaration.scripts import load_script
 from rekey.model import Row
 from rekey.rehearse.azurite import AzuriteAccount
-from rekey.scripts import load_script
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ SIGNED = "LATE_SIGNED_SECONDS"
 
 def shorten() -> None:
     """Take it that the service refuses sooner what was signed."""
-    from rekey.dualwrite import registry
-    from rekey.runner import lease
+    from rekey.protocol import lease, registry
     from rekey.tables import credentials
 
     for module in (credentials, lease, registry):
@@ -28,7 +27,7 @@ def shorten() -> None:
 def main() -> None:
     """Be `rekey` with the shorter lease."""
     from rekey.cli.main import run
-    from rekey.runner.lease import RunnerLease
+    from rekey.protocol.lease import RunnerLease
 
     usual = RunnerLease.__init__.__kwdefaults__
     assert {"duration_s", "renew_every_s"} <= usual.keys(), "the runner lease is made otherwise now"

@@ -21,11 +21,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rekey.mapper import Mapper
+from rekey.declaration.mapper import Mapper
+from rekey.declaration.scripts import load_script
 from rekey.model import key_of
 from rekey.phases import ControlPhase
 from rekey.rehearse.azurite import Azurite
-from rekey.scripts import load_script
 from tests.acceptance.dualwriting import SECRETS, Stage
 from tests.acceptance.dualwriting_ledger import lines_of
 from tests.acceptance.dualwriting_worlds import WORLDS, View, World

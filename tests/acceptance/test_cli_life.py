@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from rekey.mapper import Mapper
+from rekey.declaration.mapper import Mapper
+from rekey.declaration.scripts import load_script
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.rehearse.azurite import Azurite
-from rekey.scripts import load_script
 from rekey.tables.base import Operation, Verb
 from tests.conftest import open_account
 from tests.worlds import SECRET, user

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from rekey import DualWriteTableClient
-from rekey.dualwrite.lease import LeaseSettings
-from rekey.dualwrite.sdk.errors import DualWriteRefused
+from rekey.client.lease import LeaseSettings
+from rekey.client.sdk.errors import DualWriteRefused
 from rekey.errors import SecretMissing
 from rekey.rehearse.azurite import Azurite
 from tests.acceptance.dualwriting import Fleet, Stage, waited_for

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from rekey.rehearse.demo import SCRIPT
+from rekey.cli.demo import SCRIPT
 from rekey.rehearse.generate import users
 from tests.acceptance.tracing import CONFIDENTIAL, ROOT, Trace, traced
 from tests.canaries import Canaries

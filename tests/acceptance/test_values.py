@@ -14,7 +14,7 @@ from urllib.parse import quote
 import pytest
 from azure.data.tables import TableEntity
 
-from rekey.edm import BINARY, DATETIME, DOUBLE, GUID, INT64
+from rekey.core.edm import BINARY, DATETIME, DOUBLE, GUID, INT64
 from rekey.model import Row, content_of
 from rekey.rehearse.azurite import Azurite
 from rekey.rehearse.generate import generic

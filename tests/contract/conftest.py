@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from rekey.core.clock import FakeClock
 from rekey.tables.base import Table, TableService
-from rekey.tables.clock import FakeClock
 from rekey.tables.memory import MemoryTableService
 
 

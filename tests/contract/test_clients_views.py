@@ -29,11 +29,11 @@ from azure.data.tables import (
 
 from rekey import DualWriteRefused, DualWriteTableClient, Index, LeaseSettings, Migration, Target, keys, props
 from rekey.aio import DualWriteTableClient as AsyncDualWriteTableClient
-from rekey.dualwrite.registry import ClientRow, Registry
-from rekey.dualwrite.sdk.core import OtherRun
+from rekey.client.sdk.core import OtherRun
 from rekey.errors import ConfigurationError, DeclarationError, SecretMissing
 from rekey.model import EntityKey
 from rekey.phases import ControlPhase
+from rekey.protocol.registry import ClientRow, Registry
 from rekey.rehearse.azurite import Azurite
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Operation, Verb

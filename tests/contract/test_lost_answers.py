@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from rekey.core.clock import SystemClock
 from rekey.errors import (
     Ambiguous,
     ConditionFailed,
@@ -27,7 +28,6 @@ from rekey.rehearse.azurite import Azurite
 from rekey.tables.allowance import while_allowed
 from rekey.tables.azure import AzureTable, AzureTableService
 from rekey.tables.base import SHARED_SERVICE_S, Operation, Verb
-from rekey.tables.clock import SystemClock
 from rekey.tables.credentials import SharedKey
 from rekey.tables.retry import RetryPolicy
 from rekey.tables.transport import Timeouts

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rekey.edm import canonical_content
+from rekey.core.edm import canonical_content
 from rekey.errors import (
     ConditionFailed,
     RequestRejected,

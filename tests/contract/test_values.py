@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rekey.edm import canonical, canonical_content
+from rekey.core.edm import canonical, canonical_content
 from rekey.errors import RequestRejected
 from rekey.model import EntityKey, KeyRange, Row, content_of, key_of
 from rekey.tables.base import Operation, Table, Verb

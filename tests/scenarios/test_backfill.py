@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from rekey.backfill import gathering as gathering_module
-from rekey.backfill.engine import copy_segments
-from rekey.backfill.gathering import GATHERED_WINDOWS
-from rekey.backfill.held import Held
-from rekey.backfill.window import TURN_ROWS
+from rekey.copy import write as gathering_module
+from rekey.copy.batch_buffer import Held
+from rekey.copy.engine import copy_segments
+from rekey.copy.window import TURN_ROWS
+from rekey.copy.write import GATHERED_WINDOWS
 from rekey.errors import Collision, RowRefused, Unavailable
 from rekey.mapping.rows import MAPPING_TABLE
 from rekey.model import EVERYTHING, EntityKey, KeyRange, content_of, key_of

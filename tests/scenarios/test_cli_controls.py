@@ -18,10 +18,10 @@ from rekey.cli.main import rekey as group
 from rekey.cli.main import run
 from rekey.cli.progress import Bars
 from rekey.cli.shell import Shell, Surroundings, command
-from rekey.dualwrite.registry import ClientRow, Registry
+from rekey.core.visible import one_line, visible
 from rekey.errors import ConfigurationError, ExitCode
-from rekey.pages.page import escape
-from rekey.visible import one_line, visible
+from rekey.present.page import escape
+from rekey.protocol.registry import ClientRow, Registry
 from tests.commands import Commands
 from tests.declared import under_writes
 from tests.evidence import exported, rows, with_key

@@ -14,7 +14,7 @@ from rekey.cli.shell import Surroundings
 from rekey.mapping.rows import CONTROL_TABLE
 from rekey.model import EntityKey, Row, key_of
 from rekey.phases import Phase
-from rekey.runner.ledger import ledger_id
+from rekey.state.ledger import ledger_id
 from rekey.state.store import State
 from rekey.tables.faults import Call
 from tests.commands import Commands

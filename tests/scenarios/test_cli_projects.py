@@ -9,10 +9,10 @@ import pytest
 
 from rekey import keys
 from rekey.cli.main import run
-from rekey.config import load_config
-from rekey.mapping.opening import read_wrapping
-from rekey.scripts import load_script, load_scripts
-from rekey.secrets_source import SecretKind, SecretSource
+from rekey.declaration.scripts import load_script, load_scripts
+from rekey.migration.wrapping import read_wrapping
+from rekey.project.config import load_config
+from rekey.project.secrets_source import SecretKind, SecretSource
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rekey.mapping.rows import CONTROL_TABLE
-from rekey.runner.filelock import FileLock
+from rekey.state.filelock import FileLock
 from tests.commands import Commands, Said
 from tests.projects import CONFIG, POSTS_SCRIPT, USERS_SCRIPT, Project
 from tests.worlds import post, user

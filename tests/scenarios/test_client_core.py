@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from rekey.dualwrite.reading import ClientFacts, LeaseSettings
-from rekey.dualwrite.registry import Registry
-from rekey.dualwrite.sdk.core import ClientCore
+from rekey.client.reading import ClientFacts, LeaseSettings
+from rekey.client.sdk.core import ClientCore
+from rekey.declaration.mapper import Mapper
+from rekey.declaration.scripts import load_script
 from rekey.errors import WritesRefused
-from rekey.mapper import Mapper
 from rekey.mapping.rows import CONTROL_TABLE
-from rekey.scripts import load_script
+from rekey.protocol.registry import Registry
 from rekey.tables.base import Accounts
 from rekey.tables.faults import Call
 from rekey.tables.memory import MemoryTableService

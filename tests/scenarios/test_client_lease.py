@@ -9,11 +9,11 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from rekey.dualwrite.permits import Permits
-from rekey.dualwrite.reading import LeaseSettings
-from rekey.dualwrite.registry import is_current
-from rekey.dualwrite.sdk.core import OtherRun, _PermitsOfRun
+from rekey.client.reading import LeaseSettings
+from rekey.client.sdk.core import OtherRun, _PermitsOfRun
 from rekey.errors import Ambiguous, EndpointDown, RowExists, Unavailable, WritesRefused
+from rekey.protocol.permits import Permits
+from rekey.protocol.registry import is_current
 from rekey.tables.faults import Call
 from tests.leasing import LEASE_S, LONGEST_S, C, D, F, World, epoch_of, refused
 

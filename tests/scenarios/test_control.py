@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from rekey.dualwrite.control import ControlRow, ControlStore, from_row, moved, to_row
+from rekey.core.clock import FakeClock
 from rekey.errors import Ambiguous, Moved, Refused, StateUnusable, Unavailable
 from rekey.mapping.rows import CONTROL_TABLE
 from rekey.model import content_of
 from rekey.phases import MOVES, ControlPhase
-from rekey.tables.clock import FakeClock
+from rekey.protocol.control import ControlRow, ControlStore, from_row, moved, to_row
 from rekey.tables.faults import Call, Fault, FaultKind
 from rekey.tables.memory import MemoryTableService
 

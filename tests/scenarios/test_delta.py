@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from rekey import Migration, Target, keys, props
-from rekey.backfill.sweep import DigestParts
-from rekey.delta.back import BackPropagator
-from rekey.delta.passes import PassResult, delta_pass, earlier, fresh_second, later, sweep
+from rekey.copy.back import BackPropagator
+from rekey.copy.passes import PassResult, delta_pass, earlier, fresh_second, later, sweep
+from rekey.copy.sweep import DigestParts
+from rekey.core.clock import FakeClock
 from rekey.errors import RowRefused
 from rekey.model import EntityKey, Row, content_of, etag_of, key_of
-from rekey.tables.clock import FakeClock
 from rekey.tables.faults import Call
 from rekey.tables.memory import MemoryTableService
 from tests.worlds import POSTS, USERS, World, go_on, never, nothing, post, user
@@ -138,7 +138,7 @@ def test_digest_parts_give_back_what_was_put_in_and_leave_nothing_behind(
     """What is in memory, what is on disk, and what is in both; a small table needs no file."""
     digests = [f"{n % 3:02}{n:030}" for n in range(5000)]
     for buffered, files in ((5001, 0), (5000, 3), (1900, 3)):
-        monkeypatch.setattr("rekey.backfill.sweep._BUFFERED", buffered)
+        monkeypatch.setattr("rekey.copy.sweep._BUFFERED", buffered)
         with DigestParts(tmp_path) as parts:
             for digest in digests:
                 parts.add(digest)

@@ -12,13 +12,13 @@ import pytest
 
 from rekey.cli.main import run
 from rekey.cli.shell import Surroundings
-from rekey.config import Account
 from rekey.doctor.observe_accounts import see_account
 from rekey.doctor.observe_machine import see_state
-from rekey.dualwrite.registry import ClientRow, Registry
 from rekey.errors import CredentialRefused
 from rekey.model import EntityKey
-from rekey.runner.filelock import FileLock
+from rekey.project.config import Account
+from rekey.protocol.registry import ClientRow, Registry
+from rekey.state.filelock import FileLock
 from rekey.state.store import State
 from rekey.tables.credentials import Credential, SharedKey
 from rekey.tables.faults import Call

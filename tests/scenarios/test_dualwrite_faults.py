@@ -8,10 +8,10 @@ from contextlib import suppress
 
 import pytest
 
-from rekey.dualwrite.sweeper import Company
 from rekey.errors import Ambiguous, EndpointDown, Unavailable
 from rekey.model import EntityKey, Row, key_of
 from rekey.phases import ControlPhase
+from rekey.protocol.sweeper import Company
 from rekey.tables.faults import Call, Fault, FaultKind, Planned, PlannedFaults
 from rekey.tables.memory import MemoryTableService
 from tests.dualwriting import TAGGED, delete, insert, memory_world, replace

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from rekey.concurrency import cancel
-from rekey.dualwrite.rules import View
+from rekey.core.concurrency import cancel
 from rekey.errors import GateClosed, WritesRefused
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase, Phase
+from rekey.protocol.rules import View
 from rekey.tables.base import Operation, Verb
 from rekey.tables.faults import Call, Fault, FaultKind, SeededFaults
 from tests.company import Company, Ledger, application, company, traffic

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from rekey.dualwrite.control import ControlRow, ControlStore
-from rekey.dualwrite.rules import View
 from rekey.errors import ConfigurationError, Findings, GateClosed, Refused
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import EntityKey, Row, content_of, etag_of, key_of
 from rekey.phases import ControlPhase, Phase
+from rekey.protocol.control import ControlRow, ControlStore
+from rekey.protocol.rules import View
 from rekey.runner import freeze
-from rekey.runner.following import wait_until_heard
-from rekey.runner.moves import Mode
+from rekey.runner.client_barrier import wait_until_heard
+from rekey.runner.commands import Mode
 from rekey.runner.run import Options, Run
 from rekey.tables.faults import Call
 from rekey.tables.memory import Gate

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from rekey.declaration import Migration
-from rekey.dualwrite.rules import View
+from rekey.declaration.migration import Migration
 from rekey.errors import RekeyError
 from rekey.model import EntityKey, Row, key_of
 from rekey.phases import ControlPhase
+from rekey.protocol.rules import View
 from rekey.tables.base import Operation, Verb
 from rekey.tables.faults import Call, Fault, FaultKind, PlannedFaults
 from rekey.tables.memory import MemoryTableService

@@ -11,12 +11,12 @@ from collections import Counter
 
 import pytest
 
-from rekey.dualwrite.leftovers import MARGIN_S
-from rekey.dualwrite.rules import View
+from rekey.client.leftovers import MARGIN_S
 from rekey.errors import Ambiguous, RowExists, RowRefused, Unavailable
 from rekey.mapping.rows import Reservation
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase
+from rekey.protocol.rules import View
 from rekey.tables.base import Operation
 from rekey.tables.faults import Call, Fault, FaultKind, Planned, PlannedFaults
 from rekey.tables.memory import MemoryTableService

@@ -10,11 +10,11 @@ from collections import Counter
 
 import pytest
 
-from rekey.declaration import Migration
-from rekey.dualwrite.rules import View
-from rekey.dualwrite.writer import Writer
+from rekey.client.writer import Writer
+from rekey.declaration.migration import Migration
 from rekey.model import Row, content_of, key_of
 from rekey.phases import ControlPhase
+from rekey.protocol.rules import View
 from rekey.tables.base import Operation
 from rekey.tables.faults import Call
 from rekey.tables.memory import MemoryTableService

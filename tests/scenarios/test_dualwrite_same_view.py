@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from rekey.dualwrite.rules import View
 from rekey.errors import (
     Collision,
     ConditionFailed,
@@ -17,6 +16,7 @@ from rekey.errors import (
 from rekey.mapping.rows import TargetKey
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase
+from rekey.protocol.rules import View
 from rekey.tables.memory import MemoryTableService
 from tests.dualwriting import TAGGED, delete, insert, memory_world, merge, replace, upsert
 from tests.worlds import LOWERED, POSTS, USERS, post, user

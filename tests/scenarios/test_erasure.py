@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from rekey.dualwrite.control import ControlStore
-from rekey.dualwrite.rules import View
+from rekey.core.clock import TICKS_PER_SECOND
 from rekey.errors import Erased, Refused
 from rekey.mapping.rows import MAPPING_TABLE
 from rekey.model import EntityKey, Row, key_of
 from rekey.phases import ControlPhase, Phase
-from rekey.runner import moves
+from rekey.protocol.control import ControlStore
+from rekey.protocol.rules import View
+from rekey.runner import commands as moves
 from rekey.runner.run import Run
 from rekey.state.store import State
 from rekey.tables.base import SIGNED_S, Operation, Verb
-from rekey.tables.clock import TICKS_PER_SECOND
 from rekey.tables.faults import Call, Fault, FaultKind, Planned, PlannedFaults
 from tests.commands import Commands
 from tests.company import company
@@ -451,7 +451,7 @@ def test_a_client_behind_complete_writes_the_target_alone_and_a_tombstone_stays(
 
 def erase_in(made: object, row: Row) -> None:
     from rekey.mapping.lookup import Query
-    from rekey.runner.erasure import erase as run_erase
+    from rekey.runner.erase.erasure import erase as run_erase
 
     with made.session() as session:  # type: ignore[attr-defined]
         run_erase(

@@ -18,12 +18,12 @@ from pathlib import Path
 
 import pytest
 
-from rekey import crockford
 from rekey.cli.main import run
 from rekey.cli.shell import Surroundings
-from rekey.config import AZURITE_KEY
+from rekey.core import crockford
 from rekey.evidence import bag
 from rekey.model import EntityKey, Row, content_of
+from rekey.project.config import AZURITE_KEY
 from tests.canaries import Canaries
 from tests.dictionaries import MORE, PLAIN, Held, texts_of
 from tests.evidence import TO_CUTOVER, with_key

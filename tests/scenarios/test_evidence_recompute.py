@@ -11,7 +11,7 @@ import pytest
 
 from rekey.evidence.keys import PublicKey
 from rekey.model import EntityKey, content_of
-from rekey.reconcile.sums import FEW
+from rekey.verify.sums import FEW
 from tests.commands import Commands
 from tests.evidence import exported, handed_over, rows, with_key
 from tests.projects import USERS_SCRIPT, Project

@@ -16,8 +16,8 @@ import pytest
 
 from rekey.evidence import contents
 from rekey.model import content_of
-from rekey.pages.page import POLICY
-from rekey.pages.plots import Pair, pairs, timeline
+from rekey.present.page import POLICY
+from rekey.present.plots import Pair, pairs, timeline
 from tests.browser import complaints, drawn, needs_browser, opened, run
 from tests.commands import Commands
 from tests.evidence import TO_CUTOVER, exported, rows, with_key

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from rekey.inspection.inspect import SAMPLE_REQUESTS, inspect_table
-from rekey.inspection.order import Order
-from rekey.inspection.render import WIDTH, inspection_text
-from rekey.inspection.report import Inspection
-from rekey.inspection.shapes import Shape
+from rekey.core.clock import FakeClock
+from rekey.inspect.inspect import SAMPLE_REQUESTS, inspect_table
+from rekey.inspect.order import Order
+from rekey.inspect.render import WIDTH, inspection_text
+from rekey.inspect.report import Inspection
+from rekey.inspect.shapes import Shape
 from rekey.model import EntityKey, Row
 from rekey.rehearse.generate import posts, telemetry, users
 from rekey.tables.azure import AzureTableService
-from rekey.tables.clock import FakeClock
 from rekey.tables.memory import MemoryTableService
 from rekey.tables.sent import Kind
 from tests.bigtable import MadeUpTable
@@ -196,7 +196,7 @@ async def test_a_sample_says_how_sure_its_shares_are() -> None:
 
 _MEASURE = """
 import asyncio, pathlib, re, resource
-from rekey.inspection.inspect import inspect_table
+from rekey.inspect.inspect import inspect_table
 from tests.bigtable import MadeUpTable
 found, _ = asyncio.run(inspect_table(MadeUpTable({rows}), exact=True))
 status = pathlib.Path("/proc/self/status")

@@ -10,10 +10,10 @@ from unittest import mock
 
 import pytest
 
+from rekey.core.clock import TICKS_PER_SECOND
 from rekey.model import key_of
-from rekey.runner import lease
+from rekey.protocol import lease
 from rekey.tables.base import Operation
-from rekey.tables.clock import TICKS_PER_SECOND
 from rekey.tables.faults import Call, Fault, FaultKind, Planned, PlannedFaults
 from tests.company import Company, application, as_application, company
 from tests.dualwriting import delete

@@ -11,17 +11,18 @@ from unittest import mock
 
 import pytest
 
-from rekey.concurrency import cancel
-from rekey.dualwrite.registry import Registry, refused_at
-from rekey.dualwrite.rules import View
+from rekey.core.clock import TICKS_PER_SECOND, Clock
+from rekey.core.concurrency import cancel
 from rekey.errors import GateClosed, ServiceError
 from rekey.mapping.rows import MAPPING_TABLE
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase, Phase
-from rekey.runner import lease, moves
+from rekey.protocol import lease
+from rekey.protocol.registry import Registry, refused_at
+from rekey.protocol.rules import View
+from rekey.runner import commands as moves
 from rekey.runner.run import OPEN_S, Options
 from rekey.tables.base import SIGNED_S, Operation
-from rekey.tables.clock import TICKS_PER_SECOND, Clock
 from rekey.tables.faults import Call, Fault, FaultKind, Planned, PlannedFaults
 from tests.company import Client, Company, application, company
 from tests.dualwriting import delete, upsert

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from rekey.core.clock import TICKS_PER_SECOND, ticks_of
 from rekey.errors import CredentialRefused, EndpointDown, ExitCode, Locked
 from rekey.mapping.rows import CONTROL_TABLE
 from rekey.model import Row
-from rekey.runner.filelock import FileLock
-from rekey.runner.lease import (
+from rekey.protocol.lease import (
     DURATION_S,
     RENEW_EVERY_S,
     RETRY_S,
@@ -28,8 +28,8 @@ from rekey.runner.lease import (
     holder_of,
     is_dead,
 )
+from rekey.state.filelock import FileLock
 from rekey.tables.base import SIGNED_S
-from rekey.tables.clock import TICKS_PER_SECOND, ticks_of
 from rekey.tables.faults import Call, Fault, FaultKind
 from rekey.tables.memory import MemoryTableService
 
@@ -271,7 +271,7 @@ def test_a_forked_process_is_another_one() -> None:
     program = """\
 import os
 from pathlib import Path
-from rekey.runner.lease import Holder
+from rekey.protocol.lease import Holder
 print(Holder.current("1:10").process, flush=True)
 if not os.fork():
     print(Holder.current("1:10").process, flush=True)

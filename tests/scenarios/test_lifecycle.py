@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rekey.dualwrite.control import ControlStore
+from rekey.declaration.mapper import Mapper
 from rekey.errors import (
     Collision,
     ConfigurationError,
@@ -21,13 +21,13 @@ from rekey.errors import (
     SecretMissing,
     StateUnusable,
 )
-from rekey.mapper import Mapper
 from rekey.mapping.rows import MAPPING_TABLE
 from rekey.model import EntityKey, Row, content_of, etag_of, key_of
 from rekey.phases import ControlPhase, Phase
-from rekey.runner import moves
-from rekey.runner.lease import RunnerLease
-from rekey.runner.moves import Mode
+from rekey.protocol.control import ControlStore
+from rekey.protocol.lease import RunnerLease
+from rekey.runner import commands as moves
+from rekey.runner.commands import Mode
 from rekey.runner.run import Options, StopFlag
 from rekey.tables.faults import Call
 from tests.evidence import prove

@@ -10,21 +10,21 @@ from pathlib import Path
 import pytest
 
 from rekey import Migration, Target, keys, props
-from rekey.backfill.engine import copy_segments
-from rekey.backfill.reading import window_of
-from rekey.bounds import Limits
+from rekey.copy.engine import copy_segments
+from rekey.copy.scan import window_of
+from rekey.core.clock import FakeClock
 from rekey.errors import CredentialRefused, EndpointDown, ExitCode
+from rekey.inspect.inventory import SampleSize
 from rekey.model import Row
-from rekey.planner.as_json import plan_json
-from rekey.planner.inventory import SampleSize
-from rekey.planner.plan import make_plan
-from rekey.planner.problems import Started
-from rekey.planner.render import WIDTH, plan_text
-from rekey.planner.subject import PlanOptions, Subject
+from rekey.plan.as_json import plan_json
+from rekey.plan.plan import make_plan
+from rekey.plan.problems import Started
+from rekey.plan.render import WIDTH, plan_text
+from rekey.plan.subject import PlanOptions, Subject
+from rekey.project.bounds import Limits
 from rekey.rehearse import generate
 from rekey.state.models import Segment
 from rekey.tables.azure import AzureTableService
-from rekey.tables.clock import FakeClock
 from rekey.tables.faults import Call
 from rekey.tables.memory import MemoryTableService
 from rekey.tables.sent import Kind

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from rekey import Migration, query
+from rekey.core.clock import FakeClock
+from rekey.declaration.scripts import load_scripts
 from rekey.errors import ExitCode
-from rekey.planner.as_json import plan_json
-from rekey.planner.plan import make_plan
-from rekey.planner.planfile import read_plan, write_plan
-from rekey.planner.render import WIDTH, plan_text
-from rekey.planner.subject import PlanOptions
+from rekey.plan.as_json import plan_json
+from rekey.plan.plan import make_plan
+from rekey.plan.planfile import read_plan, write_plan
+from rekey.plan.render import WIDTH, plan_text
+from rekey.plan.subject import PlanOptions
 from rekey.rehearse.generate import rows_for
-from rekey.scripts import load_scripts
 from rekey.state.models import PLAN_FACT
-from rekey.tables.clock import FakeClock
 from rekey.tables.memory import MemoryTableService
 from tests.advising import planned
 from tests.commands import Commands

@@ -17,10 +17,8 @@ from pathlib import Path
 import pytest
 from azure.core.credentials import AzureNamedKeyCredential
 
-from rekey.config import resolve_secret
-from rekey.dualwrite.rules import View
-from rekey.dualwrite.sdk.core import ClientCore
-from rekey.dualwrite.sdk.plan import Endpoint, make_plan
+from rekey.client.sdk.core import ClientCore
+from rekey.client.sdk.plan import Endpoint, make_plan
 from rekey.errors import (
     Findings,
     Interrupted,
@@ -34,7 +32,9 @@ from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE
 from rekey.mapping.sealing import DATA_KEY, key_partition
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase, Phase
-from rekey.runner import moves
+from rekey.project.config import resolve_secret
+from rekey.protocol.rules import View
+from rekey.runner import commands as moves
 from rekey.runner.run import Options, StopFlag
 from rekey.state.store import State
 from rekey.tables.base import Operation, Verb

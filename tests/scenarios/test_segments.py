@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rekey.backfill.engine import copy_segments
-from rekey.backfill.reading import Reading, WindowSize
-from rekey.backfill.throttle import Throttle
+from rekey.copy.engine import copy_segments
+from rekey.copy.scan import Reading, WindowSize
+from rekey.copy.throttle import Throttle
+from rekey.core.clock import TICKS_PER_SECOND, FakeClock
 from rekey.errors import StateUnusable
 from rekey.model import EVERYTHING, LAST_ROW, EntityKey, KeyRange, Row, key_of
 from rekey.state.models import Segment
 from rekey.state.store import State
-from rekey.tables.clock import TICKS_PER_SECOND, FakeClock
 from rekey.tables.faults import Call
 from rekey.tables.memory import MemoryTable, MemoryTableService
 from rekey.tables.probing import character_of, find_middle, rank_of

@@ -10,6 +10,11 @@ from typing import Any
 
 import pytest
 
+from rekey.copy.workers import driver
+from rekey.copy.workers.tasks import Ended, Result
+from rekey.copy.workers.work import host, work
+from rekey.core.clock import TICKS_PER_SECOND, ticks_of
+from rekey.declaration.mapper import Mapper
 from rekey.errors import (
     ConfigurationError,
     Findings,
@@ -20,15 +25,11 @@ from rekey.errors import (
     RekeyError,
     WorkersFailed,
 )
-from rekey.mapper import Mapper
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import Phase
-from rekey.runner import moves, steering
+from rekey.runner import commands as moves
+from rekey.runner import steering
 from rekey.runner.run import Options, StopFlag
-from rekey.spread import driver
-from rekey.spread.tasks import Ended, Result
-from rekey.spread.work import host, work
-from rekey.tables.clock import TICKS_PER_SECOND, ticks_of
 from rekey.tables.faults import Call
 from tests.company import company
 from tests.dualwriting import delete

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rekey.config import Config
-from rekey.spread.work import work
+from rekey.copy.workers.work import work
+from rekey.project.config import Config
 from rekey.tables.base import Accounts
 from tests.projects import Project
 from tests.scenarios.test_spread_copy import Ready, apply, counters, failing, with_users

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from rekey.backfill.throttle import Rates
+from rekey.copy.throttle import Rates
+from rekey.core.clock import TICKS_PER_SECOND
 from rekey.errors import MachineFailed
 from rekey.phases import Phase
-from rekey.runner import moves, steering
+from rekey.runner import commands as moves
+from rekey.runner import steering
 from rekey.runner.steering import Steering
 from rekey.state.store import State
-from rekey.tables.clock import TICKS_PER_SECOND
 from rekey.tables.faults import Call
 from tests.commands import Commands
 from tests.projects import USERS_SCRIPT, Project

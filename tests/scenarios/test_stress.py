@@ -11,10 +11,11 @@ import pytest
 
 from rekey.cli.main import run as rekey_run
 from rekey.cli.shell import Surroundings
+from rekey.core.clock import FakeClock
+from rekey.core.progress import Silent
 from rekey.errors import CredentialRefused, RekeyError, ServiceError
 from rekey.model import Row
-from rekey.progress import Silent
-from rekey.runner.filelock import FileLock
+from rekey.state.filelock import FileLock
 from rekey.stress import load
 from rekey.stress.distribution import spread_of_design, spread_of_table
 from rekey.stress.load import Offer, offer
@@ -23,7 +24,6 @@ from rekey.stress.report import Bounds, StressReport
 from rekey.stress.run import stress
 from rekey.stress.spread import ONE_PARTITION, MadeUp, Spread
 from rekey.stress.steps import Limit
-from rekey.tables.clock import FakeClock
 from rekey.tables.faults import Call, Fault, FaultKind
 from rekey.tables.memory import MemoryTableService
 from rekey.tables.probe import Heard

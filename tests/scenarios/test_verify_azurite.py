@@ -11,11 +11,11 @@ import pytest
 
 from rekey.mapping.rows import MAPPING_TABLE
 from rekey.model import EntityKey, key_of
-from rekey.reconcile.count import count
-from rekey.reconcile.divergence import Change, Kind
-from rekey.reconcile.full import full
-from rekey.reconcile.sample import sample
 from rekey.tables.azure import AzureTableService
+from rekey.verify.count import count
+from rekey.verify.divergence import Change, Kind
+from rekey.verify.full import full
+from rekey.verify.sample import sample
 from tests.verifying import context
 from tests.worlds import USERS, World, user
 

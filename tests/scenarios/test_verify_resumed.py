@@ -10,18 +10,19 @@ from typing import Any
 
 import pytest
 
+from rekey.copy.workers import summing as slices
+from rekey.copy.workers.work import work
+from rekey.core.clock import TICKS_PER_SECOND
 from rekey.errors import Interrupted, RekeyError
 from rekey.model import Row, content_of, key_of
-from rekey.reconcile import summing
-from rekey.reconcile.render import render
-from rekey.reconcile.report import FullReport
-from rekey.runner import moves, resuming, steering
-from rekey.runner.moves import Mode
+from rekey.runner import commands as moves
+from rekey.runner import resuming, steering
+from rekey.runner.commands import Mode
 from rekey.runner.run import Options, StopFlag
-from rekey.spread import summing as slices
-from rekey.spread.work import work
-from rekey.tables.clock import TICKS_PER_SECOND
 from rekey.tables.faults import Call
+from rekey.verify import summing
+from rekey.verify.render import render
+from rekey.verify.report import FullReport
 from tests.projects import USERS_SCRIPT, Project
 from tests.spreading import NAME, Inline, Plain, inline
 from tests.worlds import user

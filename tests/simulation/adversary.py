@@ -21,9 +21,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from rekey.core.clock import TICKS_PER_SECOND, FakeClock
 from rekey.errors import ServiceError
 from rekey.tables.base import Operation
-from rekey.tables.clock import TICKS_PER_SECOND, FakeClock
 from rekey.tables.faults import Call, Fault, FaultKind
 from rekey.tables.memory import MemoryTable, MemoryTableService
 from tests.simulation.repeating import Repeating

@@ -12,7 +12,7 @@ import random
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
-from rekey.mapper import Mapper
+from rekey.declaration.mapper import Mapper
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.tables.memory import MemoryTable
 from tests.worlds import post, user

@@ -12,13 +12,13 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from rekey.backfill.copier import Copier
-from rekey.backfill.gathering import Gathering
-from rekey.delta.passes import PassResult, delta_pass
-from rekey.dualwrite import propagate
-from rekey.dualwrite.propagate import Propagator
+from rekey.copy.map import Copier
+from rekey.copy.passes import PassResult, delta_pass
+from rekey.copy.write import Gathering
 from rekey.mapping.rows import TargetKey
 from rekey.model import EntityKey, Row
+from rekey.protocol import propagate
+from rekey.protocol.propagate import Propagator
 from rekey.tables.base import Operation, Table
 from rekey.tables.bulk import insert_absent
 

@@ -15,18 +15,20 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from rekey.dualwrite import effects, flow, propagate, reverse
-from rekey.dualwrite.journal import Journal
-from rekey.dualwrite.propagate import Propagated
-from rekey.dualwrite.reverse import ReversePropagator
-from rekey.dualwrite.rules import Side
-from rekey.dualwrite.sides import AuthoritySide
-from rekey.dualwrite.target_side import TargetSide
-from rekey.dualwrite.work import Work
-from rekey.dualwrite.writer import Writer
+from rekey.client import flow
+from rekey.client.authority import AuthoritySide
+from rekey.client.target_side import TargetSide
+from rekey.client.work import Work
+from rekey.client.writer import Writer
 from rekey.mapping.rows import Forward, TargetKey
 from rekey.model import EntityKey, Row, key_of
-from rekey.runner import following, freeze
+from rekey.protocol import effects, propagate, reverse
+from rekey.protocol.journal import Journal
+from rekey.protocol.propagate import Propagated
+from rekey.protocol.reverse import ReversePropagator
+from rekey.protocol.rules import Side
+from rekey.runner import client_barrier as following
+from rekey.runner import freeze
 from rekey.tables.base import Operation, Table, Verb
 
 

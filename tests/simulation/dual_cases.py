@@ -17,11 +17,11 @@ from contextlib import ExitStack
 from typing import Any
 from unittest import mock
 
-from rekey.backfill import sweep
-from rekey.declaration import Migration
-from rekey.dualwrite.rules import View
+from rekey.copy import sweep
+from rekey.declaration.migration import Migration
 from rekey.model import Row
 from rekey.phases import ControlPhase
+from rekey.protocol.rules import View
 from tests.simulation.dual_moves import MovingWorld, repeatable
 from tests.simulation.dual_small import DualParts, DualWorld, Works
 from tests.simulation.explore import Budget, Scenario, Searched, search

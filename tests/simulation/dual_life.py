@@ -28,11 +28,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
 
-from rekey.dualwrite.control import ControlRow, from_row
-from rekey.dualwrite.reading import ClientFacts, LeaseSettings
-from rekey.dualwrite.rules import SOURCE, View, authority
-from rekey.dualwrite.sdk import connect
-from rekey.dualwrite.sdk.core import ClientCore
+from rekey.client.reading import ClientFacts, LeaseSettings
+from rekey.client.sdk import connect
+from rekey.client.sdk.core import ClientCore
+from rekey.declaration.mapper import Mapper
 from rekey.errors import (
     Collision,
     Findings,
@@ -43,17 +42,20 @@ from rekey.errors import (
     RekeyError,
     ServiceError,
 )
-from rekey.mapper import Mapper
 from rekey.mapping.rows import (
     CONTROL_TABLE,
     JOURNAL_TABLE,
     MAPPING_TABLE,
 )
+from rekey.migration.opening import fingerprints_of
 from rekey.model import EntityKey, Row
-from rekey.opening import fingerprints_of
 from rekey.phases import ControlPhase, Phase
-from rekey.runner import lease, moves, verification
-from rekey.runner.moves import Mode
+from rekey.protocol import lease
+from rekey.protocol.control import ControlRow, from_row
+from rekey.protocol.rules import SOURCE, View, authority
+from rekey.runner import commands as moves
+from rekey.runner import verification
+from rekey.runner.commands import Mode
 from rekey.runner.run import Options
 from rekey.runner.session import Accounts, Session
 from tests.declared import under_writes

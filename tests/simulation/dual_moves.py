@@ -21,18 +21,19 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from rekey.declaration import Migration
-from rekey.dualwrite import control as control_module
-from rekey.dualwrite.control import ControlRow, ControlStore, from_row
-from rekey.dualwrite.counters import Counters
-from rekey.dualwrite.lease import ClientFacts, ClientLease, LeaseSettings
-from rekey.dualwrite.registry import Registry
-from rekey.dualwrite.rules import SOURCE, TARGET, Side
+from rekey.client.counters import Counters
+from rekey.client.lease import ClientFacts, ClientLease, LeaseSettings
+from rekey.declaration.migration import Migration
 from rekey.errors import RekeyError
 from rekey.mapping.rows import CONTROL_TABLE
 from rekey.model import Row
 from rekey.phases import ControlPhase
-from rekey.runner import following, freeze, intents
+from rekey.protocol import control as control_module
+from rekey.protocol.control import ControlRow, ControlStore, from_row
+from rekey.protocol.registry import Registry
+from rekey.protocol.rules import SOURCE, TARGET, Side
+from rekey.runner import client_barrier as following
+from rekey.runner import freeze, intents
 from rekey.tables.faults import Call
 from tests.simulation.dual_small import DualParts, DualWorld, Works
 from tests.simulation.scheduler import Scheduler, Waits

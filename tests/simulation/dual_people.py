@@ -2,7 +2,7 @@
 
 Rules kept here:
 
-* A client is the program's own (`rekey.dualwrite.sdk.core`): lease, writer, journal. Only time,
+* A client is the program's own (`rekey.client.sdk.core`): lease, writer, journal. Only time,
   randomness and the way to the tables are the simulation's.
 * Every operation is about source keys that are known when it is drawn. Each key has a witness of its own:
   what clients saw of it fits one row that changes at once.
@@ -19,9 +19,9 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from rekey.dualwrite.rules import View
-from rekey.dualwrite.sdk.core import ClientCore
-from rekey.dualwrite.sdk.plan import Plan
+from rekey.client.sdk.core import ClientCore
+from rekey.client.sdk.plan import Plan
+from rekey.declaration.mapper import Mapper
 from rekey.errors import (
     Collision,
     ConditionFailed,
@@ -33,9 +33,9 @@ from rekey.errors import (
     ServiceError,
     WritesRefused,
 )
-from rekey.mapper import Mapper
 from rekey.mapping.wrapping import LocalWrappingKey
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row, etag_of, key_of
+from rekey.protocol.rules import View
 from rekey.tables.base import Table
 from tests.projects import WRAPPING_KEY
 from tests.simulation.linearizable import (

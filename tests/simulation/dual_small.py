@@ -23,22 +23,22 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rekey.backfill.moved import settle_moved
-from rekey.declaration import Migration
-from rekey.dualwrite.counters import Counters
-from rekey.dualwrite.journal import Journal
-from rekey.dualwrite.permits import Permit
-from rekey.dualwrite.reverse import ReversePropagator
-from rekey.dualwrite.rules import SOURCE, TARGET, Side, View
-from rekey.dualwrite.sweeper import Company, Sweeper
-from rekey.dualwrite.writer import Writer
-from rekey.mapper import Mapper
+from rekey.client.counters import Counters
+from rekey.client.writer import Writer
+from rekey.copy.moved import settle_moved
+from rekey.core.clock import FakeClock, format_ticks
+from rekey.declaration.mapper import Mapper
+from rekey.declaration.migration import Migration
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row, key_of
 from rekey.phases import ControlPhase
+from rekey.protocol.journal import Journal
+from rekey.protocol.permits import Permit
+from rekey.protocol.reverse import ReversePropagator
+from rekey.protocol.rules import SOURCE, TARGET, Side, View
+from rekey.protocol.sweeper import Company, Sweeper
 from rekey.runner.intents import announcing
 from rekey.tables.base import Operation
-from rekey.tables.clock import FakeClock, format_ticks
 from rekey.tables.faults import Call
 from tests.simulation.repeating import Repeating
 from tests.simulation.scheduler import Held, HeldTable, Scheduler, Waits

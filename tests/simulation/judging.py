@@ -9,15 +9,15 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rekey.declaration import Migration
-from rekey.dualwrite.control import ControlRow
+from rekey.declaration.mapper import Mapper
+from rekey.declaration.migration import Migration
 from rekey.errors import SealedUnreadable
-from rekey.mapper import Mapper
 from rekey.mapping.ids import SafeIds
 from rekey.mapping.rows import MappingRows, TargetKey
 from rekey.mapping.sealing import ROOT, Sealer, ids_key, key_partition, read_data_key
 from rekey.mapping.wrapping import LocalWrappingKey
 from rekey.model import EntityKey, Row, key_of
+from rekey.protocol.control import ControlRow
 from tests.projects import WRAPPING_KEY
 from tests.worlds import mapped
 

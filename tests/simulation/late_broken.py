@@ -11,10 +11,10 @@ from contextlib import ExitStack
 from typing import Any
 from unittest import mock
 
+from rekey.copy.workers import fence
+from rekey.copy.workers.fence import Fence
 from rekey.protocol.term import Term
 from rekey.runner.phases import backfill
-from rekey.spread import fence
-from rekey.spread.fence import Fence
 
 
 def no_wait_for_the_term() -> Any:

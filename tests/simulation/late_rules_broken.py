@@ -16,15 +16,16 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from rekey.dualwrite.journal import Journal
-from rekey.dualwrite.sweeper import Company
+from rekey.core.clock import ticks_of
 from rekey.model import EntityKey
-from rekey.runner import facts, session
+from rekey.protocol.journal import Journal
+from rekey.protocol.lease import Holder
+from rekey.protocol.sweeper import Company
+from rekey.runner import session
 from rekey.runner.intents import RUNNER
-from rekey.runner.lease import Holder
 from rekey.runner.phases import cutover
 from rekey.state.models import Verification
-from rekey.tables.clock import ticks_of
+from rekey.status import facts
 from rekey.tables.memory import MemoryTable
 from tests.simulation import repeatable
 from tests.simulation.storm import Storm, StormService
@@ -98,7 +99,7 @@ def by_the_machines_clock() -> Any:
         return problem(timed, *given, **more)
 
     problem = facts.verification_problem
-    stack = _everywhere("rekey.runner.facts", "verification_problem", by_time)
+    stack = _everywhere("rekey.status.facts", "verification_problem", by_time)
     stack.enter_context(mock.patch.object(cutover, "last_number", lambda run: run.clock.ticks()))
     stack.enter_context(mock.patch.object(session, "ServiceClock", lambda _told, clock: clock))
     return stack

@@ -3,8 +3,8 @@
 Rules kept here:
 
 * The runner's work is the program's backfill with an executor (`rekey.runner.phases.backfill`): it sends a
-  task, waits for the term, settles what moved, and sweeps. The worker's is `rekey.spread.work`. Only the
-  executor, the state file and what a session opens are things of this world.
+  task, waits for the term, settles what moved, and sweeps. The worker's is `rekey.copy.workers.work`. Only
+  the executor, the state file and what a session opens are things of this world.
 * Each task is a process of its own, whatever becomes of the runner. The first one is a sleeper: at any of its
   requests it may be stopped for any length of time, and its timers fire when it goes on. Only what it has
   sent lands within the longest request or never: a process that is stopped between asking and sending is
@@ -33,28 +33,28 @@ from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
 
-from rekey.backfill import sweep
-from rekey.backfill.copier import Copier
-from rekey.bounds import Limits
-from rekey.config import Config
-from rekey.declaration import Declared, Migration
-from rekey.dualwrite import control
-from rekey.dualwrite.control import ControlRow, ControlStore
+from rekey.copy import sweep
+from rekey.copy.map import Copier
+from rekey.copy.workers import copying, driver
+from rekey.copy.workers.driver import Driver
+from rekey.copy.workers.fence import Fence
+from rekey.copy.workers.opened import Opened, travel_key
+from rekey.copy.workers.tasks import Basis, Plain, Task
+from rekey.copy.workers.work import Host, carry_out
+from rekey.core.progress import Silent
+from rekey.declaration.migration import Declared, Migration
 from rekey.mapping.cursors import SealedKeys
 from rekey.mapping.rows import CONTROL_TABLE, LEASE_ROW_KEY
 from rekey.model import PARTITION_KEY, ROW_KEY, Row, key_of
 from rekey.phases import ControlPhase
-from rekey.progress import Silent
-from rekey.protocol import term
-from rekey.runner import quiet, spreading
+from rekey.project.bounds import Limits
+from rekey.project.config import Config
+from rekey.protocol import control, term
+from rekey.protocol.control import ControlRow, ControlStore
+from rekey.runner import copy_with_workers as spreading
+from rekey.runner import quiet
 from rekey.runner.phases import backfill
 from rekey.runner.run import Run, StopFlag
-from rekey.spread import copying, driver
-from rekey.spread.driver import Driver
-from rekey.spread.fence import Fence
-from rekey.spread.opened import Opened, travel_key
-from rekey.spread.tasks import Basis, Plain, Task
-from rekey.spread.work import Host, carry_out
 from rekey.state.models import Segment
 from rekey.tables.base import Accounts, Table, TableService
 from rekey.tables.faults import Call

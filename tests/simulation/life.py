@@ -21,14 +21,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
 
-from rekey.dualwrite.control import ControlStore
+from rekey.declaration.mapper import Mapper
 from rekey.errors import Collision, Findings, Interrupted, Locked, RekeyError, ServiceError
-from rekey.mapper import Mapper
 from rekey.mapping.rows import MAPPING_TABLE
 from rekey.model import EntityKey, Row
 from rekey.phases import ControlPhase, Phase
-from rekey.runner import lease, moves, session
-from rekey.runner.moves import Mode
+from rekey.protocol import lease
+from rekey.protocol.control import ControlStore
+from rekey.runner import commands as moves
+from rekey.runner import session
+from rekey.runner.commands import Mode
 from rekey.runner.run import Options
 from rekey.runner.session import Session
 from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, Project

@@ -17,12 +17,13 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from unittest import mock
 
-from rekey.dualwrite.journal import Journal
-from rekey.dualwrite.lease import ClientLease
-from rekey.dualwrite.sdk import core
-from rekey.runner import moves, session, verification
-from rekey.runner.lease import Holder, RunnerLease
-from rekey.tables.clock import rising_seconds
+from rekey.client.lease import ClientLease
+from rekey.client.sdk import core
+from rekey.core.clock import rising_seconds
+from rekey.protocol.journal import Journal
+from rekey.protocol.lease import Holder, RunnerLease
+from rekey.runner import commands as moves
+from rekey.runner import session, verification
 
 
 @contextmanager

@@ -14,12 +14,12 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from rekey.core.clock import Clock
 from rekey.errors import Ambiguous, ConditionFailed, EndpointDown, RowExists, RowMissing, ServiceError
 from rekey.errors import Unavailable as Busy
 from rekey.model import ETAG
 from rekey.tables import allowance
 from rekey.tables.base import Operation, Table
-from rekey.tables.clock import Clock
 from rekey.tables.requests import Requester
 from rekey.tables.retry import RetryPolicy
 from rekey.tables.settle import Landed, all_landed

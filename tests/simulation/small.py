@@ -18,25 +18,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rekey.backfill.copier import Copier
-from rekey.backfill.engine import copy_segments
-from rekey.backfill.reading import WindowSize
-from rekey.declaration import Migration
-from rekey.delta.passes import delta_pass, sweep
-from rekey.dualwrite.propagate import Propagator
+from rekey.copy.engine import copy_segments
+from rekey.copy.map import Copier
+from rekey.copy.passes import delta_pass, sweep
+from rekey.copy.scan import WindowSize
+from rekey.core.clock import TICKS_PER_SECOND, FakeClock
+from rekey.declaration.mapper import Mapper, TargetRow
+from rekey.declaration.migration import Migration
 from rekey.errors import RowExists, RowMissing
-from rekey.mapper import Mapper, TargetRow
 from rekey.mapping.ids import SafeIds
 from rekey.mapping.rows import MAPPING_TABLE, MappingRows
 from rekey.mapping.store import MappingStore
 from rekey.model import TIMESTAMP, EntityKey, Row, key_of
-from rekey.reconcile.context import ReconcileContext
-from rekey.reconcile.full import full
-from rekey.reconcile.report import FullReport
+from rekey.protocol.propagate import Propagator
 from rekey.state.models import Segment
 from rekey.tables.base import Table
-from rekey.tables.clock import TICKS_PER_SECOND, FakeClock
 from rekey.tables.faults import Call
+from rekey.verify.context import ReconcileContext
+from rekey.verify.full import full
+from rekey.verify.report import FullReport
 from tests.simulation.explore import Scenario
 from tests.simulation.scheduler import HeldService, Scheduler
 from tests.worlds import SCRIPT, SECRET, contents, go_on, mapped, never, nothing

@@ -19,8 +19,7 @@ from contextvars import Context
 from functools import partial
 from typing import Any, ClassVar
 
-from rekey.dualwrite.reading import LeaseSettings
-from rekey.dualwrite.rules import TARGET, View, authority
+from rekey.client.reading import LeaseSettings
 from rekey.errors import (
     Findings,
     GateClosed,
@@ -33,8 +32,9 @@ from rekey.errors import (
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import EntityKey, Row, key_of
 from rekey.phases import ControlPhase, Phase
-from rekey.runner import moves
-from rekey.runner.moves import Mode
+from rekey.protocol.rules import TARGET, View, authority
+from rekey.runner import commands as moves
+from rekey.runner.commands import Mode
 from rekey.runner.run import Options
 from rekey.runner.session import Session
 from rekey.tables.base import Operation, Verb

@@ -14,8 +14,8 @@ from unittest import mock
 
 import pytest
 
-from rekey.dualwrite.propagate import Propagated
-from rekey.dualwrite.sweeper import Settler
+from rekey.protocol.propagate import Propagated
+from rekey.protocol.sweeper import Settler
 from tests.simulation.dual_life import KINDS, Life
 from tests.simulation.judging import Found
 

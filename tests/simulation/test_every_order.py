@@ -7,8 +7,8 @@ from unittest import mock
 
 import pytest
 
-from rekey.backfill import sweep
-from rekey.declaration import Migration
+from rekey.copy import sweep
+from rekey.declaration.migration import Migration
 from rekey.model import Row
 from tests.simulation.explore import Budget, Searched, search
 from tests.simulation.scheduler import Scheduler

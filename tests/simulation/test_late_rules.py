@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from rekey.dualwrite.rules import View
 from rekey.errors import GateClosed, RekeyError
 from rekey.mapping.rows import MAPPING_TABLE
+from rekey.protocol.rules import View
 from rekey.tables.base import Operation, Verb
 from tests.simulation import late_rules_broken
 from tests.simulation.judging import Found

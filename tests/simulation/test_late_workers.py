@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rekey.declaration import Migration
+from rekey.declaration.migration import Migration
 from rekey.model import Row
 from tests.simulation import late_broken
 from tests.simulation.explore import Budget, Searched, search

@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from rekey.dualwrite.rules import View
+from rekey.declaration.mapper import Mapper
 from rekey.errors import (
     Collision,
     ConditionFailed,
@@ -28,8 +28,8 @@ from rekey.errors import (
     ServiceError,
     WritesRefused,
 )
-from rekey.mapper import Mapper
 from rekey.model import EntityKey, Row, content_of, etag_of, key_of
+from rekey.protocol.rules import View
 from rekey.tables.base import Operation, Table, Verb
 from tests.simulation.linearizable import (
     CONDITION,

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from rekey import Migration, keys, props, query
-from rekey.advice import gather
-from rekey.advice.advise import advise
-from rekey.advice.catalogue import CODES
-from rekey.advice.facts import Advice
-from rekey.keys import Expression
-from rekey.keys.keyed import opaque
+from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
+from rekey.declaration.catalogue import CODES
+from rekey.declaration.keys import Expression
+from rekey.declaration.keys.keyed import opaque
 from rekey.model import Row
-from rekey.planner.result import Severity
-from rekey.prices import Prices
-from rekey.tables.clock import TICKS_PER_SECOND, format_ticks, ticks_of
+from rekey.plan.advice import gather
+from rekey.plan.advice.advise import advise
+from rekey.plan.advice.facts import Advice
+from rekey.plan.result import Severity
+from rekey.project.prices import Prices
 from tests.advising import facts, index, migration, planned
 
 START = ticks_of("2024-01-01T00:00:00Z")

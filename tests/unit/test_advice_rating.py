@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from rekey import Migration, keys, query
-from rekey.advice.queries import rated
-from rekey.query import Query
+from rekey.declaration.query import Query
+from rekey.declaration.scripts import load_script
+from rekey.plan.advice.queries import rated
 from rekey.rehearse.generate import posts, telemetry
-from rekey.scripts import load_script
 from tests.advising import facts, migration
 from tests.documents import ROOT
 from tests.unit.test_advice import at, hidden, rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rekey.phases import LEAVES, ORDER, ControlPhase, Phase
-from rekey.runner.align import aligned
+from rekey.state.align import aligned
 
 
 @pytest.mark.parametrize("phase", ORDER)

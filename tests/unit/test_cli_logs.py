@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from rekey.cli import logs
+from rekey.core import logs
 
 KEY = "someone@example.com"
 LIBRARIES = [

@@ -209,7 +209,7 @@ def test_help_needs_no_heavy_module() -> None:
 def test_what_looks_needs_nothing_of_what_works() -> None:
     """`rekey status` is asked again and again: it does not wait for modules that copy, plan or compare."""
     program = (
-        "import sys, rekey.runner.status, rekey.runner.watching, rekey.opening\n"
+        "import sys, rekey.status.status, rekey.status.reader, rekey.migration.opening\n"
         "working = ('backfill', 'delta', 'planner', 'reconcile', 'inspection', 'runner.session')\n"
         "print(*(name for name in working if f'rekey.{name}' in sys.modules))"
     )

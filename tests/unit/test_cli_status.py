@@ -8,23 +8,23 @@ from typing import Any
 
 import pytest
 
-from rekey.bounds import Gates, Limits
 from rekey.cli.shell import Shell
 from rekey.cli.status import _told
-from rekey.config import Account, Config
-from rekey.declaration import Declared, Migration
-from rekey.dualwrite.control import ControlRow
-from rekey.dualwrite.journal import Journal
-from rekey.dualwrite.registry import ClientRow, Registry
+from rekey.core.clock import FakeClock, ticks_of
+from rekey.declaration.migration import Declared, Migration
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import EntityKey
 from rekey.phases import ORDER, ControlPhase, Phase
-from rekey.runner.facts import RETURNED_AFTER, UNFOLLOWED, Facts, Intents, Lease, Wait, waits
-from rekey.runner.status import judge
-from rekey.runner.watching import look_at
+from rekey.project.bounds import Gates, Limits
+from rekey.project.config import Account, Config
+from rekey.protocol.control import ControlRow
+from rekey.protocol.journal import Journal
+from rekey.protocol.registry import ClientRow, Registry
 from rekey.state.models import WATERMARK, PhaseRun, Segment, Verification
 from rekey.state.store import State
-from rekey.tables.clock import FakeClock, ticks_of
+from rekey.status.facts import RETURNED_AFTER, UNFOLLOWED, Facts, Intents, Lease, Wait, waits
+from rekey.status.reader import look_at
+from rekey.status.status import judge
 from rekey.tables.memory import MemoryTableService
 from tests.worlds import SCRIPT, USERS
 

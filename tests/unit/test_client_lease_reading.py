@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from rekey.dualwrite.control import ControlRow
-from rekey.dualwrite.reading import ClientFacts, LeaseSettings, Reading, reading
+from rekey.client.reading import ClientFacts, LeaseSettings, Reading, reading
 from rekey.errors import ExitCode
 from rekey.phases import ControlPhase
+from rekey.protocol.control import ControlRow
 
 S, D, F, C = (
     ControlPhase.SOURCE,

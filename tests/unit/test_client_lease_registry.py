@@ -6,7 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from rekey.dualwrite.registry import (
+from rekey.core.clock import TICKS_PER_SECOND, FakeClock
+from rekey.errors import StateUnusable
+from rekey.mapping.rows import CONTROL_TABLE, LEASE_ROW_KEY
+from rekey.protocol.registry import (
     FORMAT,
     PURGE_AFTER_S,
     SAFETY_S,
@@ -20,9 +23,6 @@ from rekey.dualwrite.registry import (
     standing,
     to_row,
 )
-from rekey.errors import StateUnusable
-from rekey.mapping.rows import CONTROL_TABLE, LEASE_ROW_KEY
-from rekey.tables.clock import TICKS_PER_SECOND, FakeClock
 from rekey.tables.faults import Fault, FaultKind, Planned, PlannedFaults
 from rekey.tables.memory import MemoryTableService
 

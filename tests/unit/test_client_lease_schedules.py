@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from rekey.dualwrite.control import ControlRow, ControlStore
-from rekey.dualwrite.lease import ClientLease
-from rekey.dualwrite.reading import LeaseSettings
-from rekey.dualwrite.registry import Registry, is_current, is_over
-from rekey.dualwrite.underway import Going
+from rekey.client.in_flight import Going
+from rekey.client.lease import ClientLease
+from rekey.client.reading import LeaseSettings
 from rekey.errors import Unavailable, WritesRefused
 from rekey.model import EntityKey, Row
+from rekey.protocol.control import ControlRow, ControlStore
+from rekey.protocol.registry import Registry, is_current, is_over
 from rekey.tables.memory import MemoryTable, MemoryTableService
 from tests.leasing import FACTS, SCRIPT, C, D, F, S
 from tests.scenarios.test_lease import HandClock

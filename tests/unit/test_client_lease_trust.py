@@ -9,14 +9,14 @@ from dataclasses import replace
 
 import pytest
 
-from rekey.dualwrite.lease import ClientLease
-from rekey.dualwrite.permits import Permit
-from rekey.dualwrite.registry import SAFETY_S, is_current, is_over
+from rekey.client.lease import ClientLease
+from rekey.core.clock import rising_seconds
 from rekey.errors import Ambiguous, EndpointDown, StateUnusable, Unavailable, WritesRefused
 from rekey.mapping.rows import CONTROL_TABLE
 from rekey.model import EntityKey
 from rekey.phases import ControlPhase
-from rekey.tables.clock import rising_seconds
+from rekey.protocol.permits import Permit
+from rekey.protocol.registry import SAFETY_S, is_current, is_over
 from rekey.tables.faults import Call, FaultKind
 from tests.leasing import FACTS, LEASE_S, LONGEST_S, SCRIPT, C, D, F, S, World, epoch_of, refused
 

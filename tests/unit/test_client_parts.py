@@ -23,16 +23,15 @@ from azure.core.exceptions import (
 from azure.core.rest import HttpRequest
 from azure.data.tables import TableTransactionError
 
-from rekey.dualwrite.reading import LeaseSettings
-from rekey.dualwrite.rules import View
-from rekey.dualwrite.sdk.answers import AsyncAnswer, SyncAnswer, answer_to_problem
-from rekey.dualwrite.sdk.calls import Read, Table, Write, call_of, row_of
-from rekey.dualwrite.sdk.connect import timeouts_for
-from rekey.dualwrite.sdk.credentials import account_of
-from rekey.dualwrite.sdk.errors import TransactionRefused, problem_of
-from rekey.dualwrite.sdk.plan import Endpoint, Plan, configured, make_plan, policies_of, view_of
-from rekey.dualwrite.sdk.refusals import refusal_in
-from rekey.dualwrite.sdk.thread import LoopThread
+from rekey.client.reading import LeaseSettings
+from rekey.client.sdk.answers import AsyncAnswer, SyncAnswer, answer_to_problem
+from rekey.client.sdk.calls import Read, Table, Write, call_of, row_of
+from rekey.client.sdk.connect import timeouts_for
+from rekey.client.sdk.credentials import account_of
+from rekey.client.sdk.errors import TransactionRefused, problem_of
+from rekey.client.sdk.plan import Endpoint, Plan, configured, make_plan, policies_of, view_of
+from rekey.client.sdk.refusals import refusal_in
+from rekey.client.sdk.thread import LoopThread
 from rekey.errors import (
     Ambiguous,
     Collision,
@@ -49,6 +48,7 @@ from rekey.errors import (
     WritesRefused,
 )
 from rekey.model import EntityKey
+from rekey.protocol.rules import View
 from rekey.tables.base import Verb
 from tests.begun import SECRETS, WRAPPING_KEY, declared_as
 from tests.worlds import POSTS, USERS

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from rekey.tables.clock import FakeClock, SystemClock, format_ticks, ticks_of
+from rekey.core.clock import FakeClock, SystemClock, format_ticks, ticks_of
 
 
 @pytest.mark.parametrize(

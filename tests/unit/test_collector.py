@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from rekey.collector import patient_collector
+from rekey.core.collector import patient_collector
 
 
 def test_it_is_patient_as_long_as_any_stream_is_open() -> None:

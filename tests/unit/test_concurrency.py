@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from rekey.concurrency import for_each, together
+from rekey.core.concurrency import for_each, together
 
 
 async def test_never_more_than_the_limit_are_under_way() -> None:

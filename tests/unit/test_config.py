@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rekey.config import (
+from rekey.errors import ConfigurationError, ExitCode, SecretMissing
+from rekey.project.config import (
     AZURITE_KEY,
     Account,
     Gates,
@@ -16,9 +17,8 @@ from rekey.config import (
     load_config,
     resolve_secret,
 )
-from rekey.default_config import DEFAULT_CONFIG
-from rekey.errors import ConfigurationError, ExitCode, SecretMissing
-from rekey.secrets_source import SecretKind, SecretSource
+from rekey.project.default_config import DEFAULT_CONFIG
+from rekey.project.secrets_source import SecretKind, SecretSource
 
 HTTPS = 'endpoint = "https://acme.table.core.windows.net"'
 MINIMAL = f"[tables]\n{HTTPS}\n[restricted]\nendpoint = 'https://vault.table.core.windows.net/'\n"

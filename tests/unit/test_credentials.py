@@ -10,9 +10,9 @@ from azure.core.exceptions import ClientAuthenticationError
 from azure.core.pipeline.transport import HttpRequest
 from azure.identity.aio import DefaultAzureCredential
 
-from rekey.config import Account
 from rekey.errors import ConfigurationError, CredentialRefused
 from rekey.model import EntityKey
+from rekey.project.config import Account
 from rekey.tables.azure import AzureTableService
 from rekey.tables.credentials import SharedKey, SharedKeyLitePolicy, credential_for, signature_of
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from rekey.crockford import ALPHABET, encode
+from rekey.core.crockford import ALPHABET, encode
 
 _FROM_RFC4648 = str.maketrans("ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", ALPHABET)
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from rekey import Index, Migration, Target, keys, props
-from rekey.declaration import required_secrets
-from rekey.keys import InvalidDeclaration
+from rekey.declaration.keys import InvalidDeclaration
+from rekey.declaration.migration import required_secrets
 
 PARTITION, ROW = keys.prop("PartitionKey"), keys.prop("RowKey")
 

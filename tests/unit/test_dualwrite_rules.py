@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rekey.dualwrite import rules
-from rekey.dualwrite.rules import Route, View, authority, reads_refused, refusal, refusal_code, route
 from rekey.phases import ControlPhase
+from rekey.protocol import rules
+from rekey.protocol.rules import Route, View, authority, reads_refused, refusal, refusal_code, route
 
 P = ControlPhase
 ALL: tuple[ControlPhase | None, ...] = (None, *ControlPhase)

@@ -13,12 +13,12 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import Prehashed, decode_dss_signature
 
-from rekey.config import load_config
 from rekey.errors import ConfigurationError, CredentialRefused, EndpointDown, Unavailable
 from rekey.evidence import note
 from rekey.evidence.keyvault import KeyVaultSigner
 from rekey.evidence.signing import open_signer
-from rekey.keyvault import split_url
+from rekey.project.config import load_config
+from rekey.project.keyvault import split_url
 from tests.vaults import SAID, Credential, FakeVault, decoded, unpadded
 
 URL = "https://acme.vault.azure.net/keys/evidence"

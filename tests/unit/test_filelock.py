@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from rekey.errors import ExitCode, Locked
-from rekey.runner.filelock import FileLock
+from rekey.state.filelock import FileLock
 
 HOLDER = """
 import sys
 from pathlib import Path
-from rekey.runner.filelock import FileLock
+from rekey.state.filelock import FileLock
 with FileLock(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

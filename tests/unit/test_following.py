@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rekey.dualwrite.control import ControlRow
-from rekey.dualwrite.registry import SAFETY_S, ClientRow
+from rekey.core.clock import TICKS_PER_SECOND, FakeClock
 from rekey.phases import ControlPhase
-from rekey.runner.following import Clients, Deadline, named
-from rekey.tables.clock import TICKS_PER_SECOND, FakeClock
+from rekey.protocol.control import ControlRow
+from rekey.protocol.registry import SAFETY_S, ClientRow
+from rekey.runner.client_barrier import Clients, Deadline, named
 
 CONTROL = ControlRow(
     script_id="0001_users",

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from rekey.declaration import required_secrets
-from rekey.edm import TYPES, edm_type
-from rekey.mapper import Mapper
+from rekey.core.edm import TYPES, edm_type
+from rekey.declaration.mapper import Mapper
+from rekey.declaration.migration import required_secrets
+from rekey.declaration.scripts import load_scripts
 from rekey.model import Row, key_of, property_names
 from rekey.rehearse import generate
-from rekey.scripts import load_scripts
 from rekey.tables.rules import stored_form
 
 ALL = [generate.users, generate.posts, generate.telemetry, generate.generic]

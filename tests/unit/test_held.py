@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from rekey.backfill.held import Held, Write
-from rekey.backfill.window import CopyWindow
+from rekey.copy.batch_buffer import Held, Write
+from rekey.copy.window import CopyWindow
+from rekey.core.clock import FakeClock
 from rekey.model import EntityKey
 from rekey.tables.base import Verb
-from rekey.tables.clock import FakeClock
 from rekey.tables.memory import MemoryTableService
 
 

@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 import pytest
 
-from rekey.inspection.confidence import poisson_upper, share_of
-from rekey.inspection.inspect import HEAD_ROWS, SAMPLE_REQUESTS
-from rekey.inspection.report import FACTOR
+from rekey.inspect.confidence import poisson_upper, share_of
+from rekey.inspect.inspect import HEAD_ROWS, SAMPLE_REQUESTS
+from rekey.inspect.report import FACTOR
+from rekey.inspect.sampling import Sizer, Stretch, Units, key_from, units_of
 from rekey.model import EntityKey
-from rekey.planner.sampling import Sizer, Stretch, Units, key_from, units_of
 
 NAMES = ("anna", "bob", "carl", "dora", "emil", "fritz", "greta", "hans", "ida", "jan", "karl", "lena", "uwe")
 LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from rekey import keys
-from rekey.keys import Expression, InvalidDeclaration
-from rekey.keys.escape import Custom
+from rekey.declaration.keys import Expression, InvalidDeclaration
+from rekey.declaration.keys.escape import Custom
 from tests.expressions import evaluate, refused
 
 SOURCE = """\

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekey import crockford, keys
+from rekey import keys
+from rekey.core import crockford
+from rekey.declaration.keys import InvalidDeclaration
+from rekey.declaration.keys.base import Scope
 from rekey.errors import SecretMissing
-from rekey.keys import InvalidDeclaration
-from rekey.keys.base import Scope
 from tests.expressions import IDS_SECRET, evaluate
 
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"

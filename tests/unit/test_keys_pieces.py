@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rekey import keys
+from rekey.declaration.keys import InvalidDeclaration, Split
+from rekey.declaration.keys.base import Scope
 from rekey.errors import RowRefused
-from rekey.keys import InvalidDeclaration, Split
-from rekey.keys.base import Scope
 from tests.expressions import evaluate, refused
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rekey import keys
-from rekey.keys import InvalidDeclaration
+from rekey.declaration.keys import InvalidDeclaration
 from rekey.model import Row
 from tests.expressions import evaluate, refused
 

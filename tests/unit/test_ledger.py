@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from yoyo.exceptions import BadMigration
 
+from rekey.declaration.scripts import load_scripts
 from rekey.errors import (
     DeclarationError,
     GateClosed,
@@ -25,10 +26,9 @@ from rekey.errors import (
     StateUnusable,
 )
 from rekey.phases import ORDER, Phase
-from rekey.runner.filelock import FileLock
-from rekey.runner.ledger import Ledger, LedgerScript, Step, applied_phases, handover
-from rekey.scripts import load_scripts
 from rekey.state.backend import StateBackend
+from rekey.state.filelock import FileLock
+from rekey.state.ledger import Ledger, LedgerScript, Step, applied_phases, handover
 from rekey.state.store import State
 
 USERS = LedgerScript("0001_users", frozenset(), "Users", ("UsersV2", "UsersByTag"))
@@ -359,8 +359,8 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from rekey.phases import Phase
-from rekey.runner.filelock import FileLock
-from rekey.runner.ledger import Ledger, LedgerScript
+from rekey.state.filelock import FileLock
+from rekey.state.ledger import Ledger, LedgerScript
 
 def run(script_id, phase):
     if phase is Phase.BACKFILL:

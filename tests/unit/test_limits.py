@@ -6,7 +6,7 @@ import base64
 
 import pytest
 
-from rekey.limits import (
+from rekey.core.limits import (
     MAX_ENTITY_BYTES,
     MAX_PROPERTIES,
     entity_bytes,

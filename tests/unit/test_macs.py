@@ -8,8 +8,8 @@ import hmac
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekey.crockford import ALPHABET, encode
-from rekey.macs import hmac_sha256
+from rekey.core.crockford import ALPHABET, encode
+from rekey.core.macs import hmac_sha256
 
 
 @given(st.binary(min_size=1, max_size=200), st.binary(max_size=80), st.binary(max_size=300))

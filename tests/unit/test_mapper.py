@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from rekey import Index, Migration, Target, keys, props
+from rekey.declaration.mapper import Mapper
+from rekey.declaration.props import Operation
 from rekey.errors import RowRefused, SecretMissing
-from rekey.mapper import Mapper
 from rekey.model import Row, content_of
-from rekey.props import Operation
 
 PARTITION, ROW = keys.prop("PartitionKey"), keys.prop("RowKey")
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from rekey import crockford
-from rekey.declaration import Declared, required_secrets
+from rekey.core import crockford
+from rekey.declaration.mapper import Mapper
+from rekey.declaration.migration import Declared, required_secrets
+from rekey.declaration.scripts import load_scripts
 from rekey.errors import RowRefused
-from rekey.mapper import Mapper
 from rekey.model import Row, content_of, key_of
-from rekey.scripts import load_scripts
 
 FOLDER = Path(__file__).parents[2] / "migrations"
 SECRET = b"a secret of the examples' test"

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekey import Migration, Target, keys, props
-from rekey.edm import canonical_content, canonical_text
+from rekey.core.edm import canonical_content, canonical_text
+from rekey.declaration.mapper import Mapper
+from rekey.declaration.props import Operation
 from rekey.errors import RowRefused
-from rekey.mapper import Mapper
 from rekey.model import EntityKey, Row, content_of, key_of
-from rekey.props import Operation
 
 COPIES = (props.copy("PartitionKey", to="OldPk"), props.copy("RowKey", to="OldRk"))
 

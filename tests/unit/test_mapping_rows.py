@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekey.crockford import ALPHABET
+from rekey.core.crockford import ALPHABET
 from rekey.errors import RowRefused
 from rekey.mapping.ids import SHORT_CHARACTERS, SafeIds, new_key
 from rekey.mapping.rows import MappingRows, TargetKey, read_forward, read_owner, read_source

@@ -14,13 +14,13 @@ import pytest
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
-from rekey.config import load_config
 from rekey.errors import ConfigurationError, CredentialRefused, EndpointDown, Moved, Unavailable
 from rekey.mapping.keyring import Keyring
-from rekey.mapping.opening import open_wrapping
 from rekey.mapping.rows import MAPPING_TABLE
 from rekey.mapping.vault import KeyVaultWrappingKey
 from rekey.mapping.wrapping import Wrapped
+from rekey.migration.wrapping import open_wrapping
+from rekey.project.config import load_config
 from rekey.tables.memory import MemoryTableService
 from tests.vaults import SAID, Credential, FakeVault, Refused, decoded, unpadded
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rekey.core.clock import FakeClock
 from rekey.errors import (
     Ambiguous,
     EndpointDown,
@@ -20,7 +21,6 @@ from rekey.errors import (
 )
 from rekey.model import EntityKey, Row, etag_of, key_of
 from rekey.tables.base import Operation, Page, Verb
-from rekey.tables.clock import FakeClock
 from rekey.tables.faults import Call, Fault, FaultKind, Faults, Planned, PlannedFaults, SeededFaults
 from rekey.tables.memory import MemoryTable, MemoryTableService
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rekey import query
-from rekey.keys.base import InvalidDeclaration
+from rekey.declaration.keys.base import InvalidDeclaration
 from tests.advising import migration
 from tests.worlds import USERS
 

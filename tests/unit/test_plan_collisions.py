@@ -9,8 +9,8 @@ import pytest
 
 from rekey.errors import MachineFailed
 from rekey.model import EntityKey
-from rekey.planner import collisions
-from rekey.planner.collisions import CollisionSearch
+from rekey.plan import collisions
+from rekey.plan.collisions import CollisionSearch
 
 
 def source(number: int) -> bytes:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rekey.planner.estimate import Pace, counts_of, estimate
-from rekey.planner.requests import SPLIT_REQUESTS, Batches, Workload, pages
-from rekey.planner.result import TableFill
+from rekey.plan.estimate import Pace, counts_of, estimate
+from rekey.plan.requests import SPLIT_REQUESTS, Batches, Workload, pages
+from rekey.plan.result import TableFill
 from rekey.tables.sent import OPERATIONS, Kind
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from rekey import keys
-from rekey.advice.facts import Advice
 from rekey.errors import ConfigurationError, ExitCode, Moved
-from rekey.planner.making import weighty
-from rekey.planner.planfile import PlanFile, check_plan, moved, read_plan, write_plan
-from rekey.planner.result import Basis, Severity, TableState
-from rekey.planner.subject import PlanOptions
+from rekey.plan.advice.facts import Advice
+from rekey.plan.making import weighty
+from rekey.plan.planfile import PlanFile, check_plan, moved, read_plan, write_plan
+from rekey.plan.result import Basis, Severity, TableState
+from rekey.plan.subject import PlanOptions
 from tests.planning import fill, subject
 from tests.worlds import USERS, user
 
@@ -78,7 +78,7 @@ def test_advice_that_came_or_went_or_weighs_otherwise_is_named(
 
 async def test_a_plan_is_held_to_the_advice_that_it_gives(memory: object, tmp_path: Path) -> None:
     """Long keys come into a live table between plan and apply: neither script nor size moved."""
-    from rekey.planner.plan import make_plan, take_basis
+    from rekey.plan.plan import make_plan, take_basis
     from rekey.tables.memory import MemoryTableService
 
     assert isinstance(memory, MemoryTableService)
@@ -142,7 +142,7 @@ def test_check_plan_raises_moved_with_everything_at_once() -> None:
 async def test_a_written_plan_is_read_back_and_holds_no_key_even_if_keys_were_shown(
     memory: object, tmp_path: Path
 ) -> None:
-    from rekey.planner.plan import make_plan, take_basis
+    from rekey.plan.plan import make_plan, take_basis
     from rekey.tables.memory import MemoryTableService
 
     assert isinstance(memory, MemoryTableService)
@@ -165,7 +165,7 @@ async def test_a_written_plan_is_read_back_and_holds_no_key_even_if_keys_were_sh
 async def test_a_file_that_is_not_what_was_written_is_refused(
     memory: object, tmp_path: Path, harm: str
 ) -> None:
-    from rekey.planner.plan import make_plan
+    from rekey.plan.plan import make_plan
     from rekey.tables.memory import MemoryTableService
 
     assert isinstance(memory, MemoryTableService)
@@ -189,7 +189,7 @@ async def test_a_file_that_is_not_what_was_written_is_refused(
 
 
 def test_a_path_that_cannot_be_read_or_written_is_a_configuration_error(tmp_path: Path) -> None:
-    from rekey.planner.result import Plan
+    from rekey.plan.result import Plan
 
     with pytest.raises(ConfigurationError, match="cannot be read"):
         read_plan(tmp_path / "none.json")

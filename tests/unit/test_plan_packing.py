@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 
-from rekey.backfill.reading import WindowSize
+from rekey.copy.scan import WindowSize
+from rekey.inspect.tally import PartitionSizes, PartitionTally
 from rekey.model import EntityKey, Row
-from rekey.planner.packing import STEADY_WINDOWS, Packing
-from rekey.planner.tally import PartitionSizes, PartitionTally
+from rekey.plan.packing import STEADY_WINDOWS, Packing
 from rekey.tables.base import MAX_BATCH_BYTES
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rekey import props
-from rekey.planner.inventory import Inventory
-from rekey.planner.problems import (
+from rekey.inspect.inventory import Inventory
+from rekey.inspect.sampling import RowEstimate
+from rekey.plan.problems import (
     Started,
     declaration_problems,
     ordered,
     row_problems,
     table_problems,
 )
-from rekey.planner.result import (
+from rekey.plan.result import (
     CollisionGroup,
     Collisions,
     Problem,
@@ -22,7 +23,6 @@ from rekey.planner.result import (
     TableFill,
     TableState,
 )
-from rekey.planner.sampling import RowEstimate
 from tests.planning import FINGERPRINTS, declared
 from tests.worlds import POSTS, USERS
 

@@ -8,8 +8,8 @@ from bisect import bisect_right
 
 import pytest
 
+from rekey.inspect.sampling import Sizer, Stretch, Units, key_from, units_of
 from rekey.model import EntityKey
-from rekey.planner.sampling import Sizer, Stretch, Units, key_from, units_of
 
 LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 LOT = random.Random(4)

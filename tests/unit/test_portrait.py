@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from rekey import Index, Migration, Target, keys, props
-from rekey.inspection.columns import KeyColumn
-from rekey.mapper import Mapper
+from rekey.declaration.mapper import Mapper
+from rekey.inspect.columns import KeyColumn
 from rekey.mapping.ids import SafeIds
 from rekey.model import EntityKey, Row
-from rekey.planner.portrait import LANES, MOST_CELLS, TIMES, Portrayer, _Cells
-from rekey.planner.result import TableFill
+from rekey.plan.portrait import LANES, MOST_CELLS, TIMES, Portrayer, _Cells
+from rekey.plan.result import TableFill
 
 IDS = SafeIds(bytes(32))
 IDS_KEY = EntityKey("all", "")

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from rekey.config import load_config
-from rekey.default_config import DEFAULT_CONFIG
 from rekey.errors import ConfigurationError
-from rekey.planner.estimate import Pace, estimate, money_of
-from rekey.planner.requests import Batches, Workload
-from rekey.planner.result import Requests, Storage, TableFill
-from rekey.prices import GB, Prices, amount_text
+from rekey.plan.estimate import Pace, estimate, money_of
+from rekey.plan.requests import Batches, Workload
+from rekey.plan.result import Requests, Storage, TableFill
+from rekey.project.config import load_config
+from rekey.project.default_config import DEFAULT_CONFIG
+from rekey.project.prices import GB, Prices, amount_text
 from rekey.tables.sent import OPERATIONS, Kind
 
 PRICES = Prices("EUR", scan=1.0, read=2.0, write=3.0, delete=4.0, storage=0.5)

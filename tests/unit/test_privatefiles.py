@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rekey.errors import ConfigurationError
-from rekey.planner.planfile import write_output
-from rekey.privatefiles import write_whole
+from rekey.plan.planfile import write_output
+from rekey.project.privatefiles import write_whole
 from rekey.stress.notes import Notes
 
 

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from rekey.tables.clock import TICKS_PER_SECOND, FakeClock, ticks_of
+from rekey.core.clock import TICKS_PER_SECOND, FakeClock, ticks_of
 from rekey.tables.credentials import SharedKey
 from rekey.tables.probe import BAD_CERTIFICATE, NO_TOKEN, ask
 

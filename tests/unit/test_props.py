@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rekey import props
-from rekey.keys import InvalidDeclaration
-from rekey.props import Cast, Drop, Rename, Set
+from rekey.declaration.keys import InvalidDeclaration
+from rekey.declaration.props import Cast, Drop, Rename, Set
 
 
 @pytest.mark.parametrize(

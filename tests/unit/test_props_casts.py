@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekey.casts import PAIRS, Lossy, cast_value
-from rekey.edm import BINARY, BOOLEAN, DATETIME, DOUBLE, INT32, INT64, STRING, canonical_text
-from rekey.edm import GUID as EDM_GUID
+from rekey.core.edm import BINARY, BOOLEAN, DATETIME, DOUBLE, INT32, INT64, STRING, canonical_text
+from rekey.core.edm import GUID as EDM_GUID
+from rekey.declaration.casts import PAIRS, Lossy, cast_value
 
 GUID = "0f9A0a2b-5e4b-4c1e-9c0a-0123456789AB"
 

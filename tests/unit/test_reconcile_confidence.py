@@ -5,7 +5,7 @@ from math import comb
 
 import pytest
 
-from rekey.reconcile.confidence import as_percent, upper_bound
+from rekey.verify.confidence import as_percent, upper_bound
 
 MANY = 10**9
 

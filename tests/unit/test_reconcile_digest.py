@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rekey.edm import canonical_content
+from rekey.core.edm import canonical_content
 from rekey.model import Row
-from rekey.reconcile.digest import BUCKETS, bucket_of, content_digest, digester, message
+from rekey.verify.digest import BUCKETS, bucket_of, content_digest, digester, message
 
 TYPES = ["Edm.String", "Edm.Int32", "Edm.Int64", "Edm.Double", "Edm.DateTime", "Edm.Guid", "Edm.Binary"]
 
@@ -151,7 +151,7 @@ def test_content_digest_leaves_out_the_key() -> None:
 
 def test_many_shapes_do_not_grow_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory of known row shapes is bounded, and forgetting it changes no digest."""
-    monkeypatch.setattr("rekey.reconcile.digest._KNOWN_SHAPES", 2)
+    monkeypatch.setattr("rekey.verify.digest._KNOWN_SHAPES", 2)
     digest = digester("T")
     rows = [row_of(("p", "r"), {f"P{number}": (None, number)}) for number in range(5)]
     assert [digest(row) for row in rows * 2] == [digester("T")(row) for row in rows * 2]

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rekey.errors import ExitCode
-from rekey.reconcile.divergence import (
+from rekey.verify.divergence import (
     Change,
     Divergence,
     Findings,
@@ -15,8 +15,8 @@ from rekey.reconcile.divergence import (
     Repair,
     RepairReport,
 )
-from rekey.reconcile.render import SHOWN, WIDTH, render
-from rekey.reconcile.report import FullReport, TableComparison, exit_code
+from rekey.verify.render import SHOWN, WIDTH, render
+from rekey.verify.report import FullReport, TableComparison, exit_code
 
 LONG_TABLE = "T" * 63
 LONG_NAME = "P" * 255

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rekey.errors import MachineFailed
-from rekey.reconcile import spill as module
-from rekey.reconcile.spill import Record, Spill, hash_of, private_folder
+from rekey.verify import spill as module
+from rekey.verify.spill import Record, Spill, hash_of, private_folder
 
 
 def by_first(record: Record) -> int:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from rekey.errors import StateUnusable
 from rekey.model import EVERYTHING, EntityKey, KeyRange, Row
-from rekey.reconcile.digest import BUCKETS, bucket_of, digester
-from rekey.reconcile.sums import SOURCE, BucketSums, Part, Partial
+from rekey.verify.digest import BUCKETS, bucket_of, digester
+from rekey.verify.sums import SOURCE, BucketSums, Part, Partial
 
 ROWS = st.lists(
     st.tuples(st.sampled_from([0, 1, BUCKETS - 1]), st.binary(min_size=16, max_size=16)), max_size=6

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from rekey import Index, Migration, Target, keys, props
-from rekey.edm import canonical_content
+from rekey.core.edm import canonical_content
+from rekey.declaration.mapper import Mapper
+from rekey.declaration.scripts import load_script
 from rekey.errors import ConfigurationError
-from rekey.mapper import Mapper
 from rekey.model import Row, key_of
 from rekey.rehearse.application import ADDED, changed_by_one, to_entity
 from rekey.rehearse.madeup import rows_for
 from rekey.rehearse.project import Project, Result
 from rekey.rehearse.report import Briefly, RehearsalReport, Step, WithOutput
 from rekey.rehearse.stock import Stock
-from rekey.scripts import load_script
 
 EXAMPLES = Path(__file__).parents[2] / "migrations"
 SECRET = b"0123456789abcdef"

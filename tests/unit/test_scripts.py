@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from rekey.declaration.mapper import Mapper
+from rekey.declaration.scripts import load_script, load_scripts
 from rekey.errors import ConfigurationError, DeclarationError
-from rekey.mapper import Mapper
-from rekey.scripts import load_script, load_scripts
 
 Write = Callable[..., Path]
 

@@ -12,10 +12,10 @@ import pytest
 from azure.core.credentials import AccessToken
 from azure.core.exceptions import ClientAuthenticationError
 
-from rekey.crockford import ALPHABET
+from rekey.core.crockford import ALPHABET
 from rekey.errors import ConfigurationError, CredentialRefused, EndpointDown, SecretMissing, Unavailable
-from rekey.keyvault import split_url
-from rekey.secrets_source import (
+from rekey.project.keyvault import split_url
+from rekey.project.secrets_source import (
     SecretKind,
     SecretSource,
     fingerprint,
@@ -140,7 +140,8 @@ def test_no_identity_for_key_vault_is_a_refused_credential() -> None:
 
 
 def test_a_key_vault_secret_without_a_value_is_too_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rekey.secrets_source.from_key_vault", lambda *_: from_vault(Vault(value=None)))
+    vault = Vault(value=None)
+    monkeypatch.setattr("rekey.project.secrets_source.from_key_vault", lambda *_: from_vault(vault))
     with pytest.raises(SecretMissing, match="is empty"):
         read_secret("users", SecretSource(SecretKind.KEY_VAULT, URL))
 

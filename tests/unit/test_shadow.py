@@ -7,15 +7,15 @@ import logging
 
 import pytest
 
-from rekey.dualwrite import shadow as module
-from rekey.dualwrite.counters import Counters
-from rekey.dualwrite.journal import Journal
-from rekey.dualwrite.permits import Permit
-from rekey.dualwrite.rules import SOURCE, TARGET, View
-from rekey.dualwrite.shadow import Shadow
+from rekey.client import shadow as module
+from rekey.client.counters import Counters
+from rekey.client.shadow import Shadow
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import EntityKey, Row, key_of
 from rekey.phases import ControlPhase
+from rekey.protocol.journal import Journal
+from rekey.protocol.permits import Permit
+from rekey.protocol.rules import SOURCE, TARGET, View
 from rekey.tables.memory import MemoryTableService
 from tests.worlds import POSTS, USERS, World, post, user
 

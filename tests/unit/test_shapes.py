@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rekey.inspection.checksums import is_card, is_national_id, luhn
-from rekey.inspection.shapes import Shape, shape_of, shapes_in
+from rekey.inspect.checksums import is_card, is_national_id, luhn
+from rekey.inspect.shapes import Shape, shape_of, shapes_in
 
 
 @pytest.mark.parametrize(

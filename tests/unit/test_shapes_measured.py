@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from rekey.inspection.shapes import Shape, shapes_in
+from rekey.inspect.shapes import Shape, shapes_in
 from tests.labelled import LOCALES, labelled_keys
 
 LEAST = 0.95

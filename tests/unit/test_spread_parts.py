@@ -13,9 +13,15 @@ from typing import Any
 
 import pytest
 
-from rekey.backfill.throttle import Rates
-from rekey.bounds import Limits
-from rekey.dualwrite.control import ControlRow, to_row
+from rekey.copy.throttle import Rates
+from rekey.copy.workers.copying import window_of
+from rekey.copy.workers.driver import Driver
+from rekey.copy.workers.fence import Fence, TermOver, seconds_left
+from rekey.copy.workers.opened import config_path
+from rekey.copy.workers.pool import Pool, load_factory
+from rekey.copy.workers.summing import packed_buckets, sealed, unpacked_buckets, unsealed
+from rekey.copy.workers.tasks import Basis, Ended, Failure, Kind, Result, Task, read_result, read_task
+from rekey.core.clock import FakeClock
 from rekey.errors import (
     Collision,
     ConfigurationError,
@@ -33,20 +39,14 @@ from rekey.mapping.cursors import SealedKeys
 from rekey.mapping.rows import CONTROL_TABLE
 from rekey.model import EntityKey, KeyRange
 from rekey.phases import ControlPhase
+from rekey.project.bounds import Limits
+from rekey.project.sections import Section
+from rekey.project.settings import is_factory, read_executor
+from rekey.protocol.control import ControlRow, to_row
 from rekey.protocol.term import Term
-from rekey.runner.spreading import reached
-from rekey.sections import Section
-from rekey.spread.copying import window_of
-from rekey.spread.driver import Driver
-from rekey.spread.fence import Fence, TermOver, seconds_left
-from rekey.spread.opened import config_path
-from rekey.spread.pool import Pool, load_factory
-from rekey.spread.settings import is_factory, read_executor
-from rekey.spread.summing import packed_buckets, sealed, unpacked_buckets, unsealed
-from rekey.spread.tasks import Basis, Ended, Failure, Kind, Result, Task, read_result, read_task
+from rekey.runner.copy_with_workers import reached
 from rekey.tables import allowance
 from rekey.tables.base import Accounts
-from rekey.tables.clock import FakeClock
 from rekey.tables.memory import MemoryTableService
 from tests.documents import ROOT
 
@@ -318,7 +318,7 @@ BROKEN = """
 import sys
 
 if __name__ == "__mp_main__":
-    sys.modules["rekey.spread.work"] = None
+    sys.modules["rekey.copy.workers.work"] = None
 
 from rekey.executors import Processes
 

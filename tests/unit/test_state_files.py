@@ -21,10 +21,10 @@ import pytest
 from rekey.errors import ExitCode, Locked, MachineFailed, StateUnusable
 from rekey.model import EntityKey, KeyRange
 from rekey.phases import Phase
-from rekey.runner.filelock import FileLock
-from rekey.runner.ledger import Ledger, LedgerScript
 from rekey.state import backend, files
 from rekey.state.backend import SCHEMA_FOLDER, StateBackend
+from rekey.state.filelock import FileLock
+from rekey.state.ledger import Ledger, LedgerScript
 from rekey.state.store import State
 
 SCRIPT = "0001_users"

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from rekey.limits import entity_bytes
+from rekey.core.limits import entity_bytes
 from rekey.stress import spread as spread_module
 from rekey.stress.spread import ONE_PARTITION, MadeUp, Spread, SpreadCount
 

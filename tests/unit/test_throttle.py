@@ -9,10 +9,10 @@ from itertools import pairwise
 import pytest
 
 from benchmarks.stub import Bucket
-from rekey.backfill.pace import Pace
-from rekey.backfill.throttle import Rates, Throttle
+from rekey.copy.pace import Pace
+from rekey.copy.throttle import Rates, Throttle
+from rekey.core.clock import TICKS_PER_SECOND, FakeClock
 from rekey.errors import Unavailable
-from rekey.tables.clock import TICKS_PER_SECOND, FakeClock
 from rekey.tables.requests import Requester
 from rekey.tables.retry import RetryPolicy
 from rekey.tables.transport import Answer, Request

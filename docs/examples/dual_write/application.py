@@ -24,9 +24,9 @@ from azure.core.exceptions import ResourceExistsError, ResourceModifiedError
 
 import rekey
 import rekey.aio
-from rekey.config import load_config, resolve_secret
-from rekey.mapper import Mapper
-from rekey.scripts import load_script
+from rekey.declaration.mapper import Mapper
+from rekey.declaration.scripts import load_script
+from rekey.project.config import load_config, resolve_secret
 
 CONFIG = Path(__file__).with_name("rekey.toml")
 MIGRATION = "0001_users_opaque_ids"

@@ -18,21 +18,21 @@ Rules kept here:
 
 from __future__ import annotations
 
-from rekey.backfill.engine import copy_segments
-from rekey.backfill.moved import settle_moved
-from rekey.delta.passes import earlier, sweep
-from rekey.dualwrite.rules import SOURCE
+from rekey.copy.engine import copy_segments
+from rekey.copy.moved import settle_moved
+from rekey.copy.passes import earlier, sweep
+from rekey.core.progress import Advance
 from rekey.model import EVERYTHING, EntityKey
 from rekey.phases import Phase
-from rekey.progress import Advance
-from rekey.runner.facts import ESTIMATED_ROWS
+from rekey.protocol.rules import SOURCE
+from rekey.runner.copy_with_workers import spread_copy
 from rekey.runner.intents import while_sweeping
 from rekey.runner.phases.operation import Counters, Operation, open_gate
 from rekey.runner.quiet import until_quiet
 from rekey.runner.run import Run
-from rekey.runner.spreading import spread_copy
 from rekey.state.models import BACKFILL as PURPOSE
 from rekey.state.models import Segment
+from rekey.status.facts import ESTIMATED_ROWS
 
 COPYING_SINCE = "copying_since"
 """Fact: the service's time before the first row was read for the copy."""

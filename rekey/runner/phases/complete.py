@@ -13,11 +13,11 @@ Rules kept here:
 
 from __future__ import annotations
 
-from rekey.delta.passes import fresh_second
-from rekey.dualwrite.rules import TARGET
+from rekey.copy.passes import fresh_second
 from rekey.errors import Findings, GateClosed
 from rekey.phases import ControlPhase, Phase
-from rekey.runner.following import Deadline, closed_by_old_view, forget_ended, move
+from rekey.protocol.rules import TARGET
+from rekey.runner.client_barrier import Deadline, closed_by_old_view, forget_ended, move
 from rekey.runner.intents import drain, settle_stale, unsettled_hint
 from rekey.runner.phases.operation import Counters, Operation
 from rekey.runner.quiet import until_quiet

@@ -26,18 +26,17 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
-from rekey.backfill.sweep import gone
-from rekey.concurrency import for_each
-from rekey.delta.back import BackPropagator
-from rekey.delta.passes import earlier, fresh_second
-from rekey.dualwrite.control import ControlRow
+from rekey.copy.back import BackPropagator
+from rekey.copy.passes import earlier, fresh_second
+from rekey.copy.sweep import gone
+from rekey.core.clock import ticks_of
+from rekey.core.concurrency import for_each
 from rekey.errors import Findings, GateClosed, RowRefused
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row, key_of
 from rekey.phases import ControlPhase, Phase
-from rekey.reconcile.report import FullReport
+from rekey.protocol.control import ControlRow
 from rekey.runner.capture import catch_up
-from rekey.runner.facts import RETURNED_AFTER
-from rekey.runner.following import closed_by_clients
+from rekey.runner.client_barrier import closed_by_clients
 from rekey.runner.freeze import cross, leave_freeze
 from rekey.runner.phases.backfill import swept_rows
 from rekey.runner.phases.operation import Counters, Operation
@@ -51,8 +50,9 @@ from rekey.runner.verification import (
     wrong,
 )
 from rekey.state.models import WATERMARK
+from rekey.status.facts import RETURNED_AFTER
 from rekey.tables.base import Table
-from rekey.tables.clock import ticks_of
+from rekey.verify.report import FullReport
 
 FROZEN_AT = "frozen_at"
 _NAMED = 20

@@ -11,15 +11,15 @@ Rules kept here:
 
 from __future__ import annotations
 
+from rekey.core.clock import format_ticks
 from rekey.phases import ControlPhase, Phase
 from rekey.runner.capture import begin_watermark
-from rekey.runner.facts import LATE_UNTIL
-from rekey.runner.following import closed_by_refusing, forget_ended, look, move
+from rekey.runner.client_barrier import closed_by_refusing, forget_ended, look, move
 from rekey.runner.intents import heard_of_until
 from rekey.runner.phases.operation import Counters, Operation
 from rekey.runner.run import Run
 from rekey.state.models import WATERMARK
-from rekey.tables.clock import format_ticks
+from rekey.status.facts import LATE_UNTIL
 
 
 async def gate(run: Run) -> list[str]:

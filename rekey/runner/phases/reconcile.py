@@ -10,9 +10,9 @@ Rules kept here:
 
 from __future__ import annotations
 
-from rekey.dualwrite.rules import SOURCE
 from rekey.errors import Findings
 from rekey.phases import Phase
+from rekey.protocol.rules import SOURCE
 from rekey.runner.capture import catch_up
 from rekey.runner.intents import sweep_journal
 from rekey.runner.phases.backfill import swept_rows

@@ -3,7 +3,7 @@
 Rules kept here:
 
 * Only after `complete`, after the retention period, with signed evidence exported and verified since
-  (`rekey.runner.proof`), and with the table's name typed.
+  (`rekey.status.proof`), and with the table's name typed.
 * A row that changed after the freeze is never deleted: if there is one, the others are deleted one by one
   with their ETags and the changed ones are reported; only an unchanged table is dropped whole.
 * Capture "dual-write" writes the source until `complete`: there it is compared with the moment from which on
@@ -12,23 +12,23 @@ Rules kept here:
 
 from __future__ import annotations
 
-from rekey.concurrency import for_each
-from rekey.delta.passes import later
-from rekey.dualwrite.control import ControlRow
-from rekey.dualwrite.reading import LeaseSettings
-from rekey.dualwrite.registry import SAFETY_S
+from rekey.client.reading import LeaseSettings
+from rekey.copy.passes import later
+from rekey.core.clock import ticks_of
+from rekey.core.concurrency import for_each
 from rekey.errors import ConditionFailed, Findings, RowMissing
 from rekey.model import Row, etag_of, key_of
 from rekey.phases import ControlPhase, Phase
-from rekey.runner.following import move
+from rekey.protocol.control import ControlRow
+from rekey.protocol.registry import SAFETY_S
+from rekey.runner.client_barrier import move
 from rekey.runner.intents import any_intent
 from rekey.runner.phases.complete import QUIET_AT
 from rekey.runner.phases.complete import undo as refuse
 from rekey.runner.phases.cutover import FROZEN_AT, written_since
 from rekey.runner.phases.operation import Counters, Operation
-from rekey.runner.proof import MISSING, is_proved
 from rekey.runner.run import Run
-from rekey.tables.clock import ticks_of
+from rekey.status.proof import MISSING, is_proved
 
 _NAMED = 20
 

@@ -1,1 +1,0 @@
-"""Advice on keys: pure rules over what was counted, one file for each family."""

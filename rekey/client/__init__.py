@@ -1,0 +1,1 @@
+"""The application's way of writing: route, intent, authority, replicas, finish."""

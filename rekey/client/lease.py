@@ -1,0 +1,406 @@
+"""The lease of a client: what it may rely on, for how long, and when it has let go of an older epoch.
+
+Rules kept here (DESIGN sections 4 and 5, ADR 0018):
+
+* A client writes its own row first (the beat) and reads the control row after that. So a runner that moved
+  the control row and then lists the clients either finds this one, or this one reads the move.
+* What was read is trusted until `lease_s` after the *beginning* of the beat before it, by a clock of this
+  machine that only rises. The runner waits from the row's Timestamp on, by the service's clock. No two
+  clocks are compared; a beat without a reading behind it, or whose answer was lost, extends nothing.
+* Whatever begins while the lease is trusted has taken effect `longest_operation_s` later, or never does: the
+  writer bounds operations and background work alike by that. So a client is over at a known moment.
+* A process may stand still at any step, for longer than that, and be given up. So whether it may write is
+  asked when a request is sent, and an operation that ends after its time looks at the control row again.
+* A newer epoch is acknowledged when nothing of an older one is under way, in the background neither, and
+  `settle` has been through. New operations go by the newest epoch at once: two epochs side by side in one
+  client are no more than two clients that are one epoch apart.
+* A write that waits in a freeze is not under way; it is woken when the phase moves.
+* What goes wrong in the background is kept in `problem`, logged, and said by the next refusal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import secrets
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+
+from rekey.client.in_flight import Going, Granted, UnderWay, first_of, granted
+from rekey.client.reading import (
+    ClientFacts,
+    LeaseSettings,
+    Reading,
+    closed,
+    frozen,
+    lease_lost,
+    reading,
+    too_late,
+)
+from rekey.core.clock import rising_seconds
+from rekey.core.distribution import installed_version
+from rekey.errors import RekeyError, ServiceError, Unavailable
+from rekey.phases import ControlPhase
+from rekey.protocol.control import ControlRow, ControlStore
+from rekey.protocol.permits import Permit
+from rekey.protocol.registry import ClientRow, Registry
+from rekey.tables.base import SIGNED_S, TableService
+
+_log = logging.getLogger(__name__)
+_draw = random.SystemRandom()
+
+_FREEZE_PAUSE = 0.25
+"""Share of the usual pause while writes wait."""
+
+
+async def _nothing_to_settle() -> None:
+    """Settle a client without background work."""
+
+
+class ClientLease:
+    """Gives the operations of one client their permits (`rekey.protocol.permits.Permits`)."""
+
+    def __init__(
+        self,
+        restricted: TableService,
+        facts: ClientFacts,
+        *,
+        settings: LeaseSettings | None = None,
+        settle: Callable[[], Awaitable[None]] = _nothing_to_settle,
+        counters: Callable[[], Mapping[str, int]] = dict,
+        left: Callable[[], int] = int,
+        late_s: Callable[[], float] = lambda: SIGNED_S,
+        client_id: str | None = None,
+        monotonic: Callable[[], float] = rising_seconds,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        jitter: Callable[[], float] = _draw.random,
+    ) -> None:
+        """Prepare a lease; nothing is asked of the service yet.
+
+        Args:
+            restricted: tables of the restricted account.
+            facts: what the client is made with.
+            settings: its times.
+            settle: ends the background work of older epochs (`Writer.settle`); awaited before an epoch is
+                acknowledged and at the end.
+            counters, left: what the client's row tells: counts by name, and the keys it still has to settle.
+            late_s: for how many seconds the service accepts what the client has signed.
+            client_id: lower case hexadecimal, of this lease alone; random by default.
+            monotonic, sleep, jitter: this machine's clock, waiting, and a draw of [0, 1); for tests.
+        """
+        self.client_id = client_id or secrets.token_hex(8)
+        self.facts = facts
+        self.settings = settings or LeaseSettings()
+        self._registry = Registry(restricted, facts.script_id)
+        self._store = ControlStore(restricted, facts.script_id)
+        self._settle = settle
+        self._counters = counters
+        self._left = left
+        self._late_s = late_s
+        self._monotonic = monotonic
+        self._sleep = sleep
+        self._jitter = jitter
+        self._version = installed_version()
+        self._going = Going(0, None)
+        self._acknowledged = self._going
+        self._reading = Reading(None)
+        self._trusted_until = float("-inf")
+        self._under_way = UnderWay()
+        self._problems: dict[str, RekeyError] = {}
+        self._settling = False
+        self._closed = False
+        self._looking = asyncio.Lock()
+        self._looks = 0
+        self._moved = asyncio.Event()
+        self._wanted = asyncio.Event()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    # --- what a client asks -------------------------------------------------------------------------------
+
+    @property
+    def control(self) -> ControlRow | None:
+        """The control row the client goes by, None while there is none."""
+        return self._going.control
+
+    @property
+    def trusted(self) -> bool:
+        """Whether what was read may still be relied on."""
+        return self._monotonic() < self._trusted_until
+
+    @property
+    def problem(self) -> RekeyError | None:
+        """What looking at the control row, or settling, last failed with; None when both went well."""
+        return next(iter(self._problems.values()), None)
+
+    @asynccontextmanager
+    async def operation(self, *, writes: bool) -> AsyncIterator[Permit]:
+        """Enter an operation, see `Permits.operation`. Whoever enters bounds it by the longest operation."""
+        permit = await self._enter(writes)
+        try:
+            yield permit
+        except BaseException as error:
+            if writes:
+                self._under_way.failed(permit, error)
+            raise
+        finally:
+            self._leave(permit.number)
+
+    @contextmanager
+    def hold(self, permit: Permit) -> Iterator[None]:
+        """Keep a permit in use beyond its operation, see `Permits.hold`.
+
+        Raises:
+            WritesRefused: a newer epoch was acknowledged, so nobody waits for this work any more.
+        """
+        number = granted(permit).number
+        if number < self._acknowledged.number:
+            raise too_late(self.facts.script_id).error()
+        self._under_way.enter(number)
+        try:
+            yield
+        finally:
+            self._leave(number)
+
+    def current(self) -> Permit | None:
+        """Return the permit of the last trusted reading, None when `operation` would refuse a write."""
+        return self._grant() if self.trusted and self._reading.refusal is None else None
+
+    def check(self, permit: Permit) -> None:
+        """Refuse when the time of a permit is over: a process that was held up must not go on writing."""
+        if self._monotonic() >= granted(permit).sends_until:
+            raise too_late(self.facts.script_id).error()
+
+    def in_time(self, permit: Permit) -> bool:
+        """Tell whether nobody can have given up an operation under this permit yet."""
+        return self._monotonic() < granted(permit).until
+
+    async def look_again(self) -> Permit:
+        """Look at the control row now, see `Permits.look_again`."""
+        await self._look()
+        if self._reading.refusal is not None:
+            raise self._reading.refusal.error()
+        return self._grant()
+
+    # --- beginning, looking, ending -----------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Look for the first time and go on in the background.
+
+        A restricted store that is away now is no error yet: the first operation looks again, and refuses.
+        """
+        await self._note("look", self.poll())
+        self._tasks["looks"] = asyncio.create_task(self._keep(), name=f"client lease {self.facts.script_id}")
+
+    async def poll(self) -> None:
+        """Beat, read, and acknowledge what can be acknowledged (then beat and read once more).
+
+        Raises:
+            ServiceError: the restricted store failed; what is trusted is not extended.
+            StateUnusable: the control row cannot be read by this program.
+        """
+        await self._look()
+        await self._acknowledge_all()
+
+    async def close(self) -> None:
+        """Refuse what comes, let end what is under way, settle, and delete the client's row. Idempotent.
+
+        A row that cannot be deleted, or must stay because the outcome of a write is open, ends by itself.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._moved.set()
+        looks = self._tasks.get("looks")
+        if looks is not None:
+            # A beat cut off now could land behind the delete, and bring the row back.
+            async with self._looking:
+                looks.cancel()
+            await asyncio.wait([looks])
+        await self._under_way.quiet()
+        if self._tasks:
+            await asyncio.wait(self._tasks.values())
+        if not await self._note("settle", self._end()):
+            _log.warning(
+                "the row of client %s of %s stays behind; it ends by itself",
+                self.client_id,
+                self.facts.script_id,
+            )
+        self._raise_faults()
+
+    async def _end(self) -> None:
+        if self._under_way.given:
+            await self._settle()
+        self._trusted_until = float("-inf")
+        if not self._under_way.any_open(self._monotonic()):
+            await self._registry.delete(self.client_id)
+
+    # --- permits ------------------------------------------------------------------------------------------
+
+    async def _enter(self, writes: bool) -> Granted:
+        waits_until: float | None = None
+        while True:
+            await self._require_trust()
+            refusal = self._reading.refusal
+            if refusal is not None and (writes or refusal.reads_too):
+                raise refusal.error()
+            if not writes or self._going.phase is not ControlPhase.FREEZE:
+                permit = self._grant()
+                self._under_way.enter(permit.number)
+                self._under_way.given += 1
+                return permit
+            now = self._monotonic()
+            if waits_until is None:
+                waits_until = now + self.settings.freeze_wait_s
+            if now >= waits_until:
+                raise frozen(self.facts.script_id, self.settings.freeze_wait_s).error()
+            await first_of(self._moved, self._sleep(waits_until - now))
+
+    async def _require_trust(self) -> None:
+        """Make sure that the lease is trusted now; looks first when it is over. Raises WritesRefused."""
+        self._require_open()
+        if self.trusted:
+            return
+        await self._note("look", self._look(shared=True))
+        self._require_open()
+        if not self.trusted:
+            problem = self._problems.get("look")
+            said = "that took longer than the lease" if problem is None else _code(problem)
+            raise lease_lost(self.facts.script_id, said).error()
+
+    def _require_open(self) -> None:
+        self._raise_faults()
+        if self._closed:
+            raise closed(self.facts.script_id).error()
+
+    def _raise_faults(self) -> None:
+        """Raise what ended a background task: a fault of ours must not pass for a lost lease."""
+        for task in self._tasks.values():
+            if task.done() and not task.cancelled():
+                task.result()
+
+    def _grant(self) -> Granted:
+        now, settings = self._monotonic(), self.settings
+        return self._going.grant(now + settings.sending_s, now + settings.longest_operation_s)
+
+    def _leave(self, number: int) -> None:
+        if self._under_way.leave(number) and number < self._going.number:
+            self._wanted.set()  # perhaps the newer epoch can be acknowledged now
+
+    # --- looking and acknowledging ------------------------------------------------------------------------
+
+    async def _look(self, *, shared: bool = False) -> None:
+        """Beat, then read. `shared`: the look that another task has just made will do.
+
+        Bounded by the lease: a look that takes longer proves nothing any more.
+        """
+        asked = self._looks
+        try:
+            async with asyncio.timeout(self.settings.lease_s), self._looking:
+                if not shared or self._looks == asked:
+                    await self._look_now()
+        except TimeoutError:
+            raise Unavailable("the restricted store did not answer in time", code="TooSlow") from None
+
+    async def _look_now(self) -> None:
+        """Beat, then read; only both together extend what is trusted."""
+        began = self._monotonic()
+        try:
+            await self._registry.beat(self._row())
+            self._take(await self._store.read())
+        finally:
+            self._looks += 1
+        self._trusted_until = began + self.settings.lease_s
+        self._problems.pop("look", None)
+
+    def _take(self, read: ControlRow | None) -> None:
+        """Go by what was read, or refuse to."""
+        before = self._going
+        self._reading = reading(before.control, read, self.facts)
+        self._going = before.next(self._reading.control)
+        if self._going.number != before.number:
+            self._moved.set()
+            self._moved = asyncio.Event()
+
+    def _row(self) -> ClientRow:
+        return ClientRow(
+            client_id=self.client_id,
+            name=self.facts.name or "client",
+            view=self.facts.view,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            version=self._version,
+            epoch=self._acknowledged.epoch,
+            lease_s=self.settings.lease_s,
+            longest_s=self.settings.longest_operation_s,
+            in_flight=self._under_way.total,
+            left=self._left(),
+            counters=dict(self._counters()),
+            run_id=self._acknowledged.run_id,
+            refuses=self._reading.refuses,
+            late_s=self._late_s(),
+        )
+
+    async def _acknowledge_all(self) -> None:
+        while await self._acknowledge():
+            await self._look()
+
+    async def _acknowledge(self) -> bool:
+        """Let go of older epochs if nothing of them is left; tell whether there is something new to tell."""
+        going = self._going
+        if self._settling or going.number == self._acknowledged.number or not self._is_through(going):
+            return False
+        self._settling = True
+        try:
+            if self._under_way.given:
+                await self._settle()
+        finally:
+            self._settling = False
+        if not self._is_through(going):
+            return False
+        self._acknowledged = going
+        return True
+
+    def _is_through(self, going: Going) -> bool:
+        return not self._under_way.any_before(going.number, self._monotonic())
+
+    # --- in the background --------------------------------------------------------------------------------
+
+    async def _keep(self) -> None:
+        """Look again and again. Settling goes on beside it: beats must not wait for it."""
+        while True:
+            await first_of(self._wanted, self._sleep(self._pause()))
+            self._wanted.clear()
+            await self._note("look", self._look())
+            beside = self._tasks.get("acknowledges")
+            if self._going.number != self._acknowledged.number and (beside is None or beside.done()):
+                self._raise_faults()
+                self._tasks["acknowledges"] = asyncio.create_task(self._acknowledge_beside())
+
+    async def _acknowledge_beside(self) -> None:
+        await self._note("settle", self._acknowledge_all())
+
+    def _pause(self) -> float:
+        share = _FREEZE_PAUSE if self._going.phase is ControlPhase.FREEZE else 1.0
+        return self.settings.poll_s * share * (0.9 + 0.2 * self._jitter())
+
+    async def _note(self, what: str, work: Awaitable[None]) -> bool:
+        """Await work; keep and log what it fails with. Tell whether it went well."""
+        try:
+            await work
+        except RekeyError as error:
+            if what not in self._problems:
+                _log.warning(
+                    "client %s of %s: %s: %s", self.client_id, self.facts.script_id, what, _code(error)
+                )
+            self._problems[what] = error
+            return False
+        self._problems.pop(what, None)
+        return True
+
+
+def _code(error: RekeyError) -> str:
+    code = error.code if isinstance(error, ServiceError) else ""
+    return code or type(error).__name__

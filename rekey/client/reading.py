@@ -1,0 +1,227 @@
+"""What a client makes of the control row it has read: go by it, go on as before, or refuse. Rules only.
+
+Rules kept here:
+
+* A client goes by a newer epoch of its run as soon as it has read it. It goes by another run only if nothing
+  followed its writes so far: there was no control row yet, or it said `source`.
+* A row that is gone, of another run or of an older epoch, after clients were told more than `source`, is
+  refused, reads too: nobody can say which table is the authority then.
+* Another declaration, or other secrets, would give other keys. That is refused where replicas follow; before
+  and after that it is told in the client's row, so that the runner can refuse to go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rekey.errors import WritesRefused
+from rekey.phases import FOLLOWED, ControlPhase
+from rekey.protocol.control import ControlRow
+from rekey.protocol.rules import FROZEN
+
+CONTROL_GONE = "control-gone"
+OTHER_RUN = "other-run"
+MOVED_BACK = "control-moved-back"
+DIGEST_MOVED = "digest-moved"
+SECRET_MOVED = "secret-moved"  # noqa: S105 - a code
+LEASE_LOST = "lease-lost"
+CLOSED = "closed"
+
+
+_SERVICE_SHARE = 3
+"""One request may take this part of the longest operation on the service."""
+_MOST_SERVICE_S = 30
+
+
+@dataclass(frozen=True, slots=True)
+class ClientFacts:
+    """What a client is made with.
+
+    Attributes:
+        script_id: the migration.
+        digest: of the declaration the client works by.
+        fingerprints: of the secrets it has, by name.
+        view: `old` or `new`.
+        name: what the application calls it; for people.
+    """
+
+    script_id: str
+    digest: str
+    fingerprints: Mapping[str, str]
+    view: str
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseSettings:
+    """Times of a client, in seconds.
+
+    Attributes:
+        poll_s: between two looks at the control row; also how fast a move is noticed.
+        lease_s: for which a reading is trusted; also how long the restricted store may be away.
+        longest_operation_s: within which anything begun has taken effect or never does, background included.
+        freeze_wait_s: for which a write waits in a freeze.
+    """
+
+    poll_s: float = 1.0
+    lease_s: float = 15.0
+    longest_operation_s: float = 30.0
+    freeze_wait_s: float = 10.0
+
+    @property
+    def service_s(self) -> int:
+        """For how long the service may work on one request, in whole seconds, at least one."""
+        return int(min(_MOST_SERVICE_S, max(1.0, self.longest_operation_s / _SERVICE_SHARE)))
+
+    @property
+    def sending_s(self) -> float:
+        """For how long an operation sends anything: that much earlier than it must have taken effect."""
+        return max(self.longest_operation_s - self.service_s, self.longest_operation_s / 2)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.poll_s < self.lease_s or self.longest_operation_s <= 0 or self.freeze_wait_s < 0:
+            raise ValueError("poll_s must be shorter than lease_s, and all times positive")
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a client does not do what it is asked to, and what to do about it."""
+
+    code: str
+    what: str
+    hint: str
+    retryable: bool = False
+    reads_too: bool = False
+
+    def error(self) -> WritesRefused:
+        """Return the error for one operation."""
+        return WritesRefused(self.code, self.what, hint=self.hint, retryable=self.retryable)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What follows from what was read.
+
+    Attributes:
+        control: what the client goes by from now on, None for no control row.
+        refusal: why it writes nothing (or does nothing at all) until it reads something else.
+        refuses: the code of what keeps it from dual writes, whether they are due or not; "" for nothing.
+    """
+
+    control: ControlRow | None
+    refusal: Refusal | None = None
+    refuses: str = ""
+
+
+def reading(before: ControlRow | None, now: ControlRow | None, facts: ClientFacts) -> Reading:
+    """Say what a client does that went by `before` and reads `now`. None stands for no control row."""
+    lost = _lost(before, now, facts.script_id)
+    if lost is not None:
+        return Reading(before, lost, lost.code)
+    if now is None:
+        return Reading(None)
+    differs = _differs(now, facts)
+    if differs is None:
+        return Reading(now)
+    return Reading(now, differs if now.phase in FOLLOWED else None, differs.code)
+
+
+def _lost(before: ControlRow | None, now: ControlRow | None, script_id: str) -> Refusal | None:
+    """Return why what was read cannot be gone by."""
+    if before is None:
+        return None
+    if before.phase is ControlPhase.SOURCE and (now is None or now.run_id != before.run_id):
+        return None  # nothing has followed its writes yet
+    if now is None:
+        return Refusal(
+            CONTROL_GONE,
+            f"the control row of {script_id} is gone: nobody can say which table is the authority",
+            f"see with `rekey status {script_id}` whether the migration was taken back: if so, restart this"
+            " client; if not, find out who deleted the row",
+            reads_too=True,
+        )
+    if now.run_id != before.run_id:
+        return Refusal(
+            OTHER_RUN,
+            f"{script_id} was taken back and begun again since this client read the control row",
+            "restart this client",
+            reads_too=True,
+        )
+    if now.epoch < before.epoch:
+        return Refusal(
+            MOVED_BACK,
+            f"the control row of {script_id} has gone back from epoch {before.epoch} to {now.epoch}",
+            "find out who put an older copy of the restricted store in place; restart this client when it is"
+            " known that the row says what holds",
+            reads_too=True,
+        )
+    return None
+
+
+def _differs(now: ControlRow, facts: ClientFacts) -> Refusal | None:
+    """Return why the client would give rows other keys than the runner does."""
+    if now.digest != facts.digest:
+        return Refusal(
+            DIGEST_MOVED,
+            f"this client works by another declaration of {facts.script_id} than the migration",
+            "deploy the script that the migration was begun with, unchanged",
+            reads_too=facts.view == "new",  # whose table may be another one, too
+        )
+    for name, fingerprint in sorted(now.fingerprints.items()):
+        if name not in facts.fingerprints:
+            return Refusal(
+                SECRET_MOVED,
+                f"this client has no secret {name}, which {facts.script_id} needs",
+                f"give it the secret {name} that `rekey apply` was run with",
+            )
+        if facts.fingerprints[name] != fingerprint:
+            return Refusal(
+                SECRET_MOVED,
+                f"the secret {name} of this client is not the one that {facts.script_id} was begun with",
+                f"give it the secret {name} that `rekey apply` was run with",
+            )
+    return None
+
+
+def lease_lost(script_id: str, problem: str) -> Refusal:
+    """Return the refusal of a client whose lease is over and who cannot read the control row.
+
+    Args:
+        script_id: the migration.
+        problem: what keeps it from that, without keys.
+    """
+    return Refusal(
+        LEASE_LOST,
+        f"this client's lease on {script_id} is over and the control row could not be read: {problem}",
+        "repeat the operation once the restricted store can be reached: look at [restricted], its credential"
+        " and the network",
+        retryable=True,
+        reads_too=True,
+    )
+
+
+def too_late(script_id: str) -> Refusal:
+    """Return the refusal of work that was held up beyond the time its permit was good for."""
+    return Refusal(
+        LEASE_LOST,
+        f"this operation of a client of {script_id} was held up for longer than it may take",
+        "repeat it; if it happens again, see what keeps the process from running",
+        retryable=True,
+        reads_too=True,
+    )
+
+
+def frozen(script_id: str, waited_s: float) -> Refusal:
+    """Return the refusal of a write that waited in a freeze as long as it may."""
+    return Refusal(
+        FROZEN,
+        f"writes wait while {script_id} moves the authority; this one has waited {waited_s:g} s",
+        "repeat the operation: a freeze lasts seconds",
+        retryable=True,
+    )
+
+
+def closed(script_id: str) -> Refusal:
+    """Return the refusal of a client that was closed."""
+    return Refusal(CLOSED, f"this client of {script_id} is closed", "open another one", reads_too=True)

@@ -1,0 +1,1 @@
+"""The client as the service's SDK has it."""

@@ -1,0 +1,249 @@
+"""Answers to the SDK: HTTP responses of azure-core, made from what the writer returned or raised.
+
+Rules kept here:
+
+* Status, headers and body are those of the table service, so that the SDK's own code makes return values and
+  exceptions of them: 201 or 204 with an ETag, `odata.error` bodies with the service's codes.
+* A transaction is answered by parts; one failing operation is one part, whose message begins with its index.
+* An answer that stands for a refusal of rekey carries it, so that the client can raise that instead.
+* Two classes, one for each of azure-core's interfaces; everything they say is in `_Answer`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from http import HTTPStatus
+from types import TracebackType
+from typing import Any
+from uuid import uuid4
+
+from azure.core.exceptions import HttpResponseError
+from azure.core.rest import AsyncHttpResponse, HttpRequest, HttpResponse
+from azure.core.utils import case_insensitive_dict
+
+from rekey.client.sdk.calls import Write
+from rekey.client.sdk.errors import Problem
+from rekey.errors import RekeyError
+from rekey.model import ETAG, Row
+from rekey.tables.base import Verb
+
+_JSON = "application/json;odata=minimalmetadata;streaming=true;charset=utf-8"
+_BATCH = 202
+_RETURN_CONTENT = "return-content"
+_RETURN_NO_CONTENT = "return-no-content"
+_RETRY_AFTER_S = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What to answer: status, headers, body; for a transaction its parts."""
+
+    status: int
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = field(default=b"", repr=False)
+    parts: tuple[Answer, ...] = ()
+    refusal: RekeyError | None = None
+    index: int | None = None
+
+
+def answer_of(write: Write, etags: Sequence[str | None]) -> Answer:
+    """Return the answer to a write that was done, with the new ETags in the operations' order."""
+    parts = [
+        _done(operation.verb, operation.row, etag, write.prefer)
+        for operation, etag in zip(write.operations, etags, strict=True)
+    ]
+    return Answer(_BATCH, parts=tuple(parts)) if write.batch else parts[0]
+
+
+def answer_to_problem(problem: Problem, *, batch: bool) -> Answer:
+    """Return the answer to a request that failed."""
+    message = problem.message
+    in_part = batch and not problem.whole
+    if in_part and problem.index is not None:
+        message = f"{problem.index}:{message}"
+    body = {"odata.error": {"code": problem.code, "message": {"lang": "en-US", "value": message}}}
+    headers = {"Content-Type": _JSON, "x-ms-error-code": problem.code}
+    if problem.status == HTTPStatus.SERVICE_UNAVAILABLE:
+        headers["Retry-After"] = str(_RETRY_AFTER_S)
+    answer = Answer(
+        problem.status,
+        headers,
+        json.dumps(body).encode("ascii"),
+        refusal=problem.refusal,
+        index=problem.index,
+    )
+    return Answer(_BATCH, parts=(answer,)) if in_part else answer
+
+
+def _done(verb: Verb, row: Row, etag: str | None, prefer: str) -> Answer:
+    headers = {} if etag is None else {"ETag": etag}
+    if verb is not Verb.INSERT:
+        return Answer(HTTPStatus.NO_CONTENT, headers)
+    if prefer:
+        headers["Preference-Applied"] = prefer
+    if prefer == _RETURN_NO_CONTENT:
+        return Answer(HTTPStatus.NO_CONTENT, headers)
+    body = json.dumps({**row, ETAG: etag}).encode("ascii") if prefer == _RETURN_CONTENT else b""
+    return Answer(HTTPStatus.CREATED, {**headers, "Content-Type": _JSON}, body)
+
+
+class _Answer:
+    """What both interfaces of azure-core ask of a response."""
+
+    def __init__(self, request: HttpRequest, answer: Answer) -> None:
+        self._request = request
+        self.answer = answer
+        self._headers: MutableMapping[str, str] = case_insensitive_dict(
+            {
+                "Date": formatdate(usegmt=True),
+                "x-ms-version": request.headers.get("x-ms-version", ""),
+                "x-ms-request-id": str(uuid4()),
+                **answer.headers,
+            }
+        )
+        client_request_id = request.headers.get("x-ms-client-request-id")
+        if client_request_id is not None:
+            self._headers["x-ms-client-request-id"] = client_request_id
+
+    @property
+    def request(self) -> HttpRequest:
+        """The request that is answered."""
+        return self._request
+
+    @property
+    def status_code(self) -> int:
+        """The HTTP status."""
+        return int(self.answer.status)
+
+    @property
+    def headers(self) -> MutableMapping[str, str]:
+        """The headers, whatever their case."""
+        return self._headers
+
+    @property
+    def reason(self) -> str:
+        """The name of the status."""
+        return HTTPStatus(self.answer.status).phrase
+
+    @property
+    def content_type(self) -> str | None:
+        """The type of the body, None without one."""
+        return self._headers.get("Content-Type")
+
+    @property
+    def is_closed(self) -> bool:
+        """Always: there is no connection."""
+        return True
+
+    @property
+    def is_stream_consumed(self) -> bool:
+        """Always: the body is in memory."""
+        return True
+
+    @property
+    def encoding(self) -> str | None:
+        """Always UTF-8."""
+        return "utf-8"
+
+    @encoding.setter
+    def encoding(self, value: str | None) -> None:
+        pass
+
+    @property
+    def url(self) -> str:
+        """The address of the request."""
+        return self._request.url
+
+    @property
+    def content(self) -> bytes:
+        """The body."""
+        return self.answer.body
+
+    def body(self) -> bytes:
+        """Return the body."""
+        return self.answer.body
+
+    def text(self, encoding: str | None = None) -> str:
+        """Return the body as text."""
+        return self.answer.body.decode(encoding or "utf-8")
+
+    def json(self) -> Any:
+        """Return the body as JSON."""
+        return json.loads(self.answer.body)
+
+
+class SyncAnswer(_Answer, HttpResponse):
+    """An answer in the synchronous pipeline."""
+
+    def raise_for_status(self) -> None:
+        """Raise HttpResponseError for an error status."""
+        _raise_for_status(self)
+
+    def parts(self) -> Iterator[SyncAnswer]:
+        """Return the parts of the answer to a transaction."""
+        return iter([SyncAnswer(self._request, part) for part in self.answer.parts])
+
+    def read(self) -> bytes:
+        """Return the body."""
+        return self.answer.body
+
+    def iter_raw(self, **_kwargs: Any) -> Iterator[bytes]:
+        """Iterate over the body."""
+        return iter([self.answer.body])
+
+    def iter_bytes(self, **_kwargs: Any) -> Iterator[bytes]:
+        """Iterate over the body."""
+        return iter([self.answer.body])
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def __enter__(self) -> SyncAnswer:
+        return self
+
+    def __exit__(self, *_args: object) -> None:
+        pass
+
+
+class AsyncAnswer(_Answer, AsyncHttpResponse):
+    """An answer in the asynchronous pipeline."""
+
+    def raise_for_status(self) -> None:
+        """Raise HttpResponseError for an error status."""
+        _raise_for_status(self)
+
+    async def parts(self) -> AsyncIterator[AsyncAnswer]:
+        """Iterate over the parts of the answer to a transaction."""
+        for part in self.answer.parts:
+            yield AsyncAnswer(self._request, part)
+
+    async def read(self) -> bytes:
+        """Return the body."""
+        return self.answer.body
+
+    async def iter_raw(self, **_kwargs: Any) -> AsyncIterator[bytes]:
+        """Iterate over the body."""
+        yield self.answer.body
+
+    async def iter_bytes(self, **_kwargs: Any) -> AsyncIterator[bytes]:
+        """Iterate over the body."""
+        yield self.answer.body
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        pass
+
+
+def _raise_for_status(response: SyncAnswer | AsyncAnswer) -> None:
+    if response.status_code >= HTTPStatus.BAD_REQUEST:
+        raise HttpResponseError(response=response)

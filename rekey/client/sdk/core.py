@@ -1,0 +1,346 @@
+"""The core of a client: lease, writer and shadow reads of one table, on one loop.
+
+Rules kept here:
+
+* Nothing is connected before the first use; then the client registers and looks at the control row.
+* Before a migration has begun there is no control row and nothing to follow: writes go to the table alone,
+  under a permit that says so. The writer is made when the control row is there, since the ids of the mapping
+  are in it; a writer never works under a permit of another run than the one it was made for.
+* An index table is read in the new view, and written only once the migration is complete.
+* A table that a migration works with is not deleted through a client.
+* Closing ends shadow reads, lets the lease settle what is under way, and closes the connections last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
+
+from rekey.client.counters import Counters
+from rekey.client.lease import ClientLease
+from rekey.client.reading import closed
+from rekey.client.sdk.calls import Read
+from rekey.client.sdk.plan import Plan
+from rekey.client.shadow import Shadow
+from rekey.client.writer import Writer
+from rekey.errors import Moved, WritesRefused
+from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE
+from rekey.mapping.store import open_mapping
+from rekey.phases import ControlPhase
+from rekey.protocol.control import ControlRow
+from rekey.protocol.effects import apply_operations
+from rekey.protocol.journal import Journal
+from rekey.protocol.permits import Permit
+from rekey.protocol.propagate import Propagator
+from rekey.protocol.registry import SAFETY_S
+from rekey.protocol.rules import NEW_VIEW_CLOSED, View, index_write_refused, reads_refused, refusal
+from rekey.tables.allowance import while_allowed
+from rekey.tables.base import Accounts, Operation
+from rekey.tables.wire import decode_row, decode_rows
+
+TABLE_IN_USE = "table-in-use"
+WRAPPING_KEY_MOVED = "wrapping-key-moved"
+_REPLICAS_AT_ONCE = 8
+"""Rows of one key that are read or written at the same time."""
+
+
+class OtherRun(Exception):
+    """The permit is of another run than the writer: make another writer."""
+
+
+class _PermitsOfRun:
+    """The lease's permits, of one run alone."""
+
+    def __init__(self, lease: ClientLease, run_id: str) -> None:
+        self._lease = lease
+        self._run_id = run_id
+
+    @asynccontextmanager
+    async def operation(self, *, writes: bool) -> AsyncIterator[Permit]:
+        async with self._lease.operation(writes=writes) as permit:
+            if self._is_current():
+                yield permit
+                return
+        raise OtherRun
+
+    @contextmanager
+    def hold(self, permit: Permit) -> Iterator[None]:
+        with self._lease.hold(permit):
+            yield
+
+    def current(self) -> Permit | None:
+        return self._lease.current() if self._is_current() else None
+
+    def check(self, permit: Permit) -> None:
+        self._lease.check(permit)
+
+    def in_time(self, permit: Permit) -> bool:
+        return self._lease.in_time(permit)
+
+    async def look_again(self) -> Permit:
+        permit = await self._lease.look_again()
+        if not self._is_current():
+            raise OtherRun
+        return permit
+
+    def _is_current(self) -> bool:
+        control = self._lease.control
+        return control is not None and control.run_id == self._run_id
+
+
+@dataclass(frozen=True, slots=True)
+class _Working:
+    """What works for one run of the migration."""
+
+    run_id: str
+    writer: Writer
+    shadow: Shadow
+
+
+class ClientCore:
+    """Writes, permits and shadow reads of one client."""
+
+    def __init__(self, plan: Plan, connect: Callable[[Plan], Accounts]) -> None:
+        """Take the plan, and what connects the accounts when they are first needed."""
+        self.plan = plan
+        self.counters = Counters()
+        self._connect = connect
+        self._opening = asyncio.Lock()
+        self._making = asyncio.Lock()
+        self._accounts: Accounts | None = None
+        self._lease: ClientLease | None = None
+        self._working: _Working | None = None
+        self._closed = False
+
+    @property
+    def table(self) -> str:
+        """The table of the client."""
+        return self.plan.table
+
+    async def open(self) -> ClientLease:
+        """Register and look at the control row for the first time; later calls only return the lease."""
+        if self._lease is None:
+            async with self._opening:
+                if self._lease is None:
+                    self._lease = await self._started()
+        return self._lease
+
+    async def close(self) -> None:
+        """Settle and close. Idempotent; a client that was closed refuses."""
+        self._closed = True
+        async with self._opening:  # a client that is registering now would go on beating for ever
+            working, lease, accounts = self._working, self._lease, self._accounts
+        self._accounts = None
+        if working is not None:
+            await working.shadow.close()
+        try:
+            if lease is not None:
+                await lease.close()
+            if self._working is not None:
+                await self._working.writer.close()
+        finally:
+            if accounts is not None:
+                await accounts.close()
+
+    # --- writes -------------------------------------------------------------------------------------------
+
+    async def write(self, operations: Sequence[Operation]) -> list[str | None]:
+        """Do one write, or a transaction; return the new ETags. Raises RekeyError, TimeoutError."""
+        lease = await self.open()
+        while True:
+            if self.plan.is_index:
+                return await self._write_index(lease, operations)
+            if lease.control is None:
+                etags = await self._write_before(lease, operations)
+                if etags is not None:
+                    return etags
+                continue
+            working = await self._worker(lease, lease.control)
+            try:
+                return await working.writer.write(operations)
+            except OtherRun:
+                continue
+
+    async def _write_before(
+        self, lease: ClientLease, operations: Sequence[Operation]
+    ) -> list[str | None] | None:
+        """Write while there is no control row; None when there is one by now."""
+        async with lease.operation(writes=True) as permit:
+            if permit.phase is not None:
+                return None
+            if self.plan.view is View.NEW:
+                raise refusal(NEW_VIEW_CLOSED, self.table)
+            with while_allowed(partial(lease.check, permit)):
+                etags = await self._plainly(operations)
+            if not lease.in_time(permit):
+                await lease.look_again()
+                if lease.control is not None:
+                    working = await self._worker(lease, lease.control)
+                    await working.writer.announce_late(operations, permit)
+            return etags
+
+    async def _write_index(self, lease: ClientLease, operations: Sequence[Operation]) -> list[str | None]:
+        async with lease.operation(writes=True) as permit:
+            code = index_write_refused(permit.phase)
+            if code:
+                raise refusal(code, self.table)
+            with while_allowed(partial(lease.check, permit)):
+                return await self._plainly(operations)
+
+    async def _plainly(self, operations: Sequence[Operation]) -> list[str | None]:
+        table = self._tables().tables.table(self.table)
+        async with asyncio.timeout(self.plan.settings.sending_s):
+            etags = await apply_operations(table, operations)
+        self.counters.writes += len(operations)
+        return etags
+
+    # --- reads --------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[Permit]:
+        """Hold the permit of one read of the client's table. Raises WritesRefused."""
+        lease = await self.open()
+        async with lease.operation(writes=False) as permit:
+            code = reads_refused(
+                permit.phase,
+                self.plan.view,
+                copied=permit.copied,
+                reverse=self.plan.declared.migration.reverse,
+            )
+            if code:
+                raise refusal(code, self.table)
+            yield permit
+
+    def shadows(self) -> bool:
+        """Draw whether a read is also done on the other side."""
+        return self._working is not None and not self.plan.is_index and self._working.shadow.drawn()
+
+    def shadow(self, read: Read, status: int, body: bytes) -> None:
+        """Compare a read that was answered with the other side, some time."""
+        if self._working is None or self._closed:
+            return
+        shadow = self._working.shadow
+        try:
+            if read.key is not None:
+                row = decode_row(body) if status == HTTPStatus.OK else None
+                shadow.offer(read.key, row, whole=row is None or not read.partial)
+            elif status == HTTPStatus.OK:
+                shadow.offer_page(decode_rows(body), whole=not read.partial)
+        except ValueError:
+            self.counters.ignored += 1  # asked for in another format, without ETags
+
+    async def shadows_compared(self) -> None:
+        """Wait until all shadow reads so far are compared."""
+        if self._working is not None:
+            await self._working.shadow.idle()
+
+    # --- the table itself ---------------------------------------------------------------------------------
+
+    async def deleting_table(self) -> None:
+        """Raise WritesRefused while the migration works with the client's table."""
+        lease = await self.open()
+        async with lease.operation(writes=False) as permit:
+            done = permit.phase in (None, ControlPhase.RETIRED)
+            if done or (permit.phase is ControlPhase.COMPLETE and self.plan.view is View.NEW):
+                return
+        raise WritesRefused(
+            TABLE_IN_USE,
+            f"{self.table} is not deleted: the migration {self.plan.declared.script_id} works with it",
+            hint="take the migration back with `rekey rollback`, or go on to the end; `rekey retire` deletes"
+            " the old table",
+            kept="the table",
+        )
+
+    # --- parts --------------------------------------------------------------------------------------------
+
+    async def _started(self) -> ClientLease:
+        if self._closed:
+            raise closed(self.plan.declared.script_id).error()
+        self._accounts = accounts = self._connect(self.plan)
+        lease = ClientLease(
+            self._accounts.restricted,
+            self.plan.facts,
+            settings=self.plan.settings,
+            settle=self._settle,
+            counters=self.counters.as_dict,
+            left=self._left,
+            late_s=lambda: max(accounts.tables.late_s, accounts.restricted.late_s),
+        )
+        await lease.start()
+        try:
+            if lease.control is not None:
+                await self._worker(lease, lease.control)
+        except BaseException:
+            await lease.close()  # nobody would hear it beat
+            await self._accounts.close()
+            raise
+        return lease
+
+    async def _worker(self, lease: ClientLease, control: ControlRow) -> _Working:
+        """Return what works for the run of a control row; made anew for another run."""
+        if self._working is not None and self._working.run_id == control.run_id:
+            return self._working
+        async with self._making:
+            before = self._working
+            if before is not None and before.run_id == control.run_id:
+                return before
+            self._working = working = await self._made(lease, control)
+            if before is not None:
+                await before.shadow.close()
+                await before.writer.close()
+            return working
+
+    async def _made(self, lease: ClientLease, control: ControlRow) -> _Working:
+        accounts, plan = self._tables(), self.plan
+        migration, script_id = plan.declared.migration, plan.declared.script_id
+        restricted = accounts.restricted.table(MAPPING_TABLE)
+        try:
+            mapping = await open_mapping(restricted, script_id, migration, control.id_key, plan.wrapping)
+        except Moved as error:
+            raise WritesRefused(WRAPPING_KEY_MOVED, error.what, hint=error.hint) from None
+        propagator = Propagator(
+            accounts.tables.table(migration.source),
+            [accounts.tables.table(name) for name in migration.tables],
+            plan.mapper,
+            mapping,
+            width=_REPLICAS_AT_ONCE,
+        )
+        open_s = plan.settings.longest_operation_s + SAFETY_S
+        journal_table = accounts.restricted.table(JOURNAL_TABLE)
+        journal = Journal(journal_table, script_id, mapping.keyring, open_s=open_s)
+        permits = _PermitsOfRun(lease, control.run_id)
+        writer = Writer(
+            plan.view,
+            lease.client_id,
+            propagator=propagator,
+            journal=journal,
+            permits=permits,
+            counters=self.counters,
+            longest_operation_s=plan.settings.sending_s,
+        )
+        shadow = Shadow(
+            plan.view,
+            propagator=propagator,
+            journal=journal,
+            permits=permits,
+            counters=self.counters,
+            share=plan.shadow_reads,
+            seed=plan.shadow_seed,
+        )
+        return _Working(control.run_id, writer, shadow)
+
+    def _tables(self) -> Accounts:
+        if self._accounts is None:
+            raise closed(self.plan.declared.script_id).error()
+        return self._accounts
+
+    async def _settle(self) -> None:
+        if self._working is not None:
+            await self._working.writer.settle()
+
+    def _left(self) -> int:
+        return 0 if self._working is None else self._working.writer.left

@@ -1,0 +1,134 @@
+"""One event loop on a thread of its own, for callers that have none.
+
+Rules kept here:
+
+* The synchronous client has no logic of its own: its coroutines run here, and the caller's thread waits.
+* The thread is a daemon: a program that forgets to close its client still ends. `close` ends it in order.
+* A thread does not survive a fork. A client that was made before one says so in the child, instead of
+  waiting for ever.
+* A caller that is interrupted while it waits cancels what it waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
+from typing import Any, TypeVar
+
+from rekey.client.reading import CLOSED
+from rekey.core.concurrency import cancel
+from rekey.errors import WritesRefused
+
+T = TypeVar("T")
+_NAME = "rekey-dualwrite"
+FORKED = "forked"
+
+
+class LoopThread:
+    """Runs coroutines on a loop of its own. The first use starts the thread."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._pid = 0
+        self._closed = False
+
+    @property
+    def started(self) -> bool:
+        """Tell whether there is a thread of this process to close."""
+        return self._loop is not None and self._pid == os.getpid()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine to its end and return what it returns."""
+        try:
+            loop = self._started()
+        except WritesRefused:
+            work.close()
+            raise
+        waiting = asyncio.run_coroutine_threadsafe(work, loop)
+        try:
+            return waiting.result()
+        except BaseException:
+            waiting.cancel()
+            raise
+
+    @contextmanager
+    def holding(self, make: Callable[[], AbstractAsyncContextManager[T]]) -> Iterator[T]:
+        """Hold an asynchronous context while the caller's thread does something; in one task of the loop."""
+        loop = self._started()
+        released = asyncio.Event()
+        entered: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+        async def hold() -> None:
+            try:
+                async with make() as value:
+                    entered.set_result(value)
+                    await released.wait()
+            except BaseException as error:
+                if entered.done():
+                    raise
+                entered.set_exception(error)
+
+        held = asyncio.run_coroutine_threadsafe(hold(), loop)
+        try:
+            value = entered.result()
+        except BaseException:
+            held.cancel()
+            raise
+        try:
+            yield value
+        finally:
+            loop.call_soon_threadsafe(released.set)
+        held.result()
+
+    def post(self, call: Callable[..., None], *args: Any) -> None:
+        """Call a function on the loop, some time soon."""
+        self._started().call_soon_threadsafe(call, *args)
+
+    def close(self) -> None:
+        """End the thread, for good. Idempotent."""
+        if not self.started:
+            self._closed = True
+            return
+        with self._guard:
+            self._closed = True
+            loop, thread = self._loop, self._thread
+            self._loop = self._thread = None
+        if loop is None or thread is None:
+            return
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        with self._guard:
+            if self._closed:
+                raise WritesRefused(CLOSED, "this client is closed", hint="open another one")
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._pid = os.getpid()
+                self._thread = threading.Thread(target=_serve, args=(self._loop,), name=_NAME, daemon=True)
+                self._thread.start()
+            elif self._pid != os.getpid():
+                raise WritesRefused(
+                    FORKED,
+                    "this client was made before the process was forked, and its thread stayed behind",
+                    hint="make the client in the child process (a server's `post_fork` hook, for example)",
+                )
+            return self._loop
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    """Run the loop until it is stopped, then end what is left on it."""
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+        loop.run_until_complete(cancel(asyncio.all_tasks(loop)))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()

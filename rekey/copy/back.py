@@ -1,0 +1,149 @@
+"""The way back after cutover: copying the target's changes to the source (capture "delta").
+
+Rules kept here:
+
+* The authority is the main target: of all main keys that a source key ever had, the row that it owns, as for
+  `ReversePropagator`. As there, the replica (the source row) is read first, every write is conditional on
+  what was read, and a whole round follows an insert. Writers are stopped here, so after other writes the
+  authority is not looked at again; the verification that follows finds whoever wrote all the same.
+* Index tables are left to the application until the source is the authority again: they are no replicas here.
+* Nothing written after cutover is lost: a row goes back only if mapping it forward again gives exactly the
+  target row. Where it does not (a property the mapping drops, a changed carrier of the old key), the way
+  back is refused, before anything is written.
+* A row written new in the target finds its old key in its own properties (a copied key); otherwise refused.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from rekey.core.concurrency import for_each
+from rekey.errors import RowRefused, Unavailable
+from rekey.mapping.rows import TargetKey
+from rekey.model import EntityKey, Row, content_of, etag_of, key_of
+from rekey.protocol.effects import apply_one
+from rekey.protocol.inverse import inverse, stands_for
+from rekey.protocol.propagate import MAX_ROUNDS, Propagator
+from rekey.protocol.replicas import same_content
+from rekey.protocol.reverse import ReversePropagator
+from rekey.tables.base import Operation, Verb
+from rekey.tables.bulk import read_keys
+
+
+class BackPropagator:
+    """Makes source rows equal to what the main target says."""
+
+    def __init__(self, propagator: Propagator) -> None:
+        """Take the forward propagator: tables, mapping and mapper are the same."""
+        self.forward = propagator
+        self._reverse = ReversePropagator(propagator)
+        self.source = propagator.source
+        self.mapper = propagator.mapper
+        self.mapping = propagator.mapping
+
+    async def owner_of(self, target_row: Row) -> EntityKey:
+        """Return the old key of a main target row: the mapping's, or for a new row its own properties'.
+
+        Raises:
+            RowRefused: a new row does not say what its old key is.
+        """
+        owner = await self.mapping.owner(key_of(target_row))
+        if owner is not None:
+            return owner.source
+        try:
+            return self.mapper.source_key(target_row)
+        except RowRefused as refused:
+            raise refused.for_row(self._reverse.target_id(key_of(target_row))) from None
+
+    async def differing(self, target_rows: Sequence[Row], *, limit: int) -> list[Row]:
+        """Return those main target rows that are not what the source gives already.
+
+        The source rows are read in bulk under the old keys that the target rows themselves name; whether such
+        a name is right shows in the comparison, so the mapping need not be asked.
+
+        Args:
+            target_rows: main target rows as read.
+            limit: requests under way at a time.
+        """
+        differing: list[Row] = []
+        partitions: defaultdict[str, dict[EntityKey, Row]] = defaultdict(dict)
+        for row in target_rows:
+            try:
+                source_key = self.mapper.source_key(row)
+            except RowRefused:
+                differing.append(row)
+                continue
+            if partitions[source_key.partition].setdefault(source_key, row) is not row:
+                differing.append(row)
+
+        async def compare(rows: dict[EntityKey, Row]) -> None:
+            found = await read_keys(self.source, list(rows))
+            for source_key, row in rows.items():
+                source_row = found.get(source_key)
+                if source_row is None or not stands_for(self.mapper, source_row, row):
+                    differing.append(row)
+
+        await for_each(partitions.values(), compare, limit=limit)
+        return differing
+
+    async def check(self, target_row: Row) -> None:
+        """Raise RowRefused when a main target row cannot go back; writes nothing."""
+        source_key = await self.owner_of(target_row)
+        self._desired(source_key, await self.source.get(source_key), target_row)
+
+    async def claim_new(self, target_row: Row) -> EntityKey:
+        """Give a row written new in the target its mapping rows; return its old key."""
+        source_key = await self.owner_of(target_row)
+        target = TargetKey(0, *key_of(target_row))
+        for _ in range(MAX_ROUNDS):
+            forward = await self.mapping.forward(source_key)
+            owner = await self.mapping.owner(target.key)
+            if forward is not None and target in forward.targets and owner is not None:
+                return source_key
+            await self.mapping.claim(source_key, forward, {target}, self._exists)
+        raise Unavailable("a mapping row kept changing", hint="run the same command again")
+
+    async def propagate(self, source_key: EntityKey) -> bool:
+        """Make the source row of a key equal what the main target says; tell whether it changed."""
+        changed = False
+        for _ in range(MAX_ROUNDS):
+            replica = await self.source.get(source_key)
+            authority = await self._authority(source_key)
+            write = self._write(source_key, replica, authority)
+            if write is None:
+                return changed
+            applied = await apply_one(self.source, write)
+            changed = changed or bool(applied)
+            if applied and write.verb is not Verb.INSERT:
+                return True
+        raise Unavailable(
+            f"row {self.forward.row_id(source_key)} changed in every one of {MAX_ROUNDS} attempts to copy it"
+            " back",
+            hint="stop the writers and run the same command again",
+        )
+
+    def _write(self, source_key: EntityKey, replica: Row | None, authority: Row | None) -> Operation | None:
+        """Return the conditional write that makes the replica equal, None when it is."""
+        if authority is None:
+            return None if replica is None else Operation(Verb.DELETE, replica, etag_of(replica))
+        desired = self._desired(source_key, replica, authority)
+        if replica is None:
+            return Operation(Verb.INSERT, desired)
+        if same_content(desired, replica):
+            return None
+        return Operation(Verb.REPLACE, desired, etag_of(replica))
+
+    async def _authority(self, source_key: EntityKey) -> Row | None:
+        return await self._reverse.authority(await self.mapping.forward(source_key))
+
+    def _desired(self, source_key: EntityKey, replica: Row | None, authority: Row) -> Row:
+        """Return the source row a target row stands for; raise RowRefused if anything would be lost."""
+        try:
+            return content_of(inverse(self.mapper, source_key, authority, replica))
+        except RowRefused as refused:
+            raise refused.for_row(self._reverse.target_id(key_of(authority))) from None
+
+    async def _exists(self, source_key: EntityKey, target: TargetKey) -> bool:
+        authority = await self._authority(source_key)
+        return authority is not None and key_of(authority) == target.key

@@ -1,0 +1,122 @@
+"""Delta passes: bring the targets up to date with what changed in the source since the last pass.
+
+Rules kept here:
+
+* The watermark is the service's clock, read before a pass begins, and stored only after the pass is whole; a
+  pass that was cut off is done again.
+* A pass asks for rows from `watermark - margin` on: a request that was under way when the clock was read may
+  carry a Timestamp a little older. Rows seen twice cost a comparison.
+* A Timestamp scan never shows deletes; only the sweep does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from rekey.copy.engine import copy_segments
+from rekey.copy.map import Copier
+from rekey.copy.scan import WindowSize
+from rekey.copy.sweep import gone
+from rekey.copy.window import Copied
+from rekey.core.clock import TICKS_PER_SECOND, Clock, format_ticks, ticks_of
+from rekey.core.concurrency import for_each
+from rekey.model import EntityKey
+from rekey.protocol.propagate import Propagator
+from rekey.state.models import Segment
+from rekey.tables.base import Table
+
+_POLL_SECONDS = 0.25
+"""Four questions a second at most: they are requests as any other."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassResult:
+    """One delta pass: when it began (the next watermark), what it did, whether it was whole."""
+
+    started_at: str
+    copied: Copied
+    whole: bool
+
+
+def earlier(timestamp: str, seconds: float) -> str:
+    """Return the time `seconds` before a timestamp."""
+    return format_ticks(ticks_of(timestamp) - round(seconds * TICKS_PER_SECOND))
+
+
+def later(timestamp: str, seconds: float) -> str:
+    """Return the time `seconds` after a timestamp."""
+    return earlier(timestamp, -seconds)
+
+
+async def fresh_second(server_time: Callable[[], Awaitable[str]], clock: Clock) -> str:
+    """Wait for the next second of the service's clock, which tells whole seconds only; return when it began.
+
+    So a row written before is older than the time returned, and one written later is not. However late the
+    service answers, no more than a second lies in between.
+    """
+    now = await server_time()
+    next_one = later(now, 1.0)
+    while ticks_of(now) < ticks_of(next_one):
+        await clock.sleep(_POLL_SECONDS)
+        now = await server_time()
+    return next_one
+
+
+async def delta_pass(
+    source: Table,
+    copier: Copier,
+    *,
+    server_time: Callable[[], Awaitable[str]],
+    clock: Clock,
+    watermark: str,
+    margin_seconds: float,
+    size: WindowSize,
+    stop_requested: Callable[[], bool],
+    advance: Callable[[int], None],
+) -> PassResult:
+    """Copy what changed since `watermark - margin`; the caller stores `started_at` if the pass was whole."""
+    started_at = await fresh_second(server_time, clock)
+    everything = Segment(
+        id=0, script_id="", purpose="delta", after=None, upto=None, cursor=None, rows=0, bytes=0, done=False
+    )
+    copied, whole = await copy_segments(
+        source,
+        [everything],
+        copier.copy_changed,
+        size=size,
+        checkpoint=lambda _segments: None,
+        stop_requested=stop_requested,
+        advance=advance,
+        modified_from=earlier(watermark, margin_seconds),
+    )
+    return PassResult(started_at, copied, whole)
+
+
+async def sweep(
+    propagator: Propagator,
+    *,
+    concurrency: int,
+    advance: Callable[[int], None],
+    check: Callable[[], None],
+) -> int:
+    """Propagate every mapping row whose source row is gone; return how many keys this changed.
+
+    Closes "deleted while being copied", crashes between copy and checkpoint, and all deletes of a delta
+    capture.
+    """
+    changed = 0
+
+    async def settle(source_key: EntityKey) -> None:
+        nonlocal changed
+        # Awaited before the sum is read: others add to it meanwhile.
+        outcome = await propagator.propagate(source_key)
+        changed += outcome.changed
+
+    mapping = propagator.mapping
+    candidates = gone(propagator.source, mapping.rows.ids, mapping, "f", advance=advance, check=check)
+    async with aclosing(candidates):
+        async for portion in candidates:
+            await for_each(portion, settle, limit=concurrency)
+    return changed

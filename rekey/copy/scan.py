@@ -1,0 +1,301 @@
+"""Reading segments: several at a time, idle readers splitting what is left of the largest.
+
+Rules kept here:
+
+* One reader a segment, so a segment's rows come in order and its cursor means what it says.
+* A split is stored (shrunk and new segment in one transaction) before anybody reads by it, and only beyond
+  what has been read: no row is read by two readers, none by nobody.
+* Which segment is the largest is not known. The one that gave the most rows since it was last split is likely
+  to have the most left; below `LEAST_PAGES` pages nothing is split. Where partitions have a rate, one page is
+  enough until there was a split for every reader: one scan alone would be held up by its partition.
+* Where there are rates, a page is asked for when they allow for it, not before.
+* A partition that has a rate has one reader: more of them would get no more out of it, only refusals.
+* Only readers that are waited for split: where writing is what takes time, more scans would not help.
+* Bounded memory: at most as many pages as there are readers wait to be taken, and none once they have a
+  window's bytes. A reader holds one page more, and one that is fetched ahead, of about 2 MiB at most each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+
+from rekey.copy.throttle import NO_RATES, Throttle
+from rekey.core.concurrency import cancel, together
+from rekey.model import LAST_ROW, PARTITION_KEY, EntityKey, Row
+from rekey.project.bounds import Limits
+from rekey.state.models import Segment
+from rekey.tables.base import MAX_PAGE_ROWS, Page, Table
+from rekey.tables.probing import find_middle
+
+LEAST_PAGES = 3
+"""Pages a segment must have given since it was last split before it is split again."""
+
+Split = Callable[[Segment, EntityKey], Segment]
+"""Stores that a segment ends at a key, and a new one for the rest; returns the new one."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowSize:
+    """When a window is full: at `rows` rows or about `bytes` bytes of wire JSON, whichever comes first."""
+
+    rows: int
+    bytes: int
+
+
+def window_of(limits: Limits) -> WindowSize:
+    """Return when a window of backfill is full, so that several on their way keep within the limits."""
+    return WindowSize(max(1, limits.window_rows // 2), max(1, limits.window_bytes // 2))
+
+
+@dataclass(slots=True)
+class Window:
+    """Rows read and, for every segment they came from, how far it will be done once they are durable."""
+
+    rows: list[Row] = field(default_factory=list)
+    bytes: int = 0
+    segments: dict[int, Segment] = field(default_factory=dict)
+
+
+def row_bytes(row: Row) -> int:
+    """Return roughly how many bytes a row has on the wire (cheap: names and text lengths)."""
+    return sum(len(name) + (len(value) if isinstance(value, str) else 8) + 6 for name, value in row.items())
+
+
+@dataclass(slots=True)
+class _Active:
+    """A segment under a reader.
+
+    Attributes:
+        now: the segment as far as it was read.
+        expected: rows that its next page is likely to have; 0 behind one that was not full.
+        fresh_rows: rows it gave since it was begun or split.
+        shrunk: its end was moved after its scan began.
+        probed: somebody is looking for a place to split it.
+        whole: it is not split: what is left lies in one partition, which has a rate.
+        partition: where its last page ended, if more is likely to be there.
+        within: that page was of this partition alone, and the one before ended in it.
+    """
+
+    now: Segment
+    expected: int
+    fresh_rows: int = 0
+    shrunk: bool = False
+    probed: bool = False
+    whole: bool = False
+    partition: str | None = None
+    within: bool = False
+
+    def follow(self, rows: Sequence[Row]) -> int:
+        """See where a page ends; return how many of its rows are of the partition in which it does."""
+        last = rows[-1][PARTITION_KEY]
+        of_last = next((at for at, row in enumerate(reversed(rows)) if row[PARTITION_KEY] != last), len(rows))
+        self.within = self.partition == last and of_last == len(rows)
+        self.partition = last
+        return of_last
+
+    def take(self, page: Page) -> tuple[list[Row], bool]:
+        """Move on by a page; return its rows within the segment, and whether the segment ends with it."""
+        rows, cursor, ended = page.cut(self.now.upto if self.shrunk else None)
+        size = page.bytes or sum(map(row_bytes, rows))
+        self.now = replace(
+            self.now,
+            cursor=cursor or self.now.cursor,
+            rows=self.now.rows + len(rows),
+            bytes=self.now.bytes + size,
+        )
+        self.fresh_rows += len(rows)
+        return rows, ended
+
+
+class Reading:
+    """All readers of one source.
+
+    Args:
+        source: the table to scan.
+        segments: what is to be read; finished ones are skipped.
+        readers: how many scans at a time.
+        split: stores a split; None: segments are read as they are.
+        page_rows: rows a page.
+        modified_from: only rows whose Timestamp is at or after this.
+        throttle: what is read is counted with; a page is fetched ahead of it.
+    """
+
+    def __init__(
+        self,
+        source: Table,
+        segments: Sequence[Segment],
+        *,
+        readers: int = 1,
+        split: Split | None = None,
+        page_rows: int = MAX_PAGE_ROWS,
+        modified_from: str | None = None,
+        throttle: Throttle | None = None,
+    ) -> None:
+        self._source = source
+        self._open = deque(segment for segment in segments if not segment.done)
+        self._readers = max(1, readers)
+        self._split = split
+        self._page_rows = page_rows
+        self._modified_from = modified_from
+        self._throttle = throttle
+        self._active: dict[int, _Active] = {}
+        self._read: deque[tuple[list[Row], int, Segment]] = deque()
+        self._read_bytes, self._most_bytes = 0, 0
+        self._hungry = False
+        self._eager = self._readers - 1 if self._has_partition_rate else 0
+        self._changed = asyncio.Event()
+
+    async def windows(self, size: WindowSize) -> AsyncGenerator[Window, None]:
+        """Yield full windows; the last one may be small. Iterate within `aclosing`."""
+        self._most_bytes = size.bytes
+        readers = together(self._reader() for _ in range(self._readers))
+        working: asyncio.Future[None] = asyncio.ensure_future(readers)
+        working.add_done_callback(lambda _: self._tell())
+        window = Window()
+        try:
+            while (read := await self._next(working)) is not None:
+                rows, count, segment = read
+                window.rows.extend(rows)
+                window.bytes += count
+                window.segments[segment.id] = segment
+                if len(window.rows) >= size.rows or window.bytes >= size.bytes:
+                    yield window
+                    window = Window()
+            if window.segments:
+                yield window
+        finally:
+            await cancel([working])
+
+    async def _next(self, working: asyncio.Future[None]) -> tuple[list[Row], int, Segment] | None:
+        """Return what was read next, None at the end. Idle readers hear of it when that must be waited for.
+
+        Raises what the first failing reader raised.
+        """
+        while not self._read or working.done():
+            if working.done():
+                working.result()
+                if not self._read:
+                    return None
+                break
+            self._hungry = True
+            await self._change()
+        self._hungry = False
+        self._tell()
+        read = self._read.popleft()
+        self._read_bytes -= read[1]
+        return read
+
+    async def _reader(self) -> None:
+        while (active := await self._take()) is not None:
+            try:
+                await self._read_segment(active)
+            finally:
+                del self._active[active.now.id]
+                self._tell()
+
+    async def _read_segment(self, active: _Active) -> None:
+        pages = self._source.scan(
+            active.now.rest,
+            modified_from=self._modified_from,
+            page_rows=self._page_rows,
+            ahead=not self._is_limited,
+        )
+        async with aclosing(pages):  # type: ignore[type-var]  # all scans are generators
+            while (page := await self._page(active, pages)) is not None:
+                before = active.now.bytes
+                rows, ended = active.take(page)
+                size = active.now.bytes - before
+                await self._put(rows, size, active.now)
+                if ended:
+                    break
+        await self._put([], 0, replace(active.now, done=True))
+
+    async def _page(self, active: _Active, pages: AsyncIterator[Page]) -> Page | None:
+        """Return the next page when the rates allow for it; None at the end."""
+        throttle = self._throttle
+        if throttle is None:
+            return await anext(pages, None)
+        # Behind a page that was not full there is nothing more, or little.
+        asked = active.expected
+        if asked and active.partition is not None:
+            await throttle.made_up((self._source.name, active.partition))
+        # A partition that pages are full of takes longest, whatever else is done meanwhile.
+        await throttle.take(asked, first=active.within)
+        with throttle.taken(asked):
+            page = await anext(pages, None)
+        rows = [] if page is None else page.rows
+        throttle.give_back(asked - len(rows))
+        active.expected = len(rows) if page is not None and page.full else 0
+        if rows and throttle.rates.partition is not None:
+            throttle.count(active.follow(rows), (self._source.name, rows[-1][PARTITION_KEY]))
+        return page
+
+    async def _put(self, rows: list[Row], size: int, segment: Segment) -> None:
+        while len(self._read) >= self._readers or self._read_bytes >= self._most_bytes:
+            await self._change()
+        self._read.append((rows, size, segment))
+        self._read_bytes += size
+        self._tell()
+
+    async def _take(self) -> _Active | None:
+        """Return the next segment to read, if need be one split off another; None when all is being read."""
+        while True:
+            if self._open:
+                active = _Active(self._open.popleft(), self._page_rows)
+                self._active[active.now.id] = active
+                return active
+            if self._split is None or not self._active:
+                return None
+            largest = self._largest()
+            if largest is None:
+                await self._change()
+            else:
+                await self._divide(largest, self._split)
+
+    def _largest(self) -> _Active | None:
+        """Return the segment to split now, None when there is none or nobody waits for rows."""
+        least = (1 if self._eager else LEAST_PAGES) * self._page_rows
+        worth = [
+            one for one in self._active.values() if one.fresh_rows >= least and not (one.probed or one.whole)
+        ]
+        return max(worth, key=lambda one: one.fresh_rows, default=None) if self._hungry else None
+
+    async def _divide(self, active: _Active, split: Split) -> None:
+        """Look for a key in the middle of what is left of a segment, and split it there."""
+        active.probed = True
+        try:
+            middle = await find_middle(self._source, active.now.rest, active.now.cursor)
+        finally:
+            active.probed = False
+        active.fresh_rows = 0
+        self._eager = max(0, self._eager - 1)
+        if middle is not None and middle.row != LAST_ROW and self._has_partition_rate:
+            active.whole = True
+            return
+        # Meanwhile its reader may have come past that key, or to its end. From here on nothing is awaited.
+        if middle is None or self._active.get(active.now.id) is not active or middle not in active.now.rest:
+            return
+        self._open.append(split(active.now, middle))
+        active.now = replace(active.now, upto=middle)
+        active.shrunk = True
+        self._tell()
+
+    @property
+    def _is_limited(self) -> bool:
+        return self._throttle is not None and self._throttle.rates != NO_RATES
+
+    @property
+    def _has_partition_rate(self) -> bool:
+        return self._throttle is not None and self._throttle.rates.partition is not None
+
+    async def _change(self) -> None:
+        await self._changed.wait()
+
+    def _tell(self) -> None:
+        """Wake whoever waits for a change; each looks for itself whether it is the one it waits for."""
+        self._changed.set()
+        self._changed = asyncio.Event()

@@ -1,0 +1,202 @@
+"""Keeping reads and writes under rates, and holding them while the operator says so.
+
+Rules kept here:
+
+* Rates are of entities a second: of the account (source rows read and target rows written), and of each
+  partition of the source and of the targets. Mapping rows lie in the other account and are not counted.
+* What the operator says (`Steering`) is asked for again and again: it counts for the next batch, not the next
+  run. While it says "paused", what was sent is finished and nothing new is sent.
+* The service itself has its say (`Pace`): it may be slower than was configured, never faster.
+* A partition at its limit holds up its own batches alone. Pages are counted when they are there, and the next
+  one of the partition waits for that.
+* What is sent again takes of the rates again. What the service refuses now and then used nothing of them, and
+  is given back; where much is refused more comes than the service can take, and nothing is given back.
+* A little less than each rate is used: what a service refuses waits longer than that costs.
+* Waiting is asked of the clock, so no test waits on real time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+from rekey.copy.pace import Pace
+from rekey.core.clock import TICKS_PER_SECOND, Clock, SystemClock
+from rekey.tables.allowance import at_a_rate
+
+_BURST_SECONDS = 0.1
+"""How much unused allowance is kept: enough to ride out scheduling, too little to overrun a second."""
+_SHARE = 0.98
+"""Of a rate that is used: what is read is counted only when it is there."""
+_LOOK_SECONDS = 0.5
+_MOST_LANES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Entities a second at most, None for no limit; `paused`: none at all."""
+
+    account: int | None = None
+    partition: int | None = None
+    paused: bool = False
+
+
+NO_RATES = Rates()
+
+
+@dataclass(slots=True)
+class _Lane:
+    """A virtual scheduling clock: each entity takes 1/rate seconds of it. One batch waits at a time."""
+
+    next: int = 0
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class Throttle:
+    """Lets batches through as fast as is allowed."""
+
+    def __init__(
+        self,
+        entities_per_second: int | None = None,
+        clock: Clock | None = None,
+        *,
+        partition: int | None = None,
+        steering: Callable[[Rates], Rates] | None = None,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Take the rates and who may change them.
+
+        Args:
+            entities_per_second: of the account; None for no limit.
+            clock: what to wait on.
+            partition: of each partition.
+            steering: gives the rates that count now, from those given here; asked twice a second.
+            stopping: tells that the work is to stop: a pause holds nothing up then.
+        """
+        self._given = self.rates = Rates(entities_per_second, partition)
+        self._clock = clock or SystemClock()
+        self._steering = steering
+        self._stopping = stopping
+        self._looked: int | None = None
+        self._account = _Lane()
+        self._partitions: dict[Hashable, _Lane] = {}
+        self._pace = Pace(self._clock.ticks() / TICKS_PER_SECOND)
+
+    def heard(self, status: int, seconds: float) -> None:
+        """Hear of an answer of the service."""
+        self._pace.answered(status, seconds)
+
+    def look(self) -> Rates:
+        """Return the rates that count now, as the operator said last."""
+        self._look()
+        return self.rates
+
+    async def open(self) -> None:
+        """Wait while the operator says so."""
+        self._look()
+        while self.rates.paused and not self._stopping():
+            await self._clock.sleep(_LOOK_SECONDS)
+            self._look()
+
+    def count(self, entities: int, partition: Hashable) -> None:
+        """Count what was read of a partition: how many rows a page has is known when it is there."""
+        if self.rates.partition is not None:
+            self._book(self._lane(partition), self.rates.partition * _SHARE, entities)
+
+    async def made_up(self, partition: Hashable) -> None:
+        """Wait until what was counted of a partition is made up for."""
+        if self.rates.partition is not None:
+            wait = self._lane(partition).next - self._clock.ticks()
+            if wait > 0:
+                await self._clock.sleep(wait / TICKS_PER_SECOND)
+
+    async def take(self, entities: int, partition: Hashable | None = None, *, first: bool = False) -> None:
+        """Wait until `entities` more, of one partition, may be read or written; `first`: before who waits."""
+        await self.open()
+        if partition is not None and self.rates.partition is not None:
+            rate = self.rates.partition * _SHARE
+            waited = await self._wait(self._lane(partition), rate, entities, first=first)
+            # Those that a partition lets through one by one would come in a crowd if they queued up again.
+            first = first or waited
+        self._pace.judge(self._clock.ticks() / TICKS_PER_SECOND, self.rates.account)
+        if (rate_of_all := self._account_rate) is not None:
+            await self._wait(self._account, rate_of_all, entities, first=first)
+        self._pace.sent(entities)
+
+    def give_back(self, entities: int) -> None:
+        """Return what was taken of the account and not used: a page may have fewer rows than it could."""
+        if (rate := self._account_rate) is not None:
+            self._return(self._account, rate, entities)
+        self._pace.sent(-entities)
+
+    def refused(self, entities: int, partition: Hashable | None) -> None:
+        """Hear that what was taken was refused. It comes back only while few are: a crowd must dwindle."""
+        if self._pace.is_crowded:
+            self._pace.sent(-entities)
+            return
+        if partition is not None and self.rates.partition is not None:
+            self._return(self._lane(partition), self.rates.partition * _SHARE, entities)
+        self.give_back(entities)
+
+    def taken(self, entities: int, partition: Hashable | None = None) -> AbstractContextManager[None]:
+        """Send within: what is refused is given back, and taken again before the next attempt."""
+        return at_a_rate(_Taken(self, entities, partition))
+
+    @property
+    def _account_rate(self) -> float | None:
+        """Entities a second, what the service lets us have included; None for no limit."""
+        allowed, slowed = self.rates.account, self._pace.rate
+        rate = allowed if slowed is None else min(slowed, allowed or slowed)
+        return None if rate is None else rate * _SHARE
+
+    async def _wait(self, lane: _Lane, rate: float, entities: int, *, first: bool = False) -> bool:
+        async with nullcontext() if first else lane.turn:
+            wait = self._book(lane, rate, entities)
+            if wait > 0:
+                await self._clock.sleep(wait / TICKS_PER_SECOND)
+            return wait > 0
+
+    def _book(self, lane: _Lane, rate: float, entities: int) -> int:
+        """Let entities follow what went before; return how long they have to wait, in ticks."""
+        now = self._clock.ticks()
+        start = max(lane.next, now - round(_BURST_SECONDS * TICKS_PER_SECOND))
+        lane.next = start + round(entities * TICKS_PER_SECOND / rate)
+        return start - now
+
+    @staticmethod
+    def _return(lane: _Lane, rate: float, entities: int) -> None:
+        lane.next -= round(entities * TICKS_PER_SECOND / rate)
+
+    def _lane(self, partition: Hashable) -> _Lane:
+        lane = self._partitions.get(partition)
+        if lane is None:
+            if len(self._partitions) >= _MOST_LANES:
+                now = self._clock.ticks()
+                busy = {k: one for k, one in self._partitions.items() if one.next > now or one.turn.locked()}
+                self._partitions = busy
+            lane = self._partitions[partition] = _Lane()
+        return lane
+
+    def _look(self) -> None:
+        now = self._clock.ticks()
+        due = self._looked is None or now - self._looked >= _LOOK_SECONDS * TICKS_PER_SECOND
+        if self._steering is not None and due:
+            self._looked = now
+            self.rates = self._steering(self._given)
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """What a request takes of the rates, each time it is sent."""
+
+    throttle: Throttle
+    entities: int
+    partition: Hashable | None
+
+    def refused(self) -> None:
+        self.throttle.refused(self.entities, self.partition)
+
+    async def again(self) -> None:
+        await self.throttle.take(self.entities, self.partition, first=True)

@@ -1,0 +1,207 @@
+"""A migration as a worker opens it: by its own configuration, scripts and secrets.
+
+Rules kept here:
+
+* The worker's configuration is the file that the variable REKEY_WORKER_CONFIG names, else the one at the path
+  that the runner has it at. Nothing of it travels.
+* Nothing is done with accounts, a declaration, secrets or a run other than the runner's: each difference is
+  an error that names it.
+* What was opened is kept for the next task; rates are those of all tasks that it works on now, together.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from rekey.copy.throttle import Rates, Throttle
+from rekey.copy.workers.tasks import Basis, Task
+from rekey.declaration.mapper import Mapper
+from rekey.declaration.migration import Declared
+from rekey.declaration.scripts import load_script
+from rekey.errors import ConfigurationError, Moved, RekeyError, StateUnusable
+from rekey.mapping.cursors import SealedKeys
+from rekey.mapping.sealing import tasks_key
+from rekey.mapping.store import MappingStore
+from rekey.migration.opening import fingerprints_of, mapping_of, secrets_of
+from rekey.migration.wrapping import wrapping_for
+from rekey.model import EntityKey, KeyRange
+from rekey.project.config import Config, load_config
+from rekey.protocol.control import ControlRow, ControlStore
+from rekey.tables.azure import AzureTableService
+from rekey.tables.base import Accounts, Table
+
+CONFIG_VARIABLE = "REKEY_WORKER_CONFIG"
+NOTHING_DONE = "everything that was checkpointed; the worker did nothing"
+
+
+@dataclass(slots=True, eq=False)
+class Opened:
+    """One migration, opened by a worker.
+
+    Attributes:
+        identity: what it was opened for; another task may need another opening.
+        keys: seals and opens the keys in tasks and results.
+        at_work: the tasks that use it now.
+    """
+
+    identity: tuple[str, ...]
+    config: Config
+    declared: Declared
+    mapper: Mapper
+    accounts: Accounts
+    control: ControlStore
+    mapping: MappingStore
+    keys: SealedKeys
+    at_work: dict[str, Task] = field(default_factory=dict)
+    throttle: Throttle = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.throttle = Throttle(steering=lambda _given: self.rates)
+        if isinstance(self.accounts.tables, AzureTableService):
+            self.accounts.tables.listen(self.throttle.heard)
+
+    @property
+    def rates(self) -> Rates:
+        """What all tasks at work may do together."""
+        account = [one.entities_per_second for one in self.at_work.values()]
+        partition = [one.partition_entities_per_second for one in self.at_work.values()]
+        return Rates(
+            sum(account) if account and all(account) else None,
+            sum(partition) if partition and all(partition) else None,
+        )
+
+    @property
+    def source(self) -> Table:
+        """The source table."""
+        return self.accounts.tables.table(self.declared.migration.source)
+
+    @property
+    def targets(self) -> list[Table]:
+        """The target tables, main first."""
+        return [self.accounts.tables.table(name) for name in self.declared.migration.tables]
+
+    def table(self, number: int) -> Table:
+        """Return the source (-1) or a target by its number."""
+        return self.source if number < 0 else self.targets[number]
+
+    def within(self, task: Task) -> KeyRange:
+        """Return the range of a task."""
+        try:
+            return KeyRange(
+                self.keys.from_text("after", task.after or None),
+                self.keys.from_text("upto", task.upto or None),
+            )
+        except StateUnusable:
+            raise Moved(
+                "the keys in a task cannot be opened: it was altered, or made for another run",
+                kept=NOTHING_DONE,
+                hint="run the same command again; if it stays so, find out who else can submit to the"
+                " executor",
+            ) from None
+
+    def cursor(self, key: EntityKey | None) -> str:
+        """Return a cursor as it travels."""
+        return self.keys.to_text("cursor", key) or ""
+
+    @contextmanager
+    def working_on(self, task: Task) -> Iterator[None]:
+        """Count a task among those at work."""
+        self.at_work[task.id] = task
+        try:
+            yield
+        finally:
+            del self.at_work[task.id]
+
+
+def config_path(basis: Basis, environ: Mapping[str, str] = os.environ) -> Path:
+    """Return where this worker's configuration is."""
+    return Path(environ.get(CONFIG_VARIABLE) or basis.config)
+
+
+def identity_of(basis: Basis) -> tuple[str, ...]:
+    """Return what an opening holds for: the migration, and the configuration as it is now.
+
+    Raises:
+        ConfigurationError: there is no configuration here.
+    """
+    path = config_path(basis)
+    try:
+        text = path.read_bytes()
+    except OSError:
+        raise ConfigurationError(
+            f"a worker has no configuration {path}",
+            kept=NOTHING_DONE,
+            hint="put the project's folder (rekey.toml and its scripts) where the runner has it, or name"
+            f" the file in the worker's environment: {CONFIG_VARIABLE}",
+        ) from None
+    return (str(path), sha256(text).hexdigest(), basis.script_id, basis.digest, basis.run_id, basis.endpoints)
+
+
+async def open_migration(basis: Basis, connect: Any) -> Opened:
+    """Open a migration for a worker.
+
+    Args:
+        basis: what the runner works on.
+        connect: connects the accounts of a configuration.
+
+    Raises:
+        ConfigurationError, DeclarationError, SecretMissing: the worker's project is not usable.
+        Moved: it is not the runner's project, or the run is not the present one.
+        ServiceError: the restricted store could not be read.
+    """
+    identity = identity_of(basis)
+    config = load_config(config_path(basis))
+    _require_same("accounts", config.endpoints, basis.endpoints)
+    declared = load_script(config.migrations / f"{basis.script_id}.py")
+    _require_same("script", declared.digest, basis.digest)
+    found = secrets_of(config, declared.migration)
+    wrapping = wrapping_for(config, declared.migration)
+    accounts: Accounts = connect(config)
+    try:
+        control = ControlStore(accounts.restricted, basis.script_id)
+        row = await control.read()
+        if row is None or row.run_id != basis.run_id:
+            raise _other("run")
+        if dict(row.fingerprints) != fingerprints_of(found):
+            raise _other("secrets")
+        mapping = await mapping_of(accounts, declared, row.id_key, wrapping)
+    except BaseException:
+        await accounts.close()
+        raise
+    return Opened(
+        identity=identity,
+        config=config,
+        declared=declared,
+        mapper=Mapper(declared.migration, found),
+        accounts=accounts,
+        control=control,
+        mapping=mapping,
+        keys=SealedKeys(basis.script_id, travel_key(mapping, row)),
+    )
+
+
+def travel_key(mapping: MappingStore, row: ControlRow) -> bytes:
+    """Return the key that old keys are sealed with between runner and workers."""
+    return tasks_key(None if mapping.keyring is None else mapping.keyring.root, row.id_key)
+
+
+def _require_same(what: str, ours: str, theirs: str) -> None:
+    if ours != theirs:
+        raise _other(what)
+
+
+def _other(what: str) -> RekeyError:
+    return Moved(
+        f"a worker has other {what} than the runner"
+        if what != "run"
+        else "the control row is of another run than the task",
+        kept=NOTHING_DONE,
+        hint="give runner and workers the same project folder and the same secrets, then run the same command"
+        " again",
+    )

@@ -1,0 +1,134 @@
+"""The one function that executors call: a task in, a result out, both plain.
+
+Rules kept here:
+
+* It never raises for what rekey knows: failures are results. What it raises is a fault, and holds no key.
+* One process has one event loop, on a thread of its own, for all tasks that it works on, at the same time or
+  one after the other; connections live on between them. A process that was forked makes its own.
+* What was opened for a run that is over is closed when another is opened, the rest when the process ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from rekey.copy.workers.copying import copy_slice
+from rekey.copy.workers.opened import Opened, identity_of, open_migration
+from rekey.copy.workers.summing import find_slice, sum_slice
+from rekey.copy.workers.tasks import Basis, Ended, Failure, Kind, Plain, Result, Task, read_task
+from rekey.core.distribution import installed_version
+from rekey.errors import RekeyError
+from rekey.migration.opening import connect
+from rekey.project.config import Config
+from rekey.tables.base import Accounts
+from rekey.tables.tally import tallied
+
+T = TypeVar("T")
+_CLOSING_S = 5.0
+
+
+class Host:
+    """The event loop of a worker process, and what it has opened."""
+
+    def __init__(self, connect_to: Callable[[Config], Accounts]) -> None:
+        """Start the loop. Args: connect_to: connects the accounts of a configuration."""
+        self.process = os.getpid()
+        self._connect = connect_to
+        self._loop = asyncio.new_event_loop()
+        self._opening = asyncio.Lock()
+        self._opened: list[Opened] = []
+        self._thread = threading.Thread(target=self._loop.run_forever, name="rekey worker", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for work that is done on the loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def opened(self, basis: Basis) -> Opened:
+        """Return a migration, opened now or before. Raises as `open_migration`."""
+        async with self._opening:
+            wanted = identity_of(basis)
+            for one in self._opened:
+                if one.identity == wanted:
+                    return one
+            for one in [one for one in self._opened if not one.at_work]:
+                self._opened.remove(one)
+                await one.accounts.close()
+            made = await open_migration(basis, self._connect)
+            self._opened.append(made)
+            return made
+
+    def close(self) -> None:
+        """Close what is open and end the loop."""
+        if self._loop.is_closed():
+            return
+        self.run(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_CLOSING_S)
+        self._loop.close()
+
+    async def _close(self) -> None:
+        while self._opened:
+            await self._opened.pop().accounts.close()
+
+
+_host: Host | None = None
+_making = threading.Lock()
+
+
+def host(connect_to: Callable[[Config], Accounts] = connect) -> Host:
+    """Return this process's host; the first call decides how it connects."""
+    global _host
+    with _making:
+        if _host is None or _host.process != os.getpid():
+            _host = Host(connect_to)
+        return _host
+
+
+@atexit.register
+def close_host() -> None:
+    """Close this process's host, if it has one."""
+    global _host
+    with _making:
+        if _host is not None and _host.process == os.getpid():
+            _host.close()
+        _host = None
+
+
+def work(plain: Mapping[str, Any]) -> Plain:
+    """Carry out a task and return its result."""
+    try:
+        task = read_task(plain, version=installed_version())
+    except RekeyError as error:
+        return Result(str(plain.get("id")), Ended.FAILED, failure=Failure.of(error)).plain()
+    here = host()
+    return here.run(carry_out(here, task)).plain()
+
+
+async def carry_out(here: Host, task: Task) -> Result:
+    """Carry out a task and return its result, with the requests that it sent."""
+    with tallied() as sent:
+        result = await _done(here, task)
+    return replace(result, sent=dict(sent))
+
+
+async def _done(here: Host, task: Task) -> Result:
+    try:
+        opened = await here.opened(task.basis)
+        with opened.working_on(task):
+            return await _WORK[task.kind](opened, task)
+    except RekeyError as error:
+        return Result(task.id, Ended.FAILED, failure=Failure.of(error), open=True)
+
+
+_WORK: dict[Kind, Callable[[Opened, Task], Coroutine[Any, Any, Result]]] = {
+    Kind.COPY: copy_slice,
+    Kind.SUM: sum_slice,
+    Kind.FIND: find_slice,
+}

@@ -1,0 +1,1 @@
+"""What everything is built of: no word of tables or migrations."""

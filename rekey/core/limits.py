@@ -1,0 +1,160 @@
+"""Limits of the service: keys, property names, sizes, rates, table names. Pure.
+
+Rules kept here (Azure documentation, "Understanding the Table service data model" and "Naming tables"):
+
+* A key is at most 512 UTF-16 units (the documentation says 1 KiB in one place and 1,024 characters in
+  another: 512 units satisfies both) and holds none of `/ \\ # ?`, U+0000-1F, U+007F-9F, nor half a surrogate
+      pair.
+* At most 252 custom properties; a name is a C# identifier of at most 255 characters.
+* An entity is at most 1 MiB by the documented formula, a string or binary property at most 64 KiB. The
+  service refuses exactly 65,536 bytes, which the emulator lets pass.
+* A table name is a letter and 2 to 62 letters or digits, whatever the case; `tables` is the service's own.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from rekey.core.edm import BINARY, BOOLEAN, DATETIME, DOUBLE, GUID, INT32, INT64, edm_type
+from rekey.model import PARTITION_KEY, ROW_KEY, SYSTEM_PROPERTIES, Row, property_names
+
+MAX_KEY_UNITS = 512
+MAX_PROPERTIES = 252
+MAX_NAME_CHARACTERS = 255
+MAX_ENTITY_BYTES = 1024 * 1024
+MAX_VALUE_BYTES = 64 * 1024 - 1
+ACCOUNT_TARGET = 20_000
+PARTITION_TARGET = 2_000
+"""Entities of 1 KiB a second that the service is built for, of an account and of one partition ("Scalability
+and performance targets for Table storage"). More is refused with 503, when and where it is too much."""
+
+RESERVED_TABLES = frozenset({"tables", "rekeycontrol", "rekeyjournal", "rekeymap"})
+"""Lower case: the service's own name, and the tables of the restricted store."""
+
+_REFUSED = re.compile("[/\\\\#?\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_TABLE_NAME = re.compile("[A-Za-z][A-Za-z0-9]{2,62}")
+_RESERVED_NAMES = frozenset(name.lower() for name in SYSTEM_PROPERTIES)
+
+_ENTITY_OVERHEAD = 4
+_PROPERTY_OVERHEAD = 8
+_TEXT_OVERHEAD = 4
+_FIXED_BYTES = {INT32: 4, INT64: 8, DOUBLE: 8, BOOLEAN: 1, DATETIME: 8, GUID: 16}
+
+SURELY_SMALL_FIELDS = 17
+"""A wire row of at most this many fields, keys included, cannot reach 1 MiB: 15 values of 64 KiB, their names
+and two keys are 970 KiB."""
+
+
+class Fault(NamedTuple):
+    """What is wrong with a key or a row: a code of `RowRefused`, the problem and the cure; no values."""
+
+    code: str
+    problem: str
+    cure: str
+
+
+def utf16_units(text: str) -> int:
+    """Return the length of `text` in UTF-16 units, as the service counts."""
+    if text.isascii():
+        return len(text)
+    return len(text) + sum(character > "\uffff" for character in text)
+
+
+def key_fault(key: str, *, allow_empty: bool = False) -> Fault | None:
+    """Return what is wrong with a PartitionKey or RowKey, None when the service takes it."""
+    if not key:
+        if allow_empty:
+            return None
+        return Fault(
+            "empty-key",
+            "the key is empty",
+            "mend the expression or the rows; where empty keys are meant, say allow_empty=True",
+        )
+    found = _REFUSED.search(key)
+    if found is not None:
+        return Fault(
+            "refused-character",
+            f"the key has the character U+{ord(found.group()):04X}, which the service refuses",
+            "put keys.slug, keys.regex, keys.hashed or keys.opaque around it, or mend the rows",
+        )
+    if len(key) * 2 > MAX_KEY_UNITS and utf16_units(key) > MAX_KEY_UNITS:
+        return Fault(
+            "key-too-long",
+            f"the key is longer than {MAX_KEY_UNITS} UTF-16 units",
+            "shorten it, or use keys.hashed or keys.opaque",
+        )
+    return None
+
+
+def table_name_problem(name: object) -> str | None:
+    """Return what is wrong with a table name, None when it can be used."""
+    if not isinstance(name, str):
+        return f"a {type(name).__name__} is not a table name"
+    if _TABLE_NAME.fullmatch(name) is None:
+        return f"{name!r} is not a table name"
+    if name.lower() in RESERVED_TABLES:
+        return f"the name {name!r} is reserved"
+    return None
+
+
+TABLE_NAME_CURE = "use a letter, then 2 to 62 letters or digits"
+
+
+def property_name_problem(name: object) -> str | None:
+    """Return what is wrong with the name of a property that is to be made, None when it can be used."""
+    if not isinstance(name, str):
+        return f"a {type(name).__name__} is not a property name"
+    if not name.isidentifier() or len(name) > MAX_NAME_CHARACTERS:
+        return f"{name!r} is not a property name (letters, digits and _, not beginning with a digit)"
+    if name.lower() in _RESERVED_NAMES:
+        return f"{name!r} belongs to the service"
+    return None
+
+
+def value_bytes(edm: str, value: object) -> int:
+    """Return the size of a wire value as the service counts it, without its 4 bytes of length."""
+    if edm in _FIXED_BYTES:
+        return _FIXED_BYTES[edm]
+    text = str(value)
+    if edm == BINARY:
+        return len(text.rstrip("=")) * 3 // 4
+    return 2 * utf16_units(text)
+
+
+def entity_bytes(row: Row) -> int:
+    """Return the size of a wire row by the documented formula.
+
+    4 + 2 x (PartitionKey + RowKey) + for each property 8 + 2 x name + value, where a string or binary value
+    has 4 bytes of length; lengths are UTF-16 units.
+    """
+    total = _ENTITY_OVERHEAD + 2 * (utf16_units(row[PARTITION_KEY]) + utf16_units(row[ROW_KEY]))
+    for name in property_names(row):
+        edm = edm_type(row, name)
+        overhead = _PROPERTY_OVERHEAD + (0 if edm in _FIXED_BYTES else _TEXT_OVERHEAD)
+        total += overhead + 2 * utf16_units(name) + value_bytes(edm, row[name])
+    return total
+
+
+def row_fault(row: Row) -> Fault | None:
+    """Return what is wrong with a row's size or property count, None when the service takes it.
+
+    Cheap for ordinary rows: the exact size is only computed where an upper bound passes the limit.
+    """
+    if len(row) <= SURELY_SMALL_FIELDS:
+        return None
+    if len(row) - 2 > MAX_PROPERTIES and len(property_names(row)) > MAX_PROPERTIES:
+        return Fault(
+            "too-many-properties",
+            f"the row would have more than {MAX_PROPERTIES} properties",
+            "drop or keep properties: props.drop(…), props.keep(…)",
+        )
+    # a character is at most 4 bytes; name, overhead and a value of fixed size at most 534
+    bound = 534 * len(row) + 4 * sum([len(value) for value in row.values() if type(value) is str])
+    if bound > MAX_ENTITY_BYTES and entity_bytes(row) > MAX_ENTITY_BYTES:
+        return Fault(
+            "row-too-large",
+            f"the row would be larger than {MAX_ENTITY_BYTES} bytes",
+            "drop or keep properties: props.drop(…), props.keep(…)",
+        )
+    return None

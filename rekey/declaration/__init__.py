@@ -1,0 +1,1 @@
+"""What operators declare: keys, properties, casts; and what they give for a row."""

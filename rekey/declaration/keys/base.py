@@ -1,0 +1,197 @@
+"""What every key expression is: frozen data that serialises, describes itself and compiles.
+
+Rules kept here:
+
+* An expression is a value: equal expressions have equal canonical JSON, and nothing in it depends on the
+  machine, the Python version or the order of a dict.
+* It evaluates from a wire row to text and is pure: the same row gives the same text, always.
+* It is compiled once per migration into a closure `(row, item) -> text`; what can be decided before the
+  first row (types, secrets, patterns) is decided then, because the closure runs for every row.
+* What it cannot key it refuses with `RowRefused`; no refusal holds a value of the row.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, TypeAlias
+
+from rekey.errors import RowRefused, SecretMissing
+from rekey.model import Row
+
+Evaluator: TypeAlias = Callable[[Row, str], str]
+"""A compiled expression: wire row and item of the index's `each` ("" when there is none) to text."""
+
+WHOLE_ROW = "*"
+"""Among the inputs of an expression: it may read any property."""
+
+MIN_SECRET_BYTES = 16
+
+
+class InvalidDeclaration(ValueError):
+    """A declaration contradicts itself or cannot work, found while it is being built.
+
+    A `Migration` is built before its script's name is known; `rekey.declaration.scripts` raises it again as
+    `DeclarationError` with that name.
+
+    Attributes:
+        field: where, e.g. `target.row_key` or `keys.bucket(count)`.
+        problem: what is wrong with it.
+        cure: the edit that mends it.
+    """
+
+    def __init__(self, field: str, problem: str, *, cure: str) -> None:
+        super().__init__(f"{field}: {problem}; {cure}")
+        self.field = field
+        self.problem = problem
+        self.cure = cure
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What an expression may know while it compiles.
+
+    Attributes:
+        field: where in the declaration it stands, e.g. `target.row_key`; refusals name it.
+        secrets: secret bytes by name.
+    """
+
+    field: str
+    secrets: Mapping[str, bytes]
+
+    def refusal(self, code: str, problem: str, *, cure: str) -> RowRefused:
+        """Return (not raise) the refusal of one row at this place of the declaration."""
+        return RowRefused(code, self.field, problem, cure=cure)
+
+    def secret(self, name: str) -> bytes:
+        """Return a secret. Raises SecretMissing when it is absent or shorter than 16 bytes."""
+        found = self.secrets.get(name, b"")
+        if len(found) < MIN_SECRET_BYTES:
+            state = f"shorter than {MIN_SECRET_BYTES} bytes" if found else "not configured or empty"
+            raise SecretMissing(
+                f"the secret {name!r} that {self.field} needs is {state}",
+                hint=f"say where it comes from under [secrets.{name}] in rekey.toml: env, file or key_vault",
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class Expression(ABC):
+    """A pure, deterministic, declared function from a row to the text of a key.
+
+    Compose with `+` or `keys.join`. Make one with the functions of `rekey.declaration.keys`.
+    """
+
+    op: ClassVar[str]
+
+    @abstractmethod
+    def compile(self, scope: Scope) -> Evaluator:
+        """Return the closure that evaluates this expression."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Return a short form for people, e.g. `opaque(RowKey, domain=user)`; holds no row's value."""
+
+    def canonical(self) -> dict[str, Any]:
+        """Return the expression as JSON-able data: the operation's name and all its fields."""
+        return {"op": self.op, **{field.name: _plain(getattr(self, field.name)) for field in fields(self)}}
+
+    def operands(self) -> tuple[Expression, ...]:
+        """Return the expressions this one is made of."""
+        found: list[Expression] = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Expression):
+                found.append(value)
+            elif isinstance(value, tuple):
+                found.extend(part for part in value if isinstance(part, Expression))
+        return tuple(found)
+
+    def walk(self) -> Iterator[Expression]:
+        """Yield this expression and all within it."""
+        yield self
+        for operand in self.operands():
+            yield from operand.walk()
+
+    def inputs(self) -> frozenset[str]:
+        """Return the names of the properties it reads; `WHOLE_ROW` among them when it may read any."""
+        return frozenset[str]().union(*(operand.inputs() for operand in self.operands()))
+
+    def __add__(self, other: Expression) -> Expression:
+        from rekey.declaration.keys.combine import Concat  # combine.py builds on this module
+
+        for side in (self, other):
+            if not isinstance(side, Expression):
+                raise not_an_expression("+", side)
+        flat = [
+            part for side in (self, other) for part in (side.parts if isinstance(side, Concat) else (side,))
+        ]
+        return Concat(tuple(flat))
+
+    def __radd__(self, other: object) -> Expression:
+        raise not_an_expression("+", other)
+
+
+def not_an_expression(field: str, value: object) -> InvalidDeclaration:
+    """Return the error for something that stands where only an expression may."""
+    cure = 'write keys.prop("…") for a property'
+    if isinstance(value, str):
+        cure = 'write keys.literal("…") for constant text or keys.prop("…") for a property'
+    return InvalidDeclaration(field, f"a {type(value).__name__} is not a key expression", cure=cure)
+
+
+def need_expression(field: str, value: object) -> Expression:
+    """Return `value` if it is an expression. Raises InvalidDeclaration."""
+    if not isinstance(value, Expression):
+        raise not_an_expression(field, value)
+    return value
+
+
+def need_text(field: str, value: object, *, empty: bool = False) -> str:
+    """Return `value` if it is text UTF-8 can carry, not empty unless `empty`; else InvalidDeclaration."""
+    if not isinstance(value, str):
+        raise InvalidDeclaration(field, f"a {type(value).__name__} is not text", cure="write a string")
+    if not value and not empty:
+        raise InvalidDeclaration(field, "the text is empty", cure="write at least one character")
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise InvalidDeclaration(
+            field, "the text holds half of a surrogate pair", cure="write whole characters"
+        )
+    return value
+
+
+def need_int(field: str, value: object, *, least: int | None = None, most: int | None = None) -> int:
+    """Return `value` if it is an integer within the bounds. Raises InvalidDeclaration."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidDeclaration(
+            field, f"a {type(value).__name__} is not an integer", cure="write an integer"
+        )
+    if (least is not None and value < least) or (most is not None and value > most):
+        bounds = f"at least {least}" if most is None else f"between {least} and {most}"
+        raise InvalidDeclaration(field, f"{value} is out of range", cure=f"write a number that is {bounds}")
+    return value
+
+
+def need_one_of(field: str, value: object, allowed: Mapping[str, Any]) -> str:
+    """Return `value` if it is one of the allowed names. Raises InvalidDeclaration that lists them."""
+    if not isinstance(value, str) or value not in allowed:
+        raise InvalidDeclaration(field, f"{value!r} is not known", cure=f"use one of {', '.join(allowed)}")
+    return value
+
+
+def operand(field: str, value: Expression | str) -> Expression:
+    """Return an operand: an expression as it is, a string as the property of that name."""
+    from rekey.declaration.keys.row import Prop  # row.py builds on this module
+
+    if isinstance(value, str):
+        return Prop(need_text(field, value))
+    return need_expression(field, value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Expression):
+        return value.canonical()
+    if isinstance(value, tuple):
+        return [_plain(part) for part in value]
+    return value

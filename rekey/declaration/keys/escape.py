@@ -1,0 +1,165 @@
+"""The way out: a function of yours as a key expression.
+
+Rules kept here:
+
+* The digest of a declaration covers the source of the function, with line ends made alike: change the
+  function and rekey sees that the declaration moved. What the function calls is not covered: keep everything
+  in it, or raise `version`.
+* A function that fails refuses the row; the refusal names the exception's type only, since its text may hold
+  the row's values.
+* An expression stays data: it pickles as its reference, and the function is found again by importing it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import re
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from rekey.declaration.keys.base import (
+    WHOLE_ROW,
+    Evaluator,
+    Expression,
+    InvalidDeclaration,
+    Scope,
+    need_text,
+    operand,
+)
+from rekey.model import Row
+
+_REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+_FIELD = "keys.custom"
+
+
+@dataclass(frozen=True)
+class Custom(Expression):
+    """A function of yours. See `custom`."""
+
+    reference: str
+    version: int | str
+    parts: tuple[Expression, ...] = ()
+    source_sha256: str = field(init=False)
+    function: Callable[..., Any] = field(init=False, repr=False, compare=False)
+    op: ClassVar[str] = "custom"
+
+    def __post_init__(self) -> None:
+        if _REFERENCE.fullmatch(need_text(_FIELD, self.reference)) is None:
+            raise InvalidDeclaration(
+                _FIELD,
+                f"{self.reference!r} is not of the form module:function",
+                cure='write "module:function"',
+            )
+        if isinstance(self.version, bool) or not isinstance(self.version, int | str) or self.version == "":
+            raise InvalidDeclaration(
+                "keys.custom(version)", "the version is neither a number nor text", cure="write version=1"
+            )
+        function = _find(self.reference)
+        object.__setattr__(self, "function", function)
+        object.__setattr__(self, "source_sha256", _source_digest(self.reference, function))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (self.reference, self.version, self.parts, self.source_sha256)
+
+    def canonical(self) -> dict[str, Any]:
+        """Return the reference, the version, the operands and the SHA-256 of the function's source."""
+        return {
+            "op": self.op,
+            "reference": self.reference,
+            "version": self.version,
+            "parts": [part.canonical() for part in self.parts],
+            "source_sha256": self.source_sha256,
+        }
+
+    def inputs(self) -> frozenset[str]:
+        """Return what its operands read; without operands the function gets the whole row."""
+        if not self.parts:
+            return frozenset({WHOLE_ROW})
+        return frozenset[str]().union(*(part.inputs() for part in self.parts))
+
+    def compile(self, scope: Scope) -> Evaluator:
+        """Return the closure that calls the function and checks what it returns."""
+        function, parts = self.function, [part.compile(scope) for part in self.parts]
+        cure = f"mend {self.reference} or the rows; the function must take every row and return text"
+
+        def evaluate(row: Row, item: str) -> str:
+            arguments = [part(row, item) for part in parts] if parts else [MappingProxyType(row)]
+            try:
+                made = function(*arguments)
+            except Exception as error:  # noqa: BLE001 - it is raised again, as a refusal
+                # whatever the function raises, its text may hold the row's values: only the type goes on
+                name = type(error).__name__
+                raise scope.refusal("custom-failed", f"{self.reference} raised {name}", cure=cure) from None
+            if not isinstance(made, str):
+                kind = type(made).__name__
+                raise scope.refusal("custom-failed", f"{self.reference} returned {kind}, not text", cure=cure)
+            return made
+
+        return evaluate
+
+    def describe(self) -> str:
+        """Return `custom(module:function, version=1)`."""
+        inner = "".join(f", {part.describe()}" for part in self.parts)
+        return f"custom({self.reference}{inner}, version={self.version})"
+
+
+def _find(reference: str) -> Callable[..., Any]:
+    module_name, _, name = reference.partition(":")
+    try:
+        function = getattr(importlib.import_module(module_name), name)
+    except ImportError as error:
+        raise InvalidDeclaration(
+            _FIELD,
+            f"{module_name} cannot be imported ({type(error).__name__})",
+            cure="put the module beside the scripts, its name beginning with _, or install its package",
+        ) from error
+    except AttributeError as error:
+        raise InvalidDeclaration(
+            _FIELD, f"{module_name} has no {name}", cure="name a function of that module"
+        ) from error
+    if not callable(function):
+        raise InvalidDeclaration(_FIELD, f"{reference} is not a function", cure="name a function")
+    found: Callable[..., Any] = function
+    return found
+
+
+def _source_digest(reference: str, function: Callable[..., Any]) -> str:
+    try:
+        source = inspect.getsource(function)
+    except (OSError, TypeError) as error:
+        raise InvalidDeclaration(
+            _FIELD,
+            f"the source of {reference} cannot be read, so the digest could not cover it",
+            cure="name a function written in Python, in a file",
+        ) from error
+    lines = textwrap.dedent(source).splitlines()
+    return hashlib.sha256("\n".join(lines).encode("utf-8")).hexdigest()
+
+
+def _restore(reference: str, version: int | str, parts: tuple[Expression, ...], source_sha256: str) -> Custom:
+    """Unpickle: import the function again and make sure that it is still the same."""
+    found = Custom(reference, version, parts)
+    if found.source_sha256 != source_sha256:
+        raise InvalidDeclaration(
+            _FIELD, f"{reference} is another function here", cure="install the same version everywhere"
+        )
+    return found
+
+
+def custom(reference: str, *parts: Expression | str, version: int | str) -> Expression:
+    """Return what a Python function returns.
+
+    Args:
+        reference: `module:function`. The module lies beside the migration scripts (name it `_something.py`,
+            so that it is not taken for a script) or is installed.
+        parts: operands (property names or expressions). With operands the function is called with their
+            texts; without, with the wire row as a read-only mapping. It must return text, and must always
+            return the same for the same input: no clock, no randomness, no I/O.
+        version: part of the digest; raise it when something the function calls changes what it returns.
+    """
+    return Custom(reference, version, tuple(operand(_FIELD, part) for part in parts))

@@ -1,0 +1,176 @@
+"""Pieces of a text: split for indexes, one part, a group of a regular expression.
+
+Rules kept here:
+
+* A piece that is not there is refused (`no-match`), never taken as empty.
+* `split` gives the items of an index: stripped, without blanks, each once, in order of first appearance.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+from rekey.declaration.keys.base import (
+    Evaluator,
+    Expression,
+    InvalidDeclaration,
+    Scope,
+    need_int,
+    need_text,
+    operand,
+)
+from rekey.declaration.keys.row import Prop
+from rekey.model import Row
+
+ItemsOf: TypeAlias = Callable[[Row], list[str]]
+"""A compiled `Split`: wire row to items."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """The items of an index's `each`. Not an expression: it gives many texts. See `split`."""
+
+    of: Expression
+    separator: str
+
+    def __post_init__(self) -> None:
+        need_text("keys.split(separator)", self.separator)
+
+    def compile(self, scope: Scope) -> ItemsOf:
+        """Return the closure that lists a row's items."""
+        inner, separator = self.of.compile(scope), self.separator
+
+        def items(row: Row) -> list[str]:
+            pieces = [piece.strip() for piece in inner(row, "").split(separator)]
+            return list(dict.fromkeys(piece for piece in pieces if piece))
+
+        return items
+
+    def canonical(self) -> dict[str, Any]:
+        """Return it as JSON-able data."""
+        return {"op": "split", "of": self.of.canonical(), "separator": self.separator}
+
+    def describe(self) -> str:
+        """Return `split(A, ",")`."""
+        return f"split({self.of.describe()}, {json.dumps(self.separator, ensure_ascii=False)})"
+
+
+@dataclass(frozen=True)
+class Part(Expression):
+    """One part of a separated text. See `part`."""
+
+    separator: str
+    index: int
+    of: Expression
+    op: ClassVar[str] = "part"
+
+    def __post_init__(self) -> None:
+        need_text("keys.part(separator)", self.separator)
+        need_int("keys.part(index)", self.index)
+
+    def compile(self, scope: Scope) -> Evaluator:
+        """Return the closure."""
+        inner, separator, index = self.of.compile(scope), self.separator, self.index
+
+        def evaluate(row: Row, item: str) -> str:
+            try:
+                return inner(row, item).split(separator)[index]
+            except IndexError:
+                raise scope.refusal(
+                    "no-match",
+                    f"{self.of.describe()} has no part {index}",
+                    cure="name a part that every row has, or mend the rows",
+                ) from None
+
+        return evaluate
+
+    def describe(self) -> str:
+        """Return `part("_", 1, A)`."""
+        return f"part({json.dumps(self.separator, ensure_ascii=False)}, {self.index}, {self.of.describe()})"
+
+
+@dataclass(frozen=True)
+class Regex(Expression):
+    """A group of a regular expression. See `regex`."""
+
+    pattern: str
+    group: int | str
+    of: Expression
+    op: ClassVar[str] = "regex"
+
+    def __post_init__(self) -> None:
+        need_text("keys.regex(pattern)", self.pattern)
+        try:
+            compiled = re.compile(self.pattern)
+        except re.error as error:
+            raise InvalidDeclaration(
+                "keys.regex(pattern)",
+                f"not a regular expression ({error.msg}, at character {error.pos})",
+                cure="write a pattern of Python's re module",
+            ) from error
+        if isinstance(self.group, str):
+            known = self.group in compiled.groupindex
+        else:
+            known = 0 <= need_int("keys.regex(group)", self.group) <= compiled.groups
+        if not known:
+            raise InvalidDeclaration(
+                "keys.regex(group)",
+                f"the pattern has no group {self.group!r}",
+                cure=f"put parentheses into it, or name one of its {compiled.groups} groups (0 is all)",
+            )
+
+    def compile(self, scope: Scope) -> Evaluator:
+        """Return the closure."""
+        inner, search, group = self.of.compile(scope), re.compile(self.pattern).search, self.group
+
+        def evaluate(row: Row, item: str) -> str:
+            match = search(inner(row, item))
+            found = match.group(group) if match is not None else None
+            if found is None:
+                raise scope.refusal(
+                    "no-match",
+                    f"{self.of.describe()} does not match the pattern",
+                    cure="write a pattern that every row matches, or mend the rows",
+                )
+            return str(found)
+
+        return evaluate
+
+    def describe(self) -> str:
+        """Return `regex("…", 1, A)`."""
+        return f"regex({json.dumps(self.pattern, ensure_ascii=False)}, {self.group}, {self.of.describe()})"
+
+
+def split(of: Expression | str, separator: str, default: str | None = None) -> Split:
+    """Return the items for `Index(each=…)`: the text split at `separator`, stripped, blanks and repeats left
+    out.
+
+    Args:
+        of: a property's name or an expression.
+        separator: the text between items.
+        default: the text to split where a row lacks the property (only with a property's name). `""` means
+            that such a row has no items and so no index rows; without it, such a row is refused.
+    """
+    if default is None:
+        return Split(operand("keys.split", of), separator)
+    if not isinstance(of, str):
+        raise InvalidDeclaration(
+            "keys.split(default)",
+            "default= goes with a property's name",
+            cure='put it into the expression: keys.split(keys.prop("…", default="…"), …)',
+        )
+    return Split(Prop(of, default), separator)
+
+
+def part(separator: str, index: int, of: Expression | str) -> Expression:
+    """Return one part of the text split at `separator`, counted from 0, or from the end with -1, -2, …"""
+    return Part(separator, index, operand("keys.part", of))
+
+
+def regex(pattern: str, group: int | str, of: Expression | str) -> Expression:
+    """Return a group (number or name; 0 is all) of the first match of a `re` pattern in the text."""
+    return Regex(pattern, group, operand("keys.regex", of))

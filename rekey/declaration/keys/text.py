@@ -1,0 +1,228 @@
+"""Text to text: case, white space, normalisation, slugs, zero padding.
+
+Rules kept here:
+
+* A profile of `normalize` is fixed by its name: if one had to change, the new one would get a new name.
+* Case mapping and normal forms are those of the Unicode data of the running Python. Unicode guarantees them
+  for characters it has assigned; a character newer than the older of two Pythons may come out different.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rekey.core.limits import MAX_KEY_UNITS
+from rekey.declaration.keys.base import (
+    Evaluator,
+    Expression,
+    Scope,
+    need_int,
+    need_one_of,
+    operand,
+)
+from rekey.model import Row
+
+
+def _casefold(text: str) -> str:
+    # case folding can leave a text that is no longer composed, hence the second pass
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).casefold())
+
+
+PROFILES: dict[str, Callable[[str], str]] = {
+    "nfc": lambda text: unicodedata.normalize("NFC", text),
+    "nfkc": lambda text: unicodedata.normalize("NFKC", text),
+    "casefold": _casefold,
+    "email": lambda text: _casefold(text.strip()),
+}
+"""What `normalize` can do, by name.
+
+* `nfc`: Unicode normal form C: composed characters.
+* `nfkc`: Unicode normal form KC: also full-width forms, ligatures and the like become their plain forms.
+* `casefold`: NFC, then Unicode full case folding, then NFC again.
+* `email`: white space at both ends removed, then `casefold` over the whole address, local part included. Dots
+  and `+tag` stay: what they mean is the mail provider's choice.
+"""
+
+_NOT_SLUG = re.compile("[^a-z0-9]+")
+_DIGITS = re.compile("[0-9]+")
+
+
+@dataclass(frozen=True)
+class Lower(Expression):
+    """Lower case. See `lower`."""
+
+    of: Expression
+    op: ClassVar[str] = "lower"
+
+    def compile(self, scope: Scope) -> Evaluator:
+        """Return the closure."""
+        inner = self.of.compile(scope)
+        return lambda row, item: inner(row, item).lower()
+
+    def describe(self) -> str:
+        """Return `lower(A)`."""
+        return f"lower({self.of.describe()})"
+
+
+@dataclass(frozen=True)
+class Upper(Expression):
+    """Upper case. See `upper`."""
+
+    of: Expression
+    op: ClassVar[str] = "upper"
+
+    def compile(self, scope: Scope) -> Evaluator:
+        """Return the closure."""
+        inner = self.of.compile(scope)
+        return lambda row, item: inner(row, item).upper()
+
+    def describe(self) -> str:
+        """Return `upper(A)`."""
+        return f"upper({self.of.describe()})"
+
+
+@dataclass(frozen=True)
+class Strip(Expression):
+    """White space at both ends removed. See `strip`."""
+
+    of: Expression
+    op: ClassVar[str] = "strip"
+
+    def compile(self, scope: Scope) -> Evaluator:
+        """Return the closure."""
+        inner = self.of.compile(scope)
+        return lambda row, item: inner(row, item).strip()
+
+    def describe(self) -> str:
+        """Return `strip(A)`."""
+        return f"strip({self.of.describe()})"
+
+
+@dataclass(frozen=True)
+class Normalize(Expression):
+    """A named normalisation. See `normalize`."""
+
+    profile: str
+    of: Expression
+    op: ClassVar[str] = "normalize"
+
+    def __post_init__(self) -> None:
+        need_one_of("keys.normalize(profile)", self.profile, PROFILES)
+
+    def compile(self, scope: Scope) -> Evaluator:
+        """Return the closure."""
+        inner, profile = self.of.compile(scope), PROFILES[self.profile]
+        return lambda row, item: profile(inner(row, item))
+
+    def describe(self) -> str:
+        """Return `normalize(nfc, A)`."""
+        return f"normalize({self.profile}, {self.of.describe()})"
+
+
+@dataclass(frozen=True)
+class Slug(Expression):
+    """Lower-case ASCII words joined by hyphens. See `slug`."""
+
+    of: Expression
+    op: ClassVar[str] = "slug"
+
+    def compile(self, scope: Scope) -> Evaluator:
+        """Return the closure."""
+        inner = self.of.compile(scope)
+
+        def evaluate(row: Row, item: str) -> str:
+            plain = unicodedata.normalize("NFKD", inner(row, item)).encode("ascii", "ignore").decode("ascii")
+            made = _NOT_SLUG.sub("-", plain.lower()).strip("-")
+            if not made:
+                raise scope.refusal(
+                    "empty-key",
+                    f"{self.describe()} is empty: the text has no letter or digit that ASCII can show",
+                    cure="use keys.hashed or keys.opaque, which take any text, or mend the rows",
+                )
+            return made
+
+        return evaluate
+
+    def describe(self) -> str:
+        """Return `slug(A)`."""
+        return f"slug({self.of.describe()})"
+
+
+@dataclass(frozen=True)
+class ZeroPad(Expression):
+    """A number with leading zeros. See `zero_pad`."""
+
+    width: int
+    of: Expression
+    op: ClassVar[str] = "zero_pad"
+
+    def __post_init__(self) -> None:
+        need_int("keys.zero_pad(width)", self.width, least=1, most=MAX_KEY_UNITS)
+
+    def compile(self, scope: Scope) -> Evaluator:
+        """Return the closure."""
+        inner, width = self.of.compile(scope), self.width
+
+        def evaluate(row: Row, item: str) -> str:
+            digits = inner(row, item)
+            if _DIGITS.fullmatch(digits) is None:
+                raise scope.refusal(
+                    "not-a-number",
+                    f"{self.of.describe()} is not a whole number of decimal digits without a sign",
+                    cure="use zero_pad on integer properties only, or mend the rows",
+                )
+            if len(digits) > width:
+                raise scope.refusal(
+                    "out-of-range",
+                    f"{self.of.describe()} has more than {width} digits",
+                    cure="make zero_pad(width, …) as wide as the longest number",
+                )
+            return digits.zfill(width)
+
+        return evaluate
+
+    def describe(self) -> str:
+        """Return `zero_pad(8, A)`."""
+        return f"zero_pad({self.width}, {self.of.describe()})"
+
+
+def lower(of: Expression | str) -> Expression:
+    """Return the text in lower case (`str.lower`). Different texts can become one: see `plan --exact`."""
+    return Lower(operand("keys.lower", of))
+
+
+def upper(of: Expression | str) -> Expression:
+    """Return the text in upper case (`str.upper`). Different texts can become one: see `plan --exact`."""
+    return Upper(operand("keys.upper", of))
+
+
+def strip(of: Expression | str) -> Expression:
+    """Return the text without the Unicode white space at both ends."""
+    return Strip(operand("keys.strip", of))
+
+
+def normalize(profile: str, of: Expression | str) -> Expression:
+    """Return the text in a named normal form: `nfc`, `nfkc`, `casefold` or `email`; see `PROFILES`."""
+    return Normalize(profile, operand("keys.normalize", of))
+
+
+def slug(of: Expression | str) -> Expression:
+    """Return lower-case ASCII words joined by hyphens: `Éclairs & Co.` → `eclairs-co`.
+
+    Exactly: NFKD, characters outside ASCII dropped, lower case, every run of characters other than `a-z0-9`
+    becomes one hyphen, hyphens at both ends dropped. A text that leaves nothing is refused (`empty-key`).
+    """
+    return Slug(operand("keys.slug", of))
+
+
+def zero_pad(width: int, of: Expression | str) -> Expression:
+    """Return a non-negative whole number with leading zeros to `width` digits, so that text sorts as numbers
+    do.
+
+    Refuses rows whose value is no such number (`not-a-number`) or has more digits (`out-of-range`).
+    """
+    return ZeroPad(width, operand("keys.zero_pad", of))

@@ -1,0 +1,230 @@
+"""The mapper: a declaration at work on rows. Pure.
+
+Rules kept here:
+
+* One source row gives one main row and, for each index, one row for each item; the same row always gives the
+  same rows. New rows hold key and properties only: no ETag, no Timestamp.
+* What the service would refuse (keys, size, number of properties) is refused here, before anything is
+  written.
+* Everything that does not depend on the row is worked out once, in the constructor: `map` is the hot path.
+* Refusals name the place in the declaration, never a value of the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from rekey.core.edm import STRING, edm_type
+from rekey.core.limits import key_fault, row_fault
+from rekey.declaration.keys.base import Evaluator, Expression, Scope
+from rekey.declaration.keys.keyed import Opaque
+from rekey.declaration.keys.pieces import ItemsOf
+from rekey.declaration.keys.row import Literal
+from rekey.declaration.migration import MAIN_PARTITION_KEY, MAIN_ROW_KEY, Index, Migration, Target
+from rekey.declaration.property_steps import Step
+from rekey.errors import RowRefused
+from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row
+
+_OLD_KEY_CURE = (
+    "write the old keys into the row's copied properties when creating rows in the new table, or create them"
+    " in the old view"
+)
+
+
+_make = tuple.__new__
+
+
+class TargetRow(NamedTuple):
+    """A row for one of the migration's tables: 0 is the main target, 1 and up the indexes as declared."""
+
+    table: int
+    row: Row
+
+
+class Mapper:
+    """Maps source rows to target and index rows, and target rows back.
+
+    Attributes:
+        tables: names of the tables filled, main target first.
+        reversible: whether the declaration has a way back (`reverse=True`).
+        content_derived: whether any key depends on more than the source's PartitionKey and RowKey, so that a
+            write can move rows.
+        needs_timestamp: whether `map` needs rows that carry the service's Timestamp, i.e. rows that were
+            read.
+        timestamp_copies: for each table, the properties that hold the source's Timestamp. Once the target is
+            the authority, writing back gives the source row another one: do not compare these then.
+    """
+
+    def __init__(self, migration: Migration, secrets: Mapping[str, bytes]) -> None:
+        """Compile the declaration.
+
+        Args:
+            migration: the declaration.
+            secrets: secret bytes by name, at least those of `required_secrets(migration)`.
+
+        Raises:
+            SecretMissing: a secret is absent or shorter than 16 bytes.
+        """
+        self.migration = migration
+        self.tables = migration.tables
+        self.reversible = migration.reverse
+        self.content_derived = bool(migration.key_inputs - {PARTITION_KEY, ROW_KEY})
+        carries = (migration.target.carry, *(index.carry for index in migration.indexes))
+        self.timestamp_copies = tuple(carry.from_timestamp for carry in carries)
+        self.needs_timestamp = any(self.timestamp_copies) or TIMESTAMP in migration.key_inputs
+        self._main_scope = Scope("target.properties", secrets)
+        self._main = _RowMaker(migration.target, "target", secrets)
+        self._indexes = [
+            (number, _IndexMaker(index, secrets)) for number, index in enumerate(migration.indexes, start=1)
+        ]
+        self._old_partition, self._old_row = migration.target.old_key_fields()
+
+    def map(self, row: Row) -> list[TargetRow]:
+        """Return the rows that one source row gives: the main row first, then index rows.
+
+        Raises:
+            RowRefused: the declaration cannot be applied to this row.
+        """
+        main = self._main.make(row, "", {})
+        made = [_make(TargetRow, (0, main))]  # as `rekey.model.key_of` makes a key
+        for number, index in self._indexes:
+            made.extend([TargetRow(number, made_row) for made_row in index.make_all(row, main)])
+        return made
+
+    def target_keys(self, source_key: EntityKey) -> list[tuple[int, EntityKey]] | None:
+        """Return the table and key of every row that a source key gives, whatever its row holds.
+
+        None where keys depend on more than the old key, or the declaration cannot be applied to it.
+        """
+        if self.content_derived:
+            return None
+        row = {PARTITION_KEY: source_key.partition, ROW_KEY: source_key.row}
+        try:
+            found = [(0, key) for key in self._main.keys(row)]
+            found += [(number, key) for number, index in self._indexes for key in index.keys(row)]
+        except RowRefused:
+            return None
+        return found
+
+    def source_key(self, target_row: Row) -> EntityKey:
+        """Return the old key of a main target row from the row itself.
+
+        Raises:
+            RowRefused: `no-old-key` when the row does not hold it.
+        """
+        return EntityKey(
+            self._old_key(target_row, self._old_partition, PARTITION_KEY),
+            self._old_key(target_row, self._old_row, ROW_KEY),
+        )
+
+    def reverse(self, target_row: Row, old_key: EntityKey, source_row: Row | None) -> Row:
+        """Return the source row that a main target row stands for.
+
+        Properties the mapping takes away are kept from `source_row`; a value the target did not change keeps
+        the source's own spelling. Mapping the result gives the target row's content again (whether it also
+        gives its key is for the caller to check: the row may have changed what its key is made of). If the
+        declaration copies Timestamp, the result carries one, for mapping it again; writers leave it out
+        (`content_of`).
+
+        Args:
+            target_row: the main target row.
+            old_key: the key of the source row.
+            source_row: the source row as it is now, None when there is none.
+
+        Raises:
+            RowRefused: `not-reversible`.
+        """
+        if not self.reversible:
+            raise self._main_scope.refusal(
+                "not-reversible",
+                "the declaration says reverse=False",
+                cure="there is no way back after cutover for this migration",
+            )
+        carry = self.migration.target.carry
+        return carry.undo(target_row, old_key, source_row, self._main.fill, self._main_scope)
+
+    def _old_key(self, target_row: Row, holder: str | None, key: str) -> str:
+        value = None if holder is None else target_row.get(holder)
+        field = f"target.properties({holder})" if holder else "target.properties"
+        if holder is None or not isinstance(value, str) or edm_type(target_row, holder) != STRING:
+            raise RowRefused("no-old-key", field, f"the row does not hold its old {key}", cure=_OLD_KEY_CURE)
+        fault = key_fault(value, allow_empty=True)
+        if fault is not None:
+            raise RowRefused(
+                "no-old-key", field, f"what the row holds as its old {key} is no key", cure=fault.cure
+            )
+        return value
+
+
+class _RowMaker:
+    """Makes the rows of one table."""
+
+    def __init__(self, of: Target | Index, where: str, secrets: Mapping[str, bytes]) -> None:
+        self._where = where
+        self._partition = _key_maker(of.partition_key, f"{where}.partition_key", secrets, of.allow_empty)
+        self._row = _key_maker(of.row_key, f"{where}.row_key", secrets, of.allow_empty)
+        self.fill: Step = of.carry.compile(Scope(f"{where}.properties", secrets))
+
+    def keys(self, row: Row) -> list[EntityKey]:
+        """Return the keys of the rows that one source row gives."""
+        return [EntityKey(self._partition(row, ""), self._row(row, ""))]
+
+    def make(self, row: Row, item: str, pointer: Row) -> Row:
+        """Return one new row, with `pointer` among its properties. Refuses what the service would refuse."""
+        out: Row = {PARTITION_KEY: self._partition(row, item), ROW_KEY: self._row(row, item), **pointer}
+        self.fill(row, out)
+        fault = row_fault(out)
+        if fault is not None:
+            raise RowRefused(fault.code, self._where, fault.problem, cure=fault.cure)
+        return out
+
+
+class _IndexMaker(_RowMaker):
+    """Makes the rows of one index table, each with the pointer to the main row."""
+
+    def __init__(self, index: Index, secrets: Mapping[str, bytes]) -> None:
+        super().__init__(index, index.where, secrets)
+        self._items: ItemsOf | None = None
+        if index.each is not None:
+            self._items = index.each.compile(Scope(f"{index.where}.each", secrets))
+
+    def keys(self, row: Row) -> list[EntityKey]:
+        """Return the keys of the index rows that one source row gives, each once."""
+        if self._items is None:
+            return super().keys(row)
+        found = [EntityKey(self._partition(row, item), self._row(row, item)) for item in self._items(row)]
+        return list(dict.fromkeys(found))
+
+    def make_all(self, row: Row, main: Row) -> list[Row]:
+        """Return the index rows of one source row, each key once."""
+        pointer = {MAIN_PARTITION_KEY: main[PARTITION_KEY], MAIN_ROW_KEY: main[ROW_KEY]}
+        if self._items is None:
+            return [self.make(row, "", pointer)]
+        # two items with one key give equal rows, because content does not depend on the item
+        made = [self.make(row, item, pointer) for item in self._items(row)]
+        return list({(out[PARTITION_KEY], out[ROW_KEY]): out for out in made}.values())
+
+
+def _key_maker(
+    expression: Expression, where: str, secrets: Mapping[str, bytes], allow_empty: bool
+) -> Evaluator:
+    """Return the evaluator of one key, which refuses what the service would refuse."""
+    evaluate: Callable[[Row, str], str] = expression.compile(Scope(where, secrets))
+    if isinstance(expression, Opaque):
+        return evaluate  # 32 digits and letters, which no service refuses
+    may_be_empty = allow_empty or expression == Literal("")
+    taken = ""
+
+    def make(row: Row, item: str) -> str:
+        nonlocal taken
+        key = evaluate(row, item)
+        if key == taken and key:  # rows of one partition come one after the other
+            return key
+        fault = key_fault(key, allow_empty=may_be_empty)
+        if fault is not None:
+            raise RowRefused(fault.code, where, fault.problem, cure=fault.cure)
+        taken = key
+        return key
+
+    return make

@@ -1,0 +1,399 @@
+"""The declaration: what one migration script says, as a value.
+
+Rules kept here:
+
+* A declaration is data. Its canonical form is JSON with sorted keys; its digest is SHA-256 of that JSON in
+  UTF-8. Equal declarations have equal digests on every machine and Python version; for `keys.custom` the
+  digest also covers the function's source.
+* Everything that can be wrong without looking at a row is refused here, with field and cure.
+* `reverse=True` (the default) promises a way back after cutover; it is refused when old keys could not be
+  found again from a target row alone, or when an operation has no inverse that the way back needs.
+* With an opaque key the mapping is sealed unless it is said to be plain, which the canonical form leaves out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from rekey.core.limits import TABLE_NAME_CURE, table_name_problem
+from rekey.declaration.keys.base import Expression, InvalidDeclaration, need_expression
+from rekey.declaration.keys.keyed import Opaque
+from rekey.declaration.keys.pieces import Split
+from rekey.declaration.keys.row import Item, Prop
+from rekey.declaration.property_mapping import Carry, carry_of
+from rekey.declaration.props import Operation
+from rekey.declaration.query import Query
+from rekey.declaration.requirements import checked_load, checked_queries, checked_waive, needs_canonical
+from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP
+
+Capture: TypeAlias = Literal["dual-write", "delta"]
+CAPTURES = ("dual-write", "delta")
+Keeping: TypeAlias = Literal["plain", "sealed"]
+MAPPINGS = ("plain", "sealed")
+
+FORMAT = "rekey/declaration/v1"
+MAIN_PARTITION_KEY = "MainPartitionKey"
+MAIN_ROW_KEY = "MainRowKey"
+POINTER = frozenset({MAIN_PARTITION_KEY, MAIN_ROW_KEY})
+"""Properties of every index row: the key of the main target row."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """The new table that the migration fills with one row for each source row.
+
+    Args:
+        table: its name.
+        partition_key: the new PartitionKey.
+        row_key: the new RowKey.
+        properties: property operations (`rekey.declaration.props`); without any, every property is carried.
+        allow_empty: whether an empty key is meant (`keys.literal("")` always is).
+    """
+
+    table: str
+    partition_key: Expression = field(kw_only=True)
+    row_key: Expression = field(kw_only=True)
+    properties: Sequence[Operation] = field(default=(), kw_only=True)
+    allow_empty: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        _check_table("target.table", self.table)
+        _check_keys("target", self)
+        _freeze_properties("target", self)
+        for name, expression in (("partition_key", self.partition_key), ("row_key", self.row_key)):
+            if _uses_item(expression):
+                raise InvalidDeclaration(
+                    f"target.{name}",
+                    "keys.item() has no meaning in the main target",
+                    cure="use it in an Index",
+                )
+        _ = self.carry
+
+    @cached_property
+    def carry(self) -> Carry:
+        """The property operations, checked."""
+        return carry_of("target.properties", self.properties, everything=True)
+
+    def canonical(self) -> dict[str, Any]:
+        """Return the target as JSON-able data."""
+        return {
+            "table": self.table,
+            "partition_key": self.partition_key.canonical(),
+            "row_key": self.row_key.canonical(),
+            "properties": [operation.canonical() for operation in self.properties],
+            "allow_empty": self.allow_empty,
+        }
+
+    def old_key_fields(self) -> tuple[str | None, str | None]:
+        """Return the fields of a target row that hold the old PartitionKey and RowKey, or None."""
+        return self._holder_of(PARTITION_KEY), self._holder_of(ROW_KEY)
+
+    def _holder_of(self, key: str) -> str | None:
+        # a key cannot change, a copied property can: so the key comes first
+        if self.partition_key == Prop(key):
+            return PARTITION_KEY
+        if self.row_key == Prop(key):
+            return ROW_KEY
+        return self.carry.copy_of_key(key)
+
+
+@dataclass(frozen=True)
+class Index:
+    """A further table, filled from the same source rows; its rows point to the main row.
+
+    Every row holds `MainPartitionKey` and `MainRowKey`, and what `properties` asks for.
+
+    Args:
+        table: its name.
+        each: `keys.split(…)`: one index row for each item, which `keys.item()` is in the keys. Without it,
+            one index row for each source row.
+        partition_key: PartitionKey of the index row.
+        row_key: RowKey of the index row.
+        properties: property operations that give the row more than the pointer: `props.keep`, `copy`,
+            `rename`, `set`, `cast`.
+        allow_empty: whether an empty key is meant.
+    """
+
+    table: str
+    each: Split | None = field(default=None, kw_only=True)
+    partition_key: Expression = field(kw_only=True)
+    row_key: Expression = field(kw_only=True)
+    properties: Sequence[Operation] = field(default=(), kw_only=True)
+    allow_empty: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        _check_table("index.table", self.table)
+        where = self.where
+        _check_keys(where, self)
+        _freeze_properties(where, self)
+        if self.each is not None and not isinstance(self.each, Split):
+            raise InvalidDeclaration(
+                f"{where}.each",
+                f"a {type(self.each).__name__} does not give items",
+                cure='write each=keys.split("Property", ",")',
+            )
+        used = [
+            name
+            for name, expression in (("partition_key", self.partition_key), ("row_key", self.row_key))
+            if _uses_item(expression)
+        ]
+        if used and self.each is None:
+            raise InvalidDeclaration(
+                f"{where}.{used[0]}", "keys.item() needs each=", cure='add each=keys.split("Property", ",")'
+            )
+        if self.each is not None and not used:
+            raise InvalidDeclaration(
+                f"{where}.each",
+                "no key uses keys.item(), so all items would give the same row",
+                cure="use keys.item() in a key, or leave each= out",
+            )
+        if self.each is not None and _uses_item(self.each.of):
+            raise InvalidDeclaration(
+                f"{where}.each", "keys.item() cannot make the items", cure="split a property"
+            )
+        self._check_pointer()
+
+    def _check_pointer(self) -> None:
+        made = {
+            *self.carry.renames.values(),
+            *self.carry.copies,
+            *self.carry.constants,
+            *(self.carry.kept or ()),
+        }
+        if made & POINTER:
+            raise InvalidDeclaration(
+                f"{self.where}.properties",
+                f"{', '.join(sorted(made & POINTER))} is the pointer to the main row",
+                cure='choose another name, e.g. props.rename("MainRowKey", "OldMainRowKey")',
+            )
+
+    @property
+    def where(self) -> str:
+        """The name of this index in errors: `index[UsersByTag]`."""
+        return f"index[{self.table}]"
+
+    @cached_property
+    def carry(self) -> Carry:
+        """The property operations, checked."""
+        return carry_of(f"{self.where}.properties", self.properties, everything=False)
+
+    def canonical(self) -> dict[str, Any]:
+        """Return the index as JSON-able data."""
+        return {
+            "table": self.table,
+            "each": None if self.each is None else self.each.canonical(),
+            "partition_key": self.partition_key.canonical(),
+            "row_key": self.row_key.canonical(),
+            "properties": [operation.canonical() for operation in self.properties],
+            "allow_empty": self.allow_empty,
+        }
+
+
+@dataclass(frozen=True)
+class Migration:
+    """What one migration script declares, under the name `migration`.
+
+    Args:
+        source: the old table.
+        target: the new table.
+        indexes: further tables filled from the same rows.
+        capture: `dual-write` (the application writes through rekey's client or proxy) or `delta` (no change
+            to the application; a short stop of writers at the end).
+        reverse: whether the migration can be rolled back after cutover. True needs old keys that can be found
+            again from target rows.
+        queries: what the application asks of the table (`rekey.declaration.query`); a plan rates keys by it.
+        load: how much it writes, e.g. `{"writes_per_second": 500}` (`rekey.declaration.requirements.LOADS`).
+        waive: advice that is set aside, by its code, each with a reason.
+        mapping: `sealed` (old keys stand encrypted in the restricted store and the state file, under the key
+            that `[sealing]` names) or `plain`; sealed by default where a key is `keys.opaque`.
+
+    Raises:
+        InvalidDeclaration: with field, problem and cure.
+    """
+
+    source: str
+    target: Target
+    indexes: Sequence[Index] = ()
+    capture: Capture = field(kw_only=True)
+    reverse: bool = field(default=True, kw_only=True)
+    queries: Sequence[Query] = field(default=(), kw_only=True)
+    load: Mapping[str, float] = field(default_factory=dict, kw_only=True, hash=False)
+    waive: Mapping[str, str] = field(default_factory=dict, kw_only=True, hash=False)
+    mapping: Keeping | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        _check_table("source", self.source)
+        if not isinstance(self.target, Target):
+            raise InvalidDeclaration(
+                "target", f"a {type(self.target).__name__} is not a Target", cure="write target=Target(…)"
+            )
+        object.__setattr__(self, "indexes", tuple(self.indexes))
+        for index in self.indexes:
+            if not isinstance(index, Index):
+                raise InvalidDeclaration(
+                    "indexes", f"a {type(index).__name__} is not an Index", cure="write indexes=[Index(…)]"
+                )
+        _check_choice("capture", self.capture, CAPTURES)
+        if self.mapping is None:
+            object.__setattr__(self, "mapping", "sealed" if any(_opaques(self)) else "plain")
+        _check_choice("mapping", self.mapping, MAPPINGS)
+        if not isinstance(self.reverse, bool):
+            raise InvalidDeclaration("reverse", "not True or False", cure="write reverse=True or False")
+        object.__setattr__(self, "queries", checked_queries(self.queries))
+        object.__setattr__(self, "load", checked_load(self.load))
+        object.__setattr__(self, "waive", checked_waive(self.waive))
+        self._check_tables()
+        if self.reverse:
+            self._check_way_back()
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The tables the migration fills: the main target first, then the indexes as declared."""
+        return (self.target.table, *(index.table for index in self.indexes))
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether old keys stand sealed in the restricted store and the state file."""
+        return self.mapping == "sealed"
+
+    def key_expressions(self) -> Iterator[tuple[str, Expression]]:
+        """Yield every key expression with its field, e.g. `target.row_key` or `index[ByTag].each`."""
+        yield "target.partition_key", self.target.partition_key
+        yield "target.row_key", self.target.row_key
+        for index in self.indexes:
+            if index.each is not None:
+                yield f"{index.where}.each", index.each.of
+            yield f"{index.where}.partition_key", index.partition_key
+            yield f"{index.where}.row_key", index.row_key
+
+    @property
+    def key_inputs(self) -> frozenset[str]:
+        """The properties that any key is made of; `*` when a custom function may read any."""
+        return frozenset[str]().union(*(expression.inputs() for _, expression in self.key_expressions()))
+
+    def canonical(self) -> dict[str, Any]:
+        """Return the declaration as JSON-able data."""
+        return {
+            "format": FORMAT,
+            "source": self.source,
+            "target": self.target.canonical(),
+            "indexes": [index.canonical() for index in self.indexes],
+            "capture": self.capture,
+            "reverse": self.reverse,
+            **({"mapping": self.mapping} if self.is_sealed else {}),
+            **needs_canonical(self.queries, self.load, self.waive),
+        }
+
+    def canonical_json(self) -> str:
+        """Return the canonical form: sorted keys, no spaces, characters unescaped."""
+        return json.dumps(self.canonical(), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the canonical form in UTF-8, as 64 hex digits."""
+        return hashlib.sha256(self.canonical_json().encode("utf-8")).hexdigest()
+
+    def _check_tables(self) -> None:
+        seen = {self.source.lower(): "source"}
+        places = ["target.table", *(f"{index.where}.table" for index in self.indexes)]
+        for place, table in zip(places, self.tables, strict=True):
+            earlier = seen.get(table.lower())
+            if earlier is not None:
+                raise InvalidDeclaration(
+                    place,
+                    f"{table} is also the {earlier} (table names are the same whatever their case)",
+                    cure="give the new table a new name: keys cannot be changed in place",
+                )
+            seen[table.lower()] = place
+
+    def _check_way_back(self) -> None:
+        holders = self.target.old_key_fields()
+        for key, holder in zip((PARTITION_KEY, ROW_KEY), holders, strict=True):
+            if holder is None:
+                raise InvalidDeclaration(
+                    "reverse",
+                    f"the old {key} cannot be found again from a target row, so there would be no way back",
+                    cure=f'add props.copy("{key}", to="Old{key}") to the properties, or say reverse=False',
+                )
+        for cast in self.target.carry.casts.values():
+            if cast.inverse() is None:
+                raise InvalidDeclaration(
+                    "reverse",
+                    f"{cast.describe()} has no inverse: the type the property had is not declared",
+                    cure="add was= to the cast, or say reverse=False",
+                )
+        for where, expression in self.key_expressions():
+            if TIMESTAMP in expression.inputs():
+                raise InvalidDeclaration(
+                    where,
+                    "the key is made of Timestamp, which changes when a row is written back",
+                    cure="make the key of a property of the row, or say reverse=False",
+                )
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A migration script as read.
+
+    Attributes:
+        script_id: the file's stem.
+        path: the file.
+        doc: the script's doc string, "" if it has none.
+        depends: ids of the scripts that must be done before: what `__depends__` says, and those that fill
+            this script's source table.
+        migration: the declaration.
+        digest: its digest.
+    """
+
+    script_id: str
+    path: Path
+    doc: str
+    depends: frozenset[str]
+    migration: Migration
+    digest: str
+
+
+def required_secrets(migration: Migration) -> list[str]:
+    """Return the names of the secrets the declaration's keys need, sorted."""
+    return sorted({node.secret for node in _opaques(migration)})
+
+
+def _opaques(migration: Migration) -> Iterator[Opaque]:
+    for _, expression in migration.key_expressions():
+        yield from (node for node in expression.walk() if isinstance(node, Opaque))
+
+
+def _check_choice(where: str, said: object, choices: tuple[str, ...]) -> None:
+    if said not in choices:
+        cure = " or ".join(f'{where}="{one}"' for one in choices)
+        raise InvalidDeclaration(where, f"{said!r} is not known", cure=f"write {cure}")
+
+
+def _check_table(where: str, name: object) -> None:
+    problem = table_name_problem(name)
+    if problem is not None:
+        raise InvalidDeclaration(where, problem, cure=TABLE_NAME_CURE)
+
+
+def _check_keys(where: str, of: Target | Index) -> None:
+    need_expression(f"{where}.partition_key", of.partition_key)
+    need_expression(f"{where}.row_key", of.row_key)
+
+
+def _freeze_properties(where: str, of: Target | Index) -> None:
+    if isinstance(of.properties, Operation | str) or not isinstance(of.properties, Sequence):
+        raise InvalidDeclaration(
+            f"{where}.properties",
+            "it is not a list of property operations",
+            cure="write properties=[props.…]",
+        )
+    object.__setattr__(of, "properties", tuple(of.properties))
+
+
+def _uses_item(expression: Expression) -> bool:
+    return any(isinstance(node, Item) for node in expression.walk())

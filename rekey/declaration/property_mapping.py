@@ -1,0 +1,324 @@
+"""How the properties of a new row come from a source row, and back.
+
+Rules kept here:
+
+* All conflicts between operations are found when the declaration is made; at run time only a row's own
+  properties can be in the way.
+* Forward is compiled to a closure that copies wire values, never decoding them unless there is a cast.
+* Backward gives a source row that maps forward to exactly the target row it came from, or refuses
+  (`not-reversible`): nothing an application wrote to the target is lost without a word.
+* What forward takes away stays as the source row has it. What the target did not change keeps the source's
+  own spelling and annotation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rekey.core.edm import canonical, canonical_content, edm_type
+from rekey.declaration.casts import ANNOTATED, Lossy, cast_value
+from rekey.declaration.keys.base import InvalidDeclaration, Scope
+from rekey.declaration.property_steps import (
+    Step,
+    carrying_all_but,
+    carrying_only,
+    casting,
+    copying,
+    moving,
+    setting,
+    wire_fields,
+)
+from rekey.declaration.props import Cast, Copy, Drop, Keep, Operation, Rename, Set
+from rekey.errors import RowRefused
+from rekey.model import (
+    PARTITION_KEY,
+    ROW_KEY,
+    SYSTEM_PROPERTIES,
+    TIMESTAMP,
+    TYPE_SUFFIX,
+    EntityKey,
+    Row,
+    property_names,
+)
+
+_NAMED_AT_MOST = 3
+
+
+@dataclass(frozen=True)
+class Carry:
+    """The operations of one target, sorted by what they do. Made by `carry_of`, which checks them.
+
+    Attributes:
+        field: where in the declaration, e.g. `target.properties`.
+        kept: the only source properties carried; None means all.
+        dropped: source properties not carried.
+        renames: new name by old name.
+        copies: source (property or key) by the copy's name.
+        constants: `Set` by name.
+        casts: `Cast` by the name in the new row.
+    """
+
+    field: str
+    kept: frozenset[str] | None
+    dropped: frozenset[str]
+    renames: Mapping[str, str]
+    copies: Mapping[str, str]
+    constants: Mapping[str, Set]
+    casts: Mapping[str, Cast]
+
+    def carries(self, name: str) -> bool:
+        """Tell whether a source property comes into the new row under its own name."""
+        if name in self.dropped or name in self.renames or name in self.constants:
+            return False
+        return self.kept is None or name in self.kept
+
+    @property
+    def restored(self) -> dict[str, str]:
+        """Source properties that only a copy brings into the new row, by the copy's name."""
+        return {
+            to: source
+            for to, source in self.copies.items()
+            if source not in SYSTEM_PROPERTIES and source not in self.renames and not self.carries(source)
+        }
+
+    @property
+    def from_timestamp(self) -> frozenset[str]:
+        """Properties of the new row that hold the source row's Timestamp."""
+        return frozenset(to for to, source in self.copies.items() if source == TIMESTAMP)
+
+    def copy_of_key(self, key: str) -> str | None:
+        """Return the property of the new row that holds the source's `PartitionKey` or `RowKey` unchanged."""
+        for to, source in self.copies.items():
+            if source == key and to not in self.casts:
+                return to
+        return None
+
+    # --- forward -------------------------------------------------------------------------------------
+
+    def compile(self, scope: Scope) -> Step:
+        """Return the closure that fills a new row, whose keys are already in it, from a source row."""
+        steps = [
+            self._carrying(),
+            *(moving(old, new, scope) for old, new in self.renames.items()),
+            *(copying(source, to, scope) for to, source in self.copies.items()),
+            *(setting(constant) for constant in self.constants.values()),
+            *(casting(cast, scope) for cast in self.casts.values()),
+        ]
+        if len(steps) == 1:
+            return steps[0]
+
+        def run(row: Row, out: Row) -> None:
+            for step in steps:
+                step(row, out)
+
+        return run
+
+    def _carrying(self) -> Step:
+        if self.kept is not None:
+            return carrying_only([name for name in sorted(self.kept) if self.carries(name)])
+        return carrying_all_but({*self.dropped, *self.renames, *self.constants, *SYSTEM_PROPERTIES})
+
+    # --- backward ------------------------------------------------------------------------------------
+
+    def undo(self, target: Row, old_key: EntityKey, source: Row | None, forward: Step, scope: Scope) -> Row:
+        """Return the source row that `target` stands for.
+
+        Args:
+            target: the main target row.
+            old_key: the key of the source row.
+            source: the source row as it is, None when there is none.
+            forward: this plan compiled.
+            scope: names the place in refusals.
+
+        Raises:
+            RowRefused: `not-reversible` when no source row maps to this target row.
+        """
+        row: Row = {PARTITION_KEY: old_key.partition, ROW_KEY: old_key.row}
+        self._undo_properties(target, row, scope)
+        if source is not None:
+            self._keep_what_is_the_sources(target, row, source, forward)
+        for to in sorted(self.from_timestamp):
+            # mapping the result again must find the moment that was copied; a writer leaves it out anyway
+            moment = target.get(to, target.get(TIMESTAMP))
+            if moment is not None:
+                row[TIMESTAMP] = moment
+        self._check(target, row, forward, scope)
+        return row
+
+    def _undo_properties(self, target: Row, row: Row, scope: Scope) -> None:
+        old_names = {new: old for old, new in self.renames.items()} | self.restored
+        for name in property_names(target):
+            if name in old_names:
+                old = old_names[name]
+            elif self.carries(name) and name not in self.copies:
+                old = name
+            else:
+                continue
+            value, edm = target[name], target.get(name + TYPE_SUFFIX)
+            if name in self.casts:
+                value, edm = self._uncast(target, name, scope)
+            row[old] = value
+            if edm is not None:
+                row[old + TYPE_SUFFIX] = edm
+
+    def _uncast(self, target: Row, name: str, scope: Scope) -> tuple[Any, str | None]:
+        back = self.casts[name].inverse()
+        if not isinstance(back, Cast):
+            raise _not_reversible(scope, [name])
+        try:
+            value = cast_value(target[name], edm_type(target, name), back.to)
+        except Lossy:
+            raise _not_reversible(scope, [name]) from None
+        return value, back.to if back.to in ANNOTATED else None
+
+    def _keep_what_is_the_sources(self, target: Row, row: Row, source: Row, forward: Step) -> None:
+        mapped: Row = {}
+        try:
+            forward(source, mapped)
+        except RowRefused:
+            mapped = {}  # the source row cannot be mapped as it is, so nothing in the target stands for it
+        new_names = {name: name for name in property_names(source)} | dict(self.renames)
+        new_names |= {old: to for to, old in self.restored.items()}
+        for old in property_names(source):
+            new = new_names[old]
+            lost = not self.carries(old) and old not in self.renames and old not in self.restored.values()
+            same = new in mapped and new in target and canonical(mapped, new) == canonical(target, new)
+            if lost or same:
+                for field in wire_fields(old):
+                    row.pop(field, None)
+                    if field in source:
+                        row[field] = source[field]
+
+    def _check(self, target: Row, row: Row, forward: Step, scope: Scope) -> None:
+        again: Row = {}
+        try:
+            forward(row, again)
+        except RowRefused as refusal:
+            if refusal.code == "missing-property":
+                return  # only a Timestamp that nobody knows
+            raise
+        ours, theirs = canonical_content(again), canonical_content(target)
+        if ours != theirs:
+            differing = {name for name, _, _ in {*ours} ^ {*theirs}} - self.from_timestamp
+            if differing:
+                raise _not_reversible(scope, sorted(differing))
+
+
+def carry_of(field: str, operations: Sequence[Operation], *, everything: bool) -> Carry:
+    """Return the operations of one target, checked against each other.
+
+    Args:
+        field: where in the declaration, for errors.
+        operations: as declared.
+        everything: whether properties that no operation names are carried (a main target) or not (an index).
+
+    Raises:
+        InvalidDeclaration: two operations contradict each other.
+    """
+    for operation in operations:
+        if not isinstance(operation, Operation):
+            raise InvalidDeclaration(
+                field, f"a {type(operation).__name__} is not a property operation", cure="use props.…"
+            )
+    keeps = [operation for operation in operations if isinstance(operation, Keep)]
+    drops = [operation for operation in operations if isinstance(operation, Drop)]
+    if len(keeps) > 1:
+        raise InvalidDeclaration(field, "props.keep stands there twice", cure="write one props.keep")
+    if drops and (keeps or not everything):
+        reason = (
+            "props.keep already leaves everything else out"
+            if keeps
+            else "an index row carries nothing unasked"
+        )
+        raise InvalidDeclaration(
+            field, f"props.drop has nothing to do: {reason}", cure="leave props.drop out"
+        )
+    kept = frozenset(keeps[0].names) if keeps else (None if everything else frozenset[str]())
+    carry = Carry(
+        field=field,
+        kept=kept,
+        dropped=_dropped(field, drops),
+        renames=_by(field, "renames", {}, [(o.old, o.new) for o in operations if isinstance(o, Rename)]),
+        copies={o.to: o.source for o in operations if isinstance(o, Copy)},
+        constants={o.name: o for o in operations if isinstance(o, Set)},
+        casts=_by(field, "casts", {}, [(o.name, o) for o in operations if isinstance(o, Cast)]),
+    )
+    _check_makers(field, operations)
+    _check_sources(carry)
+    return carry
+
+
+def _dropped(field: str, drops: Sequence[Drop]) -> frozenset[str]:
+    names = [name for drop in drops for name in drop.names]
+    if len(names) != len(frozenset(names)):
+        raise InvalidDeclaration(field, "a property is dropped twice", cure="drop each property once")
+    return frozenset(names)
+
+
+def _by(field: str, verb: str, into: dict[str, Any], pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    for name, value in pairs:
+        if name in into:
+            raise InvalidDeclaration(field, f"{name} has two {verb}", cure="write one")
+        into[name] = value
+    return into
+
+
+def _check_makers(field: str, operations: Sequence[Operation]) -> None:
+    makers: dict[str, Operation] = {}
+    for operation in operations:
+        made = operation.makes()
+        if made is None:
+            continue
+        if made in makers:
+            raise InvalidDeclaration(
+                field,
+                f"{makers[made].describe()} and {operation.describe()} both make {made}",
+                cure="give them different names",
+            )
+        makers[made] = operation
+
+
+def _check_sources(carry: Carry) -> None:
+    made = {*carry.renames.values(), *carry.copies, *carry.constants}
+    for old in carry.renames:
+        if old in carry.dropped or (carry.kept is not None and old in carry.kept):
+            verb, operation = ("dropped", "drop") if old in carry.dropped else ("kept", "keep")
+            raise InvalidDeclaration(
+                carry.field, f"{old} is both {verb} and renamed", cure=f"leave it out of props.{operation}"
+            )
+    for name in carry.constants:
+        if name in carry.dropped or (carry.kept is not None and name in carry.kept):
+            raise InvalidDeclaration(
+                carry.field,
+                f"{name} is set to a constant and also kept or dropped",
+                cure="leave only props.set",
+            )
+    for name in made - {*carry.constants}:
+        if carry.kept is not None and name in carry.kept:
+            raise InvalidDeclaration(
+                carry.field, f"{name} is kept and also made by another operation", cure="choose another name"
+            )
+    for name in carry.casts:
+        if name in carry.constants:
+            raise InvalidDeclaration(
+                carry.field, f"{name} is set and cast", cure="give props.set the type you want"
+            )
+        if name not in made and not carry.carries(name):
+            raise InvalidDeclaration(
+                carry.field,
+                f"{name} is cast, but the new row does not have it",
+                cure="cast the name it has in the new row; an index row has only what props.keep, copy or"
+                " rename give it",
+            )
+
+
+def _not_reversible(scope: Scope, names: Sequence[str]) -> RowRefused:
+    listed = ", ".join(names[:_NAMED_AT_MOST]) + (", …" if len(names) > _NAMED_AT_MOST else "")
+    return scope.refusal(
+        "not-reversible",
+        f"no source row maps to this target row: it differs in {listed}",
+        cure="do not change copies and constants in the target before `complete`, nor add properties that the"
+        " mapping drops; set them back in this row",
+    )

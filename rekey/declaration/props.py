@@ -1,0 +1,338 @@
+"""Property operations: what a target or index row carries besides its key.
+
+Rules kept here:
+
+* Operations describe the new row as one whole: each names properties of the *source* row and the name it
+  makes in the new one, so their order does not matter. `cast` names the property as it is called in the new
+  row.
+* A main target carries every property that no operation takes away; an index row only what operations give
+  it.
+* An operation on a property that a row lacks does nothing for that row. One that would overwrite a property
+  the row carries is refused, except `set`, whose meaning that is.
+* Each operation has an inverse or says that it has none; what has none is what the source alone still holds.
+* Values stay wire values with their annotations.
+"""
+
+from __future__ import annotations
+
+import base64
+import uuid
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+
+from rekey.core.edm import BINARY, BOOLEAN, DATETIME, DOUBLE, GUID, INT32, STRING, TYPES, canonical_text
+from rekey.core.limits import MAX_VALUE_BYTES, property_name_problem, value_bytes
+from rekey.declaration.casts import PAIRS, Lossy, wire_value
+from rekey.declaration.keys.base import InvalidDeclaration, need_text
+from rekey.model import SYSTEM_PROPERTIES
+
+
+@dataclass(frozen=True)
+class Operation(ABC):
+    """One property operation. Make one with the functions of this module."""
+
+    op: ClassVar[str]
+
+    @abstractmethod
+    def canonical(self) -> dict[str, Any]:
+        """Return the operation as JSON-able data."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Return a short form for people."""
+
+    def inverse(self) -> Operation | None:
+        """Return the operation that undoes this one on a target row, None when there is none."""
+        return None
+
+    def makes(self) -> str | None:
+        """Return the name it makes in the new row, None when it makes none."""
+        return None
+
+
+@dataclass(frozen=True)
+class Keep(Operation):
+    """Only these source properties are carried. No inverse: the others stay in the source only."""
+
+    names: tuple[str, ...]
+    op: ClassVar[str] = "keep"
+
+    def canonical(self) -> dict[str, Any]:
+        """Return the operation as JSON-able data."""
+        return {"op": self.op, "names": list(self.names)}
+
+    def describe(self) -> str:
+        """Return `keep(A, B)`."""
+        return f"keep({', '.join(self.names)})"
+
+
+@dataclass(frozen=True)
+class Drop(Operation):
+    """These source properties are not carried. No inverse: they stay in the source only."""
+
+    names: tuple[str, ...]
+    op: ClassVar[str] = "drop"
+
+    def canonical(self) -> dict[str, Any]:
+        """Return the operation as JSON-able data."""
+        return {"op": self.op, "names": list(self.names)}
+
+    def describe(self) -> str:
+        """Return `drop(A, B)`."""
+        return f"drop({', '.join(self.names)})"
+
+
+@dataclass(frozen=True)
+class Rename(Operation):
+    """A property under another name. Inverse: the rename back."""
+
+    old: str
+    new: str
+    op: ClassVar[str] = "rename"
+
+    def canonical(self) -> dict[str, Any]:
+        """Return the operation as JSON-able data."""
+        return {"op": self.op, "old": self.old, "new": self.new}
+
+    def describe(self) -> str:
+        """Return `rename(A, B)`."""
+        return f"rename({self.old}, {self.new})"
+
+    def inverse(self) -> Operation | None:
+        """Return the rename back."""
+        return Rename(self.new, self.old)
+
+    def makes(self) -> str | None:
+        """Return the new name."""
+        return self.new
+
+
+@dataclass(frozen=True)
+class Copy(Operation):
+    """A property or a key once more under another name. Inverse: the copy is dropped."""
+
+    source: str
+    to: str
+    op: ClassVar[str] = "copy"
+
+    def canonical(self) -> dict[str, Any]:
+        """Return the operation as JSON-able data."""
+        return {"op": self.op, "source": self.source, "to": self.to}
+
+    def describe(self) -> str:
+        """Return `copy(A, to=B)`."""
+        return f"copy({self.source}, to={self.to})"
+
+    def inverse(self) -> Operation | None:
+        """Return the drop of the copy."""
+        return Drop((self.to,))
+
+    def makes(self) -> str | None:
+        """Return the name of the copy."""
+        return self.to
+
+
+@dataclass(frozen=True)
+class Set(Operation):
+    """A typed constant. No inverse: what it replaces stays in the source only.
+
+    Attributes:
+        name: the property.
+        edm: its EDM type.
+        value: its wire value.
+    """
+
+    name: str
+    edm: str
+    value: str | int | float | bool
+    op: ClassVar[str] = "set"
+
+    def canonical(self) -> dict[str, Any]:
+        """Return the operation as JSON-able data; the value as text, so that NaN has one."""
+        text = canonical_text(self.edm, self.value)
+        return {"op": self.op, "name": self.name, "type": self.edm, "value": text}
+
+    def describe(self) -> str:
+        """Return `set(A, Edm.Int32)`, without the value."""
+        return f"set({self.name}, {self.edm})"
+
+    def makes(self) -> str | None:
+        """Return the name."""
+        return self.name
+
+
+@dataclass(frozen=True)
+class Cast(Operation):
+    """Another EDM type. Inverse: the cast back to `was`, none when `was` is not declared."""
+
+    name: str
+    to: str
+    was: str | None = None
+    op: ClassVar[str] = "cast"
+
+    def canonical(self) -> dict[str, Any]:
+        """Return the operation as JSON-able data."""
+        return {"op": self.op, "name": self.name, "to": self.to, "was": self.was}
+
+    def describe(self) -> str:
+        """Return `cast(A, Edm.Int64)`."""
+        return f"cast({self.name}, {self.to})"
+
+    def inverse(self) -> Operation | None:
+        """Return the cast back, None when the type it was is not declared."""
+        return None if self.was is None else Cast(self.name, self.was, self.to)
+
+
+_SHORT_TYPES = {edm.removeprefix("Edm.").lower(): edm for edm in TYPES}
+
+
+def edm_name(field: str, name: object) -> str:
+    """Return the EDM type that `Edm.Int64`, `Int64` or `int64` names. Raises InvalidDeclaration."""
+    found = _SHORT_TYPES.get(name.removeprefix("Edm.").lower()) if isinstance(name, str) else None
+    if found is None:
+        raise InvalidDeclaration(
+            field, f"{name!r} is not an EDM type", cure=f"use one of {', '.join(sorted(_SHORT_TYPES))}"
+        )
+    return found
+
+
+def keep(*names: str) -> Operation:
+    """Carry only these source properties (whatever other operations make is carried too). No inverse."""
+    return Keep(_names("props.keep", names))
+
+
+def drop(*names: str) -> Operation:
+    """Do not carry these source properties. No inverse: they stay in the source only."""
+    return Drop(_names("props.drop", names))
+
+
+def rename(old: str, new: str) -> Operation:
+    """Carry the source's property `old` under the name `new`. Inverse: the rename back."""
+    _source_name("props.rename(old)", old)
+    _new_name("props.rename(new)", new)
+    if old == new:
+        raise InvalidDeclaration(
+            "props.rename", f"{old} is renamed to itself", cure="leave the operation out"
+        )
+    return Rename(old, new)
+
+
+def copy(source: str, *, to: str) -> Operation:
+    """Carry a value once more under the name `to`. Inverse: the copy is dropped.
+
+    Args:
+        source: a source property, or `PartitionKey`, `RowKey` (both become Edm.String) or `Timestamp`
+            (becomes Edm.DateTime: the moment the source row was last written, which the new row cannot keep
+            otherwise). A copied key is how old keys are found again.
+        to: the name in the new row.
+    """
+    if source not in SYSTEM_PROPERTIES:
+        _source_name("props.copy(source)", source)
+    _new_name("props.copy(to)", to)
+    if source == to:
+        raise InvalidDeclaration("props.copy", f"{source} is copied to itself", cure="name another property")
+    return Copy(source, to)
+
+
+def set(name: str, value: object, type: str | None = None) -> Operation:  # noqa: A001, A002 - the words meant
+    """Give the property `name` a constant value, whatever the source row has there. No inverse.
+
+    Args:
+        name: the property in the new row.
+        value: str, bool, int (Int32 unless `type` says int64), float, bytes, `uuid.UUID`, an aware
+            `datetime`; or, with `type`, its text: `set("At", "2024-01-02T03:04:05.1234567Z",
+            type="datetime")`.
+        type: EDM type: string, int32, int64, double, boolean, datetime, guid or binary (as base64 text).
+    """
+    _new_name("props.set(name)", name)
+    field = f"props.set({name})"
+    natural, text = _constant(field, value)
+    edm = natural if type is None else edm_name(field, type)
+    if edm != natural and natural not in (STRING, INT32):
+        raise InvalidDeclaration(field, f"the value is {natural}, not {edm}", cure="write the value as text")
+    try:
+        made = wire_value(edm, text)
+    except Lossy:
+        cure = (
+            f"write a value of that type{', or type=' + chr(34) + 'int64' + chr(34) if edm == INT32 else ''}"
+        )
+        raise InvalidDeclaration(field, f"the value is not of type {edm}", cure=cure) from None
+    if value_bytes(edm, made) > MAX_VALUE_BYTES:
+        raise InvalidDeclaration(field, "the value is 64 KiB or larger", cure="write a smaller one")
+    return Set(name, edm, made)
+
+
+def cast(name: str, to: str, was: str | None = None) -> Operation:
+    """Give a property another EDM type; a value that would change is refused (`bad-cast`).
+
+    Args:
+        name: the property as it is called in the new row.
+        to: the EDM type it gets.
+        was: the EDM type it has in the source; a row with any other type is refused. Only with it is the
+            inverse known, so a declaration with `reverse=True` needs it.
+    """
+    _source_name("props.cast(name)", name)
+    target = edm_name("props.cast(to)", to)
+    before = None if was is None else edm_name("props.cast(was)", was)
+    if before is not None and (before, target) not in PAIRS:
+        raise InvalidDeclaration(
+            f"props.cast({name})",
+            f"there is no cast from {before} to {target}",
+            cure="use keys.custom or drop it",
+        )
+    return Cast(name, target, before)
+
+
+def _names(field: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    if not names:
+        raise InvalidDeclaration(field, "it names no property", cure="name at least one")
+    for name in names:
+        _source_name(field, name)
+    if len(frozenset(names)) != len(names):
+        raise InvalidDeclaration(field, "it names a property twice", cure="name each property once")
+    return names
+
+
+def _source_name(field: str, name: object) -> None:
+    if need_text(field, name) in SYSTEM_PROPERTIES or "@" in need_text(field, name):
+        raise InvalidDeclaration(
+            field,
+            f"{name} is not a custom property",
+            cure="keys are made by key expressions; to carry one as a property use props.copy(…, to=…)",
+        )
+
+
+def _new_name(field: str, name: object) -> None:
+    problem = property_name_problem(name)
+    if problem is not None:
+        raise InvalidDeclaration(field, problem, cure="choose another name")
+
+
+def _constant(field: str, value: object) -> tuple[str, str]:
+    """Return the EDM type that a Python constant naturally has, and its text."""
+    match value:
+        case bool():
+            return BOOLEAN, "true" if value else "false"
+        case str():
+            return STRING, need_text(field, value, empty=True)
+        case int():
+            return INT32, str(value)
+        case float():
+            return DOUBLE, canonical_text(DOUBLE, value)
+        case bytes():
+            return BINARY, base64.b64encode(value).decode("ascii")
+        case uuid.UUID():
+            return GUID, str(value)
+        case datetime() if value.tzinfo is not None:
+            moment = value.astimezone(UTC)
+            return DATETIME, f"{moment:%Y-%m-%dT%H:%M:%S.%f}0Z"
+    raise InvalidDeclaration(
+        field,
+        f"a {type(value).__name__} has no EDM type",
+        cure="use str, bool, int, float, bytes, UUID or an aware datetime, or text with type=",
+    )
+
+
+__all__ = ["Operation", "cast", "copy", "drop", "keep", "rename", "set"]

@@ -1,0 +1,92 @@
+"""What the application asks of the table: declared in a script, so that a plan can rate keys by it.
+
+Rules kept here:
+
+* A query names what the application knows when it asks: properties of the source, `PartitionKey` and `RowKey`
+  (the old ones) among them. How it is answered is for the plan to find out.
+* A query is data, like everything in a declaration; it changes no row, only what a plan says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rekey.declaration.keys.base import InvalidDeclaration, need_int, need_text
+
+Kind = Literal["point", "range", "latest"]
+MAX_ROWS = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Query:
+    """One question of the application. Make one with `point`, `range` or `latest`.
+
+    Attributes:
+        kind: `point`, `range` or `latest`.
+        known: properties whose values are known when it is asked.
+        by: the property that is between two values, or that says what is newest; None: any moment.
+        rows: how many rows come back.
+    """
+
+    kind: Kind
+    known: tuple[str, ...]
+    by: str | None = None
+    rows: int = 1
+
+    def canonical(self) -> dict[str, Any]:
+        """Return the query as JSON-able data."""
+        return {"query": self.kind, "known": list(self.known), "by": self.by, "rows": self.rows}
+
+    def describe(self) -> str:
+        """Return a short form for people, e.g. `latest(20, by Published, within Category)`."""
+        known = ", ".join(self.known)
+        if self.kind == "point":
+            return f"point({known})"
+        within = f", within {known}" if known else ""
+        if self.kind == "range":
+            return f"range({self.by}{within})"
+        return f"latest({self.rows}{f', by {self.by}' if self.by else ''}{within})"
+
+
+def point(*known: str) -> Query:
+    """Return the query for one row of which the application knows these properties."""
+    if not known:
+        raise InvalidDeclaration(
+            "query.point", "nothing is known of the row", cure='name what is known: query.point("Email")'
+        )
+    return Query("point", _names("query.point", known))
+
+
+def range(by: str, *, within: Iterable[str] = (), rows: int = 1000) -> Query:  # noqa: A001 - the word meant
+    """Return the query for rows whose property lies between two values.
+
+    Args:
+        by: the property, e.g. a DateTime.
+        within: properties whose values are known.
+        rows: how many rows come back, more or less.
+    """
+    need_int("query.range(rows)", rows, least=1, most=MAX_ROWS)
+    return Query("range", _names("query.range(within)", within), need_text("query.range(by)", by), rows)
+
+
+def latest(rows: int, *, by: str | None = None, within: Iterable[str] = ()) -> Query:
+    """Return the query for the newest rows.
+
+    Args:
+        rows: how many.
+        by: the property that says when a row was new; None: any moment that is in a key.
+        within: properties whose values are known.
+    """
+    need_int("query.latest(rows)", rows, least=1, most=MAX_ROWS)
+    if by is not None:
+        need_text("query.latest(by)", by)
+    return Query("latest", _names("query.latest(within)", within), by, rows)
+
+
+def _names(field: str, names: Iterable[str]) -> tuple[str, ...]:
+    listed = [names] if isinstance(names, str) else list(names)
+    for name in listed:
+        need_text(field, name)
+    return tuple(sorted(set(listed)))

@@ -1,0 +1,88 @@
+"""What a script says beside keys: the queries it must serve, the load, and the advice it sets aside.
+
+Rules kept here:
+
+* All of it is optional and part of the canonical form only when given: a script that says none of it keeps
+  the digest it has.
+* A need that is misspelt would be a need that is not looked at: unknown names are refused.
+* Advice is set aside by its code, with a reason that somebody can read later.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from rekey.declaration.catalogue import CODES
+from rekey.declaration.keys.base import InvalidDeclaration
+from rekey.declaration.query import Query
+
+LOADS = {
+    "writes_per_second": "rows written in a second, at the busiest",
+    "rows_per_batch": "rows the application writes in one transaction",
+    "rows": "rows the table will hold in the long run",
+}
+"""What `load=` may say."""
+
+
+def checked_queries(queries: object) -> tuple[Query, ...]:
+    """Return the queries. Raises InvalidDeclaration."""
+    if isinstance(queries, Query | str) or not isinstance(queries, Sequence):
+        raise InvalidDeclaration(
+            "queries", "it is not a list of queries", cure="write queries=[query.point(…)]"
+        )
+    for one in queries:
+        if not isinstance(one, Query):
+            raise InvalidDeclaration(
+                "queries",
+                f"a {type(one).__name__} is not a query",
+                cure="write query.point(…), query.range(…) or query.latest(…)",
+            )
+    return tuple(queries)
+
+
+def checked_load(load: object) -> dict[str, float]:
+    """Return the load, sorted by name. Raises InvalidDeclaration."""
+    if not isinstance(load, Mapping):
+        raise InvalidDeclaration("load", "it is not a dict", cure='write load={"writes_per_second": 500}')
+    for name, value in load.items():
+        if name not in LOADS:
+            raise InvalidDeclaration("load", f"{name!r} is not known", cure=f"use {', '.join(LOADS)}")
+        wrong = isinstance(value, bool) or not isinstance(value, int | float)
+        if wrong or not math.isfinite(value) or value <= 0:
+            raise InvalidDeclaration(f"load[{name}]", "it is not a number above 0", cure=f"say {LOADS[name]}")
+    return dict(sorted(load.items()))
+
+
+def checked_waive(waive: object) -> dict[str, str]:
+    """Return the waived codes with their reasons, sorted by code. Raises InvalidDeclaration."""
+    if not isinstance(waive, Mapping):
+        raise InvalidDeclaration("waive", "it is not a dict", cure='write waive={"code": "the reason"}')
+    for code, reason in waive.items():
+        if code not in CODES:
+            near = get_close_matches(str(code), CODES, n=1)
+            meant = f"did you mean {near[0]}? " if near else ""
+            raise InvalidDeclaration(
+                "waive", f"{code!r} is no code of an advice", cure=f"{meant}docs/advice/ lists all codes"
+            )
+        if not isinstance(reason, str) or not reason.strip():
+            raise InvalidDeclaration(
+                f"waive[{code}]", "there is no reason", cure="say why this is right all the same"
+            )
+    return dict(sorted(waive.items()))
+
+
+def needs_canonical(
+    queries: Sequence[Query], load: Mapping[str, float], waive: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return what was said as JSON-able data; nothing for what was not."""
+    said: dict[str, Any] = {}
+    if queries:
+        said["queries"] = [one.canonical() for one in queries]
+    if load:
+        said["load"] = dict(load)
+    if waive:
+        said["waive"] = dict(waive)
+    return said

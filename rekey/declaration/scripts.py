@@ -1,0 +1,311 @@
+"""Reading migration scripts from their folder. The edge: this module reads and executes files.
+
+Rules kept here:
+
+* Every `*.py` file of the folder is a migration script, except files whose names begin with `_`: those are
+  modules that scripts and `keys.custom` may import. Folders are never scripts.
+* A script is executed in a module of its own. While it is, the folder is importable; afterwards `sys.path`
+  and `sys.modules` are as they were, and no bytecode was written. A custom function must therefore import
+  what it needs at the top of its module, not when it is called.
+* Whatever a script does wrong is raised as `DeclarationError` with script, field and cure. Neither source
+  text nor the text of an exception is shown: only types, names and line numbers.
+* The order is fixed: dependencies first, then by script id. A script whose source is another one's target
+  depends on it, whether `__depends__` says so or not.
+"""
+
+from __future__ import annotations
+
+import heapq
+import importlib
+import re
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+from rekey.declaration.keys.base import InvalidDeclaration
+from rekey.declaration.migration import Declared, Migration
+from rekey.errors import ConfigurationError, DeclarationError
+
+MAX_ID_CHARACTERS = 120
+_ID = re.compile(r"[0-9A-Za-z_-]{1,120}")
+_MISSING = re.compile(r"([\w.]+)\(\) missing \d+ required [\w -]*arguments?: ([\w', ]+)")
+_UNEXPECTED = re.compile(r"([\w.]+)\(\) got an unexpected keyword argument ('\w+')")
+
+
+def load_scripts(folder: Path) -> list[Declared]:
+    """Return all migrations of a folder, dependencies first, then by script id.
+
+    Raises:
+        ConfigurationError: the folder does not exist or cannot be read.
+        DeclarationError: a script is wrong, or scripts contradict each other.
+    """
+    try:
+        paths = sorted(path for path in folder.iterdir() if path.suffix == ".py" and path.is_file())
+    except OSError as error:
+        raise ConfigurationError(
+            f"the migrations folder {folder} cannot be read ({type(error).__name__})",
+            hint="name the folder under [migrations] in rekey.toml, or make one with `rekey init`",
+        ) from error
+    scripts = [load_script(path) for path in paths if not path.name.startswith("_")]
+    _check_tables(scripts)
+    return _ordered(_with_chains(scripts))
+
+
+def load_script(path: Path) -> Declared:
+    """Return one migration; whether what it depends on exists is not looked at.
+
+    Raises:
+        DeclarationError: the script is wrong.
+    """
+    script_id = path.stem
+    if _ID.fullmatch(script_id) is None:
+        raise DeclarationError(
+            path.name,
+            "",
+            f"the name is no script id (letters, digits, _ and -; at most {MAX_ID_CHARACTERS} characters)",
+            cure="rename the file, e.g. 0001_users.py; modules that scripts import begin with _",
+        )
+    module = _execute(script_id, path)
+    migration = getattr(module, "migration", None)
+    if not isinstance(migration, Migration):
+        found = "there is no `migration`" if migration is None else f"it is a {type(migration).__name__}"
+        raise DeclarationError(
+            script_id,
+            "migration",
+            found,
+            cure="write `migration = Migration(…)`; a module that is no script must begin with _",
+        )
+    return Declared(
+        script_id=script_id,
+        path=path,
+        doc=(module.__doc__ or "").strip(),
+        depends=_depends(script_id, module),
+        migration=migration,
+        digest=migration.digest(),
+    )
+
+
+# --- executing one script ----------------------------------------------------------------------------
+
+
+def _execute(script_id: str, path: Path) -> ModuleType:
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise DeclarationError(
+            script_id, "", f"the file cannot be read ({type(error).__name__})", cure="make it readable"
+        ) from error
+    try:
+        # from bytes, so that a coding line counts; the name in tracebacks is the file's own
+        code = compile(source, str(path), "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        where = f" in line {line}" if line else ""
+        raise DeclarationError(
+            script_id,
+            "",
+            f"syntax error{where}",
+            cure=f"mend it; `python -m py_compile {path.name}` shows it",
+        ) from None
+    module = ModuleType(f"_rekey_script_{script_id}")
+    module.__file__ = str(path)
+    with _importable(path.parent, module):
+        try:
+            exec(code, module.__dict__)  # noqa: S102 - executing the operator's own script is what we are for
+        except InvalidDeclaration as error:
+            raise DeclarationError(
+                script_id, error.field, error.problem + _line_of(error, path), cure=error.cure
+            ) from error
+        except ImportError as error:
+            raise _import_failed(script_id, error, path) from None
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - it is raised again, as a DeclarationError
+            # a script can raise anything; its text may hold anything, so only type and line go on
+            raise _failed(script_id, error, path) from None
+    return module
+
+
+@contextmanager
+def _importable(folder: Path, module: ModuleType) -> Iterator[None]:
+    """Make the folder's modules importable, and leave no trace of it."""
+    names = _modules_of(folder)
+    _refuse_shadowing(folder, names)
+    modules, search, bytecode = dict(sys.modules), list(sys.path), sys.dont_write_bytecode
+    for name in list(sys.modules):
+        if name.partition(".")[0] in names:
+            del sys.modules[name]  # a namesake from elsewhere; it comes back below
+    sys.path.insert(0, str(folder.resolve()))
+    sys.dont_write_bytecode = True
+    # dataclasses and the like look their module up by name
+    sys.modules[module.__name__] = module
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path[:] = search
+        sys.dont_write_bytecode = bytecode
+        for name in list(sys.modules):
+            helper = name.partition(".")[0] in names or name == module.__name__
+            if helper or (name not in modules and _lies_in(sys.modules[name], folder)):
+                del sys.modules[name]
+        for name, before in modules.items():
+            sys.modules.setdefault(name, before)
+        importlib.invalidate_caches()
+
+
+def _lies_in(module: ModuleType, folder: Path) -> bool:
+    places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
+    files = [Path(place).resolve() for place in places if place]
+    # an environment may lie in the folder, too: what is installed there stays imported
+    return any(file.is_relative_to(folder.resolve()) and "site-packages" not in file.parts for file in files)
+
+
+def _modules_of(folder: Path) -> frozenset[str]:
+    found = [path.stem for path in folder.glob("*.py")]
+    found += [path.name for path in folder.iterdir() if (path / "__init__.py").is_file()]
+    return frozenset(found)
+
+
+def _refuse_shadowing(folder: Path, names: frozenset[str]) -> None:
+    for name in sorted(names & (sys.stdlib_module_names | {"rekey"})):
+        raise DeclarationError(
+            f"{folder.name}/{name}", "", "the name hides a module that scripts need", cure="rename it"
+        )
+
+
+def _line_of(error: BaseException, path: Path) -> str:
+    line = _last_line(error, path)
+    return f" (line {line})" if line else ""
+
+
+def _last_line(error: BaseException, path: Path) -> int | None:
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+    return lines[-1] if lines else None
+
+
+def _import_failed(script_id: str, error: ImportError, path: Path) -> DeclarationError:
+    name = f" of {error.name}" if error.name else ""
+    return DeclarationError(
+        script_id,
+        "",
+        f"an import{name} failed{_line_of(error, path)}",
+        cure="install the package where rekey runs, or put the module beside the script, named _something.py",
+    )
+
+
+def _failed(script_id: str, error: BaseException, path: Path) -> DeclarationError:
+    where = _line_of(error, path)
+    if isinstance(error, TypeError):
+        # messages about a wrong call hold names of functions and parameters only
+        missing, unexpected = _MISSING.match(str(error)), _UNEXPECTED.match(str(error))
+        if missing is not None:
+            call, names = _call_and_names(missing)
+            cure = f"add {names} to {call}(…)"
+            return DeclarationError(script_id, names, f"{call} needs {names}{where}", cure=cure)
+        if unexpected is not None:
+            call, names = _call_and_names(unexpected)
+            cure = "leave it out, or see the examples in migrations/"
+            return DeclarationError(script_id, names, f"{call} has no argument {names}{where}", cure=cure)
+    return DeclarationError(
+        script_id, "", f"it raised {type(error).__name__}{where}", cure="mend it: a script only declares"
+    )
+
+
+def _call_and_names(match: re.Match[str]) -> tuple[str, str]:
+    return match[1].removesuffix(".__init__"), match[2].replace("'", "").strip()
+
+
+def _depends(script_id: str, module: ModuleType) -> frozenset[str]:
+    declared = getattr(module, "__depends__", ())
+    names = [declared] if isinstance(declared, str) else declared
+    if not isinstance(names, set | frozenset | list | tuple) or not all(
+        isinstance(name, str) for name in names
+    ):
+        raise DeclarationError(
+            script_id,
+            "__depends__",
+            "it is not a set of script ids",
+            cure='write __depends__ = {"0001_users"}, or set()',
+        )
+    if script_id in names:
+        raise DeclarationError(script_id, "__depends__", "it names the script itself", cure="leave it out")
+    return frozenset(names)
+
+
+# --- scripts together --------------------------------------------------------------------------------
+
+
+def _check_tables(scripts: Sequence[Declared]) -> None:
+    filled: dict[str, str] = {}
+    for script in scripts:
+        for table in script.migration.tables:
+            other = filled.setdefault(table.lower(), script.script_id)
+            if other != script.script_id:
+                raise DeclarationError(
+                    script.script_id,
+                    "target",
+                    f"{other} fills the table {table} too",
+                    cure="give each migration tables of its own",
+                )
+
+
+def _with_chains(scripts: Sequence[Declared]) -> dict[str, Declared]:
+    """Add the dependencies that tables imply, and check that all dependencies exist."""
+    fills = {table.lower(): script.script_id for script in scripts for table in script.migration.tables}
+    known = {script.script_id for script in scripts}
+    chained = {}
+    for script in scripts:
+        missing = sorted(script.depends - known)
+        if missing:
+            raise DeclarationError(
+                script.script_id,
+                "__depends__",
+                f"there is no script {', '.join(missing)}",
+                cure="mend the id (a file's name without .py), or add the script",
+            )
+        filler = fills.get(script.migration.source.lower())
+        implied = frozenset({filler} if filler is not None else ())
+        chained[script.script_id] = replace(script, depends=script.depends | implied)
+    return chained
+
+
+def _ordered(scripts: Mapping[str, Declared]) -> list[Declared]:
+    """Return the scripts, dependencies first; among those that are free, the smallest id first."""
+    waiting = {script_id: set(script.depends) for script_id, script in scripts.items()}
+    free = [script_id for script_id, depends in waiting.items() if not depends]
+    heapq.heapify(free)
+    order: list[Declared] = []
+    while free:
+        done = heapq.heappop(free)
+        del waiting[done]
+        order.append(scripts[done])
+        for script_id, depends in waiting.items():
+            if done in depends:
+                depends.remove(done)
+                if not depends:
+                    heapq.heappush(free, script_id)
+    if waiting:
+        cycle = _cycle(waiting)
+        raise DeclarationError(
+            cycle[0],
+            "__depends__",
+            f"a cycle: {' → '.join([*cycle, cycle[0]])}",
+            cure="take one dependency out (a script also depends on the one that fills its source table)",
+        )
+    return order
+
+
+def _cycle(waiting: Mapping[str, set[str]]) -> list[str]:
+    """Return one cycle among scripts that all wait for one another, its smallest id first."""
+    path = [min(waiting)]
+    while True:
+        following = min(name for name in waiting[path[-1]] if name in waiting)
+        if following in path:
+            cycle = path[path.index(following) :]
+            start = cycle.index(min(cycle))
+            return cycle[start:] + cycle[:start]
+        path.append(following)

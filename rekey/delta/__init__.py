@@ -1,1 +1,0 @@
-"""Capture "delta": following the source without a client in the application."""

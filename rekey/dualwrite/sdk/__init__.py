@@ -1,1 +1,0 @@
-"""The clients of application teams: the SDK's `TableClient`, with writes taken out of its pipeline."""

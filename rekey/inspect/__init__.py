@@ -1,0 +1,1 @@
+"""What a table holds: partitions, shapes, personal data."""

@@ -1,0 +1,145 @@
+"""One of the two keys over many rows: lengths, characters, shapes. Pure.
+
+Rules kept here:
+
+* Memory does not grow with the table: counters over fixed classes, a histogram of lengths, and a sample.
+* The sample holds keys. It is for rules that must see some of them; what reports hold is counts only.
+* The sample is the same whatever order keys come in: those whose CRC-32 is lowest.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+import zlib
+from collections import Counter
+from dataclasses import dataclass
+from enum import IntFlag
+
+from rekey.core.limits import MAX_KEY_UNITS, utf16_units
+from rekey.inspect.shapes import Shape, shapes_in
+
+SAMPLED_KEYS = 2_000
+
+
+class Mark(IntFlag):
+    """What kinds of characters a key holds."""
+
+    LOWER = 1
+    UPPER = 2
+    DIGITS = 4
+    PLAIN = 8
+    """`-`, `.`, `_`, `~`: what no address escapes."""
+    SPACE = 16
+    SPECIAL = 32
+    """Other ASCII characters: escaped in addresses, or with a meaning in filters."""
+    NON_ASCII = 64
+    EDGE = 128
+    """A space at the beginning or the end."""
+    LOOSE = 256
+    """Not in Unicode's composed form: two keys may look alike and differ."""
+
+
+def _mark_of(character: str) -> int:
+    if character.islower():
+        return Mark.LOWER
+    if character.isupper():
+        return Mark.UPPER
+    if character.isdigit():
+        return Mark.DIGITS
+    if character in "-._~":
+        return Mark.PLAIN
+    return Mark.SPACE if character == " " else Mark.SPECIAL
+
+
+_MARKS = {chr(code): int(_mark_of(chr(code))) for code in range(128)}
+_NON_ASCII = int(Mark.NON_ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Lengths of keys in UTF-16 units."""
+
+    least: int
+    median: int
+    most: int
+    mean: float
+
+
+class KeyColumn:
+    """Takes keys one by one (`add`) and keeps what is told about them."""
+
+    def __init__(self) -> None:
+        self.keys = 0
+        self.empty = 0
+        self.shapes: Counter[Shape] = Counter()
+        self.specials: Counter[str] = Counter()
+        self._units = [0] * (MAX_KEY_UNITS + 2)
+        self._total_units = 0
+        self._marks: Counter[int] = Counter()
+        self._sample: list[tuple[int, str]] = []
+        self._bar = 1 << 32
+
+    def add(self, key: str) -> None:
+        """Count one key."""
+        self.keys += 1
+        units = utf16_units(key)
+        self._units[min(units, MAX_KEY_UNITS + 1)] += 1
+        self._total_units += units
+        self._marks[self._marks_of(key)] += 1
+        if not key:
+            self.empty += 1
+            return
+        for shape in shapes_in(key):
+            self.shapes[shape] += 1
+        rank = zlib.crc32(key.encode("utf-8", "surrogatepass"))
+        if rank < self._bar:
+            self._sample.append((rank, key))
+            if len(self._sample) > 2 * SAMPLED_KEYS:
+                self._sample = sorted(self._sample)[:SAMPLED_KEYS]
+                self._bar = self._sample[-1][0]
+
+    @property
+    def lengths(self) -> Lengths:
+        """Return the lengths of the keys added; zeros without any."""
+        used = [units for units, count in enumerate(self._units) if count]
+        if not used:
+            return Lengths(0, 0, 0, 0.0)
+        half, seen, median = (self.keys + 1) // 2, 0, 0
+        for units in used:
+            seen += self._units[units]
+            if seen >= half:
+                median = units
+                break
+        return Lengths(used[0], median, used[-1], self._total_units / self.keys)
+
+    def by_length(self, step: int) -> dict[int, int]:
+        """Return how many keys are how long: the lower end of a class of `step` UTF-16 units, and the number
+        of keys; all classes from 0 to the longest."""
+        used = max((units for units, count in enumerate(self._units) if count), default=-1)
+        return {low: sum(self._units[low : low + step]) for low in range(0, used + 1, step)}
+
+    @property
+    def sample(self) -> list[str]:
+        """Return up to 2,000 of the keys, drawn evenly; for rules, never for reports."""
+        return [key for _, key in sorted(self._sample)[:SAMPLED_KEYS]]
+
+    def marked(self, mark: Mark) -> int:
+        """Return how many keys have any of these marks."""
+        return sum(count for marks, count in self._marks.items() if marks & mark)
+
+    def share(self, *shapes: Shape) -> float:
+        """Return the share of keys with these shapes, 0.0 to 1.0 (one shape counts; more are added up)."""
+        return min(1.0, sum(self.shapes[shape] for shape in shapes) / self.keys) if self.keys else 0.0
+
+    def _marks_of(self, key: str) -> int:
+        marks = 0
+        for character in set(key):
+            mark = _MARKS.get(character, _NON_ASCII)
+            marks |= mark
+            if mark == Mark.SPECIAL:
+                self.specials[character] += 1
+        if marks & Mark.SPACE and key != key.strip(" "):
+            marks |= Mark.EDGE
+        if marks & _NON_ASCII and not unicodedata.is_normalized("NFC", key):
+            marks |= Mark.LOOSE
+        return int(marks)

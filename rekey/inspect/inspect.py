@@ -1,0 +1,54 @@
+"""Inspecting a table: reading it, whole or a bounded sample of it. Nothing is written anywhere.
+
+Rules kept here:
+
+* A sample sends at most 60 requests, whatever the table's size.
+* A whole read holds one page and counters: memory does not grow with the table.
+* Safe ids are made with a key that is forgotten: they hold within one output only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rekey.core.progress import Progress, Silent
+from rekey.inspect.inventory import SampleSize, read_sample, read_whole
+from rekey.inspect.profile import TableProfile
+from rekey.inspect.report import Inspection, report_of
+from rekey.mapping.ids import SafeIds, new_key
+from rekey.model import Row
+from rekey.tables.base import Table
+
+SAMPLE_REQUESTS = 60
+HEAD_ROWS = 5_000
+
+
+async def inspect_table(
+    table: Table, *, exact: bool = False, show_keys: bool = False, progress: Progress | None = None
+) -> tuple[Inspection, TableProfile]:
+    """Return the report of a table, and the profile it was made from (for advice; it holds keys).
+
+    Args:
+        table: the table.
+        exact: read every row; otherwise at most 60 requests are sent.
+        show_keys: name the largest partitions by their keys.
+        progress: told the rows as they are read.
+
+    Raises:
+        TableMissing: there is no such table.
+        CredentialRefused, EndpointDown, Unavailable: the service could not be asked.
+    """
+    profile = TableProfile(gaps=not exact)
+    with (progress or Silent()).task(f"inspect {table.name}") as advance:
+
+        def take(rows: Sequence[Row], _continues: bool) -> None:
+            profile.take(rows)
+            advance(len(rows))
+
+        if exact:
+            inventory = await read_whole(table, take)
+        else:
+            size = SampleSize(head_rows=HEAD_ROWS, probes=SAMPLE_REQUESTS, requests=SAMPLE_REQUESTS)
+            inventory = await read_sample(table, size, take, profile.jump)
+    profile.finish(whole=inventory.exact)
+    return report_of(profile, inventory, SafeIds(new_key()), show_keys=show_keys), profile

@@ -1,0 +1,135 @@
+"""An inspection as text for an operator. Pure.
+
+Rules kept here:
+
+* At most 100 columns; an estimate carries `about`, a lower bound `at least`.
+* Without `shows_keys` the text holds no key. With it the text says that it is for the operator's eyes.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from rekey.inspect.confidence import Share
+from rekey.inspect.order import Order
+from rekey.inspect.report import Inspection, KeyReport
+
+WIDTH = 100
+_LABEL = 16
+_PROPERTIES_SHOWN = 30
+_VERDICTS = {
+    Order.APPEND: "append-only: rows go behind the last one",
+    Order.PREPEND: "prepend-only: rows go before the first one",
+    Order.SCATTERED: "scattered",
+    Order.UNKNOWN: "not to be told: too few neighbours differ in Timestamp",
+}
+
+
+def inspection_text(found: Inspection) -> str:
+    """Return an inspection as text of at most 100 columns, ending in a line break."""
+    lines: list[str] = []
+    if found.shows_keys:
+        lines += ["KEYS ARE SHOWN. For the operator's eyes only: do not store or send this text.", ""]
+    lines += [found.inventory.table, "=" * max(20, len(found.inventory.table))]
+    lines += _size(found)
+    if found.rows_read:
+        lines += ["", *_partitions(found)]
+        lines += ["", *_key("PartitionKey", found.partition_key, "partitions")]
+        lines += ["", *_key("RowKey", found.row_key, "rows")]
+        lines += ["", *_properties(found)]
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _size(found: Inspection) -> Iterator[str]:
+    rows = found.inventory.rows
+    low, high = found.rows_interval
+    about = "" if found.exact else "about "
+    between = "" if found.exact else f" (likely between {low:,} and {high:,})"
+    yield from _field("rows", f"{about}{rows.rows:,}{between}")
+    yield from _field("bytes", f"{about}{size_text(found.inventory.stored_bytes)}")
+    yield from _field(
+        "largest row", f"{size_text(found.largest_row_bytes)}, {found.most_properties} properties at most"
+    )
+    yield from _field("basis", found.inventory.basis + f"; {found.inventory.requests:,} requests")
+
+
+def _partitions(found: Inspection) -> Iterator[str]:
+    partitions = found.partitions
+    low, high = partitions.between
+    count = f"{low:,}" if found.exact else f"about {partitions.count:,} (likely between {low:,} and {high:,})"
+    yield from _field("partitions", count)
+    for name, number in partitions.sizes.items():
+        yield from _field(f"  {name} rows" if name != "1" else "  1 row", f"{number:,} partitions")
+    if partitions.cut:
+        yield from _field("  not whole", f"{partitions.cut:,} partitions of which a part was read")
+    for number, large in enumerate(partitions.largest[:5]):
+        name = f"({large.partition!r})" if large.partition is not None else large.partition_id
+        rows = f"{large.rows:,}" if large.whole else f"at least {large.rows:,}"
+        share = f"{large.share:.1%} of {'all rows' if found.exact else 'the rows read'}"
+        yield from _field("largest" if number == 0 else "", f"{name}  {rows} rows, {share}")
+
+
+def _key(name: str, key: KeyReport, of: str) -> Iterator[str]:
+    lengths = key.lengths
+    yield from _field(
+        name,
+        f"{lengths.least} to {lengths.most} characters, {lengths.mean:.1f} on average"
+        + (f"; {key.empty:,} empty" if key.empty else ""),
+    )
+    marks = ", ".join(
+        name if number == key.keys else f"{name} in {number:,}" for name, number in key.marks.items()
+    )
+    yield from _field("  characters", marks or "none")
+    if key.specials:
+        yield from _field(
+            "  special", ", ".join(f"{mark} in {number:,}" for mark, number in key.specials.items())
+        )
+    for use in key.shapes:
+        share = f", {_share(use.share)}" if use.share is not None else ""
+        yield from _field(f"  {use.shape}", f"{use.keys:,} of {key.keys:,}{share}")
+    yield from _field("  order", f"{_VERDICTS[key.order]}" + (f" ({of}, by Timestamp)" if key.pairs else ""))
+
+
+def _share(share: Share) -> str:
+    if share.low == share.high:
+        return f"{share.value:.1%}"
+    return f"{share.value:.1%} (95 %: {share.low:.1%} to {share.high:.1%})"
+
+
+def _properties(found: Inspection) -> Iterator[str]:
+    schemas = len(found.schemas)
+    known = "" if found.schemas_complete else "more than "
+    most = f"; the most frequent in {found.schemas[0] / found.rows_read:.1%} of rows" if schemas > 1 else ""
+    yield from _field("schemas", f"{known}{schemas:,}{most}")
+    for use in found.properties[:_PROPERTIES_SHOWN]:
+        types = ", ".join(
+            f"{edm} {number:,}" if len(use.types) > 1 else edm for edm, number in sorted(use.types.items())
+        )
+        varies = "  VARIES" if len(use.types) > 1 else ""
+        rows = "all rows" if use.rows == found.rows_read else f"{use.rows / found.rows_read:.1%} of rows"
+        yield from _field(f"  {use.name}", f"{types}, {rows}{varies}")
+    if len(found.properties) > _PROPERTIES_SHOWN:
+        yield from _field("", f"and {len(found.properties) - _PROPERTIES_SHOWN:,} more properties")
+
+
+def _field(label: str, text: str) -> list[str]:
+    width = max(_LABEL, len(label) + 1)
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=f"{label:<{width}}",
+        subsequent_indent=" " * _LABEL,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+
+
+def size_text(number: int) -> str:
+    """Return a size as people say it."""
+    size = float(number)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
+        size /= 1024
+    return f"{size:,.1f} TiB"

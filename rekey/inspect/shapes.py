@@ -1,0 +1,277 @@
+"""Shapes of keys: e-mail addresses, GUIDs, dates, ticks, card numbers and the like, told from text alone.
+
+Rules kept here:
+
+* A shape is a form, not a truth: `order.created` has the form of a name. What follows from shapes is judged
+  over many keys (`rekey.advice`), never over one.
+* Where a form has check digits (card numbers, most national ids) they must be right; where a number stands
+  for a moment, the moment must lie between 1990 and 2060.
+* What is ambiguous takes the meaner reading: bare digits are a number, not somebody's telephone.
+* A key made of several parts has the shapes of its parts. Nothing here keeps a key.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import date
+from enum import StrEnum
+
+from rekey.declaration.keys.moments import MAX_TICKS, TICKS_PER_SECOND
+from rekey.inspect.checksums import is_card, is_national_id
+
+
+class Shape(StrEnum):
+    """What a key, or a part of it, looks like."""
+
+    EMAIL = "email"
+    GUID = "guid"
+    DATE = "date"
+    TICKS = "ticks"
+    INVERTED_TICKS = "inverted-ticks"
+    CARD = "card-number"
+    NATIONAL_ID = "national-id"
+    PHONE = "phone"
+    NAME = "personal-name"
+    SECRET = "secret"  # noqa: S105 - the name of a shape
+    DIGEST = "digest"
+    PADDED = "padded-number"
+    NUMBER = "number"
+    SLUG = "slug"
+
+
+_FIRST_YEAR, _LAST_YEAR = 1990, 2060
+_LONGEST = 512
+
+
+def _ticks_of_year(year: int) -> int:
+    return (date(year, 1, 1).toordinal() - 1) * 86_400 * TICKS_PER_SECOND
+
+
+_LOW_TICKS, _HIGH_TICKS = _ticks_of_year(_FIRST_YEAR), _ticks_of_year(_LAST_YEAR)
+
+_EMAIL = re.compile(r"[^\s@|;,:<>()]+@(?:[^\s@.|;,:<>()_]+\.)+(?:xn--[a-z0-9-]+|[^\W\d_]{2,24})(?![\w-])")
+_GUID = re.compile(r"\{?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\}?", re.I)
+_GUID_BARE = re.compile(r"[0-9a-f]{12}[147][0-9a-f]{3}[89ab][0-9a-f]{15}", re.I)
+"""The form without hyphens; only versions that are in use, because MD5 looks alike."""
+_DIGEST = re.compile(r"[0-9a-f]{32}|[0-9a-f]{40}|[0-9a-f]{64}|[0-9a-f]{128}|[0-9a-hjkmnp-tv-z]{32}", re.I)
+_MOMENT = re.compile(
+    r"(\d{4})([-._])(\d\d)(?:\2(\d\d)(?:[T -](?:[01]\d|2[0-3])"
+    r"(?:[:.-]?[0-5]\d(?:[:.-]?[0-5]\d(?:[.,]\d{1,7})?)?)?"
+    r"(?:Z|[+-]\d\d:?\d\d)?)?)?"
+)
+_DAY_FIRST = re.compile(r"(\d{1,2})([-.])(\d{1,2})\2(\d{4})")
+_WEEK = re.compile(r"(?:19|20|21)\d\d-?W(?:0[1-9]|[1-4]\d|5[0-3])(?:-?[1-7])?")
+_NAMED_MONTH = re.compile(
+    r"\d{1,2}[- .](?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*[- .,]+\d{4}", re.I
+)
+_COMPACT = re.compile(r"((?:19|20|21)\d\d)(\d\d)(\d\d)?(?:(?:[01]\d|2[0-3])(?:[0-5]\d){0,2}(?:\d{3})?)?")
+_INTERNATIONAL = re.compile(r"(?:\+|00[1-9]?[-. ])[(\d](?:[\d ().-]|x(?=\d+$))*\d")
+_NATIONAL = re.compile(r"\(?\+?\d{1,5}\)?(?:[ .-]?\(?\d{1,8}\)?)+(?:x\d{1,6})?")
+_NANP = re.compile(r"(?:1[-. ])?(?:\(\d{3}\) ?|\d{3}[-. ])\d{3}[-. ]\d{4}(?:x\d{1,6})?")
+_WORD = r"(?:[^\W\d_]{2,20}|[\u3040-\u9fff\uac00-\ud7af])"
+_NAME = re.compile(rf"{_WORD}(?:[-'’]{_WORD})*\.(?:[^\W\d_]\.)?(?:[^\W\d_]['’])?({_WORD})(?:[-'’]{_WORD})*")
+_CARD = re.compile(r"\d{12,19}|\d{4}([ -])\d{4,6}(?:\1\d{1,5}){1,3}", re.ASCII)
+_ADDRESS = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}", re.ASCII)
+_JWT = re.compile(r"eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*")
+_SAS = re.compile(
+    r"(?:^|[?&;, ])sig=[\w%+=/-]{16,}|(?:AccountKey|SharedAccessKey|SharedAccessSignature)=", re.I
+)
+_TOKEN = re.compile(
+    r"(?:gh[pousr]_|github_pat_|sk_live_|sk_test_|rk_live_|xox[abprs]-|AKIA|ASIA|glpat-|SG\.|AIza|npm_)[\w.-]{16,}"
+)
+_SLUG = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)+")
+_LONG_DIGITS = re.compile(r"(?<!\d)\d{18,19}(?!\d)")
+_INNER_GUID = re.compile(r"(?<![0-9a-f])[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(?![0-9a-f])", re.I)
+_INNER_DAY = re.compile(r"(?<!\d)\d{4}-\d\d-\d\d(?!\d)")
+_BETWEEN = re.compile(r"[_|:;,~!$ ]+")
+_NO_NAMES = frozenset(
+    re.findall(
+        r"\w+",
+        """
+    com org net edu gov info biz io dev app co uk de fr es it pl eu us txt csv json xml yaml yml pdf png
+    jpg jpeg gif svg tiff bmp webp doc docx odt xls xlsx ods ppt pptx odp pages key numbers zip gz tar
+    rar log md html htm css js ts py cs java exe dll jar parquet avro flac mp mov avi wav ogg mkv webm
+    bin dat bak tmp created updated deleted changed added removed enabled disabled started stopped
+    completed failed settings config options default value count total name type id key version status
+    state local internal
+    """,
+    )
+)
+"""Last parts of host names, files, events and settings: `report.pdf` is nobody."""
+
+
+def shape_of(text: str) -> Shape | None:
+    """Return the shape of a whole text, None when it has none of them."""
+    if not text or len(text) > _LONGEST:
+        return None
+    if text.isascii() and text.isdigit():
+        return _digits(text)
+    for recognise in _RECOGNISERS:
+        found = recognise(text)
+        if found is not None:
+            return found
+    return None
+
+
+def shapes_in(text: str) -> tuple[Shape, ...]:
+    """Return the shapes a key holds: that of the whole, or those of its parts, each once."""
+    whole = shape_of(text)
+    if whole is not None and whole is not Shape.SLUG:
+        return (whole,)
+    found = dict.fromkeys(_inner(text))
+    if whole is not None and not found:
+        return (whole,)
+    parts = _BETWEEN.split(text)
+    if len(parts) > 1:
+        found.update(dict.fromkeys(shape for shape in map(shape_of, parts) if shape is not None))
+    return tuple(found)
+
+
+def _inner(text: str) -> list[Shape]:
+    """Return what stands inside a longer text, whatever surrounds it."""
+    found = []
+    for digits in _LONG_DIGITS.findall(text):
+        moment = _moment_number(digits)
+        if moment is not None:
+            found.append(moment)
+    if _INNER_GUID.search(text):
+        found.append(Shape.GUID)
+    if any(_iso(day) for day in _INNER_DAY.findall(text)):
+        found.append(Shape.DATE)
+    return found
+
+
+def _digits(text: str) -> Shape:
+    moment = _moment_number(text)
+    if moment is not None:
+        # Eighteen digits with a birthday and a check digit in them are a resident's number.
+        return Shape.NATIONAL_ID if is_national_id(text) else moment
+    if _compact_date(text):
+        return Shape.DATE
+    if is_card(text):
+        return Shape.CARD
+    if is_national_id(text):
+        return Shape.NATIONAL_ID
+    return Shape.PADDED if len(text) > 1 and text[0] == "0" else Shape.NUMBER
+
+
+def _moment_number(digits: str) -> Shape | None:
+    if not 18 <= len(digits) <= 19:
+        return None
+    number = int(digits)
+    if _LOW_TICKS <= number < _HIGH_TICKS:
+        return Shape.TICKS
+    if _LOW_TICKS <= MAX_TICKS - number < _HIGH_TICKS:
+        return Shape.INVERTED_TICKS
+    return None
+
+
+def _compact_date(text: str) -> bool:
+    match = _COMPACT.fullmatch(text)
+    if match is None or not 6 <= len(text) <= 17:
+        return False
+    year, month, day = match.groups()
+    if day is None:
+        return _FIRST_YEAR <= int(year) < _LAST_YEAR and 1 <= int(month) <= 12
+    return _is_day(year, month, day)
+
+
+def _is_day(year: str, month: str, day: str) -> bool:
+    try:
+        return 1900 <= date(int(year), int(month), int(day)).year < 2200
+    except ValueError:
+        return False
+
+
+def _iso(text: str) -> bool:
+    match = _MOMENT.fullmatch(text)
+    return match is not None and _is_day(match[1], match[3], match[4] or "01")
+
+
+def _email(text: str) -> Shape | None:
+    return Shape.EMAIL if "@" in text and _EMAIL.search(text) else None
+
+
+def _secret(text: str) -> Shape | None:
+    if len(text) < 20:
+        return None
+    return Shape.SECRET if _JWT.search(text) or _SAS.search(text) or _TOKEN.search(text) else None
+
+
+def _guid(text: str) -> Shape | None:
+    if len(text) not in (32, 36, 38):
+        return None
+    return Shape.GUID if _GUID.fullmatch(text) or _GUID_BARE.fullmatch(text) else None
+
+
+def _date(text: str) -> Shape | None:
+    if not 6 <= len(text) <= 35 or not any(map(str.isdigit, text[:2])):
+        return None
+    day_first = _DAY_FIRST.fullmatch(text)
+    if day_first is not None:
+        one, _, other, year = day_first.groups()
+        return Shape.DATE if _is_day(year, other, one) or _is_day(year, one, other) else None
+    if _iso(text) or _WEEK.fullmatch(text) or _NAMED_MONTH.fullmatch(text):
+        return Shape.DATE
+    compact = re.fullmatch(r"(\d{8})T\d{4,6}Z?", text)
+    return Shape.DATE if compact and _compact_date(compact[1]) else None
+
+
+def _card(text: str) -> Shape | None:
+    if _CARD.fullmatch(text) is None:
+        return None
+    return Shape.CARD if is_card(text.replace(" ", "").replace("-", "")) else None
+
+
+def _national_id(text: str) -> Shape | None:
+    return Shape.NATIONAL_ID if is_national_id(text) else None
+
+
+def _phone(text: str) -> Shape | None:
+    if not 7 <= len(text) <= 30 or text[0] not in "+(0123456789":
+        return None
+    if _ADDRESS.fullmatch(text) or _DAY_FIRST.fullmatch(text) or _MOMENT.fullmatch(text):
+        return None
+    number, _, extension = text.partition("x")
+    digits = sum(map(str.isdigit, number))
+    if not 7 <= digits <= 16 or (extension and not extension.isdigit()):
+        return None
+    if _INTERNATIONAL.fullmatch(text) or _NANP.fullmatch(text):
+        return Shape.PHONE
+    groups = re.findall(r"\d+", number)
+    # Two groups of digits may be anything; a trunk code in front, or several short groups, are a telephone.
+    trunk = text[0] in "(0" and len(groups[0]) <= 5 and 9 <= digits <= 13
+    many = len(groups) >= 3 and 8 <= digits <= 12 and max(map(len, groups)) <= 5
+    return Shape.PHONE if (trunk or many) and _NATIONAL.fullmatch(text) else None
+
+
+def _name(text: str) -> Shape | None:
+    match = _NAME.fullmatch(text)
+    return Shape.NAME if match is not None and match[1].lower() not in _NO_NAMES else None
+
+
+def _digest(text: str) -> Shape | None:
+    looks = _DIGEST.fullmatch(text) and any(map(str.isdigit, text)) and not text.isdigit()
+    return Shape.DIGEST if looks else None
+
+
+def _slug(text: str) -> Shape | None:
+    if _SLUG.fullmatch(text) is None:
+        return None
+    return Shape.SLUG if any(len(word) > 2 and word.isalpha() for word in text.split("-")) else None
+
+
+_RECOGNISERS: tuple[Callable[[str], Shape | None], ...] = (
+    _secret,
+    _email,
+    _guid,
+    _date,
+    _card,
+    _national_id,
+    _phone,
+    _digest,
+    _name,
+    _slug,
+)
+"""From the surest to the weakest; the first that fits decides."""

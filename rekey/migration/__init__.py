@@ -1,0 +1,1 @@
+"""A migration, opened for work."""

@@ -1,1 +1,0 @@
-"""Pages for people: one HTML file each, with plots, that need nothing from outside."""

@@ -1,0 +1,44 @@
+"""All advice on a table and on what a migration makes of it. Pure.
+
+Rules kept here:
+
+* On today's keys a plan only informs: they are what the migration is for. What the planned keys do not
+  have any more is said to be answered.
+* Advice that the script waives stays visible, with the script's reason; it blocks nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from rekey.plan.advice import form, identity, order, partitions, privacy, queries, rows, service
+from rekey.plan.advice.facts import Advice, Facts
+from rekey.plan.result import Severity
+
+Rule = Callable[[Facts], Iterator[Advice]]
+RULES: tuple[Rule, ...] = (
+    *privacy.RULES,
+    *identity.RULES,
+    *queries.RULES,
+    *partitions.RULES,
+    *order.RULES,
+    *form.RULES,
+    *rows.RULES,
+    *service.RULES,
+)
+
+
+def advise(facts: Facts) -> tuple[Advice, ...]:
+    """Return all advice: on planned keys first, errors first."""
+    found = [one for rule in RULES for one in rule(facts)]
+    if facts.migration is not None:
+        waive = facts.migration.waive
+        left = {one.code for one in found if not one.today}
+        found = [
+            replace(one, severity=Severity.NOTE, answered=one.code not in left)
+            if one.today
+            else replace(one, waived=waive.get(one.code))
+            for one in found
+        ]
+    return tuple(sorted(found, key=lambda one: (one.today and bool(facts.planned), one.severity.place)))

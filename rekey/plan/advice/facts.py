@@ -1,0 +1,187 @@
+"""What advice is judged from: a table's figures, today's or planned, and what a script asks for. Values only.
+
+Rules kept here:
+
+* Rules see counts and a bounded sample of keys; what they return holds figures, never a key.
+* A figure that is a sample's stands beside the number of rows it was taken from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rekey.declaration.migration import Index, Migration, Target
+from rekey.inspect.columns import KeyColumn
+from rekey.inspect.order import Order
+from rekey.plan.result import Severity
+from rekey.project.prices import Prices
+
+HARDLY_ANY_TOGETHER = 1.02
+"""Rows for each partition met, in a sample of one row in twenty. Where partitions have one row it is 1.0,
+with two 1.03, with twenty 1.7."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One piece of advice.
+
+    Attributes:
+        code: stable; see `rekey.declaration.catalogue`.
+        severity: an error refuses `apply` unless it is waived.
+        where: table, and the key it is about.
+        today: about the keys as they are; else about the planned ones.
+        evidence: in figures; no key.
+        reason: why it matters.
+        cure: what to do.
+        waived: the reason the script gives for setting it aside, None when it does not.
+        answered: about today's keys, and the planned ones do not have it.
+    """
+
+    code: str
+    severity: Severity
+    where: str
+    today: bool
+    evidence: str
+    reason: str
+    cure: str
+    waived: str | None = None
+    answered: bool = False
+
+    @property
+    def blocks(self) -> bool:
+        """Tell whether `apply` refuses."""
+        return self.severity is Severity.ERROR and self.waived is None and not self.today
+
+
+@dataclass(frozen=True, slots=True)
+class TableFacts:
+    """Figures of one table.
+
+    Attributes:
+        table: its name.
+        today: the source as it is; else a table that a migration fills.
+        rows: how many it holds or will hold, read or estimated.
+        looked_at: rows that shares and extremes are of.
+        partitions: how many; a lower bound where not every row was read.
+        largest_partition: rows of the largest, as far as it was seen.
+        partition_keys: PartitionKeys, one for each partition looked at.
+        row_keys: RowKeys, one for each row looked at.
+        mean_row_bytes: as the service bills.
+        largest_row_bytes: of the rows looked at.
+        most_properties: of the rows looked at.
+        property_names: met in rows looked at.
+        pointer_rows: rows looked at that hold a whole pointer to a main row.
+        hottest_share: share of new rows that go to one partition at a time, 0.0 to 1.0.
+        rows_met_together: rows looked at for each partition met among them. Near 1.0 hardly any two rows
+            share a partition, however many partitions there are.
+        partitions_exact: whether `partitions` are all there are.
+        partition_order: where new partitions go, by Timestamps.
+        declared: the target or index, None for the source.
+    """
+
+    table: str
+    today: bool
+    rows: int
+    looked_at: int
+    partitions: int
+    largest_partition: int
+    partition_keys: KeyColumn
+    row_keys: KeyColumn
+    mean_row_bytes: float
+    largest_row_bytes: int
+    most_properties: int
+    property_names: frozenset[str]
+    pointer_rows: int
+    hottest_share: float
+    rows_met_together: float
+    partitions_exact: bool
+    partition_order: Order = Order.UNKNOWN
+    declared: Target | Index | None = None
+
+    @property
+    def columns(self) -> tuple[tuple[str, KeyColumn], tuple[str, KeyColumn]]:
+        """Return both keys with their names."""
+        return ("PartitionKey", self.partition_keys), ("RowKey", self.row_keys)
+
+    @property
+    def rows_per_partition(self) -> float:
+        """Return the mean size of a partition, rather too large than too small; 0.0 without rows."""
+        if not self.partitions:
+            return 0.0
+        if not self.partitions_exact and self.rows_met_together < HARDLY_ANY_TOGETHER:
+            return self.rows_met_together
+        return self.rows / self.partitions
+
+
+@dataclass(frozen=True, slots=True)
+class HashInput:
+    """What an unkeyed hash is made of, over the rows looked at."""
+
+    where: str
+    described: str
+    inputs: KeyColumn
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Everything that rules see.
+
+    Attributes:
+        today: the source.
+        planned: the tables the migration fills, main first; empty when there is no migration.
+        migration: the declaration.
+        colliding: rows that share a target key with another, by number of the table.
+        repeated: rows that were mapped twice.
+        unrepeatable: how many of them came out with other keys the second time.
+        hash_inputs: what unkeyed hashes are made of.
+        is_cosmos: the endpoint is Cosmos DB's.
+        prices: as configured.
+    """
+
+    today: TableFacts
+    planned: tuple[TableFacts, ...] = ()
+    migration: Migration | None = None
+    colliding: Mapping[int, int] = field(default_factory=dict)
+    repeated: int = 0
+    unrepeatable: int = 0
+    hash_inputs: tuple[HashInput, ...] = ()
+    is_cosmos: bool = False
+    prices: Prices = field(default_factory=Prices)
+
+    @property
+    def tables(self) -> tuple[TableFacts, ...]:
+        """Return all tables, the source first."""
+        return (self.today, *self.planned)
+
+    @property
+    def load(self) -> Mapping[str, float]:
+        """Return the declared load."""
+        return self.migration.load if self.migration is not None else {}
+
+
+def advice(
+    code: str,
+    severity: Severity,
+    table: TableFacts,
+    evidence: str,
+    *,
+    reason: str,
+    cure: str,
+    key: str = "",
+) -> Advice:
+    """Return a piece of advice about a table, or about one of its keys."""
+    where = f"{table.table} {key}".rstrip()
+    return Advice(code, severity, where, table.today, evidence, reason, cure)
+
+
+def count(number: float, noun: str) -> str:
+    """Return `1 row`, `1,200 rows`."""
+    return f"{number:,.0f} {noun}" + ("" if number == 1 else "s")
+
+
+def percent(share: float) -> str:
+    """Return a share for people, never rounded to nothing or to everything."""
+    if 0 < share < 0.001:
+        return "< 0.1 %"
+    return "> 99.9 %" if 0.999 < share < 1 else f"{share * 100:.3g} %"

@@ -1,0 +1,200 @@
+"""Advice on keys as identities: unique, lasting, the same every time. Pure.
+
+Rules kept here:
+
+* The chance that two of n random ids of b bits meet is 1 - exp(-pairs / 2^b) (the birthday problem). Ids meet
+  within a partition only, so pairs are counted there. Over 1 % is an error, over one in a million a warning.
+* Bits are measured: the entropy at each place of a fixed-length key. What is not evenly random at every
+  place is no random id and is not judged.
+* Whether a property changes cannot be read from one look at a table; names that say so are a warning.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+from rekey.declaration.keys.escape import Custom
+from rekey.declaration.keys.row import Prop
+from rekey.declaration.migration import Target
+from rekey.inspect.columns import KeyColumn
+from rekey.model import TIMESTAMP
+from rekey.plan.advice.facts import Advice, Facts, TableFacts, advice, count, percent
+from rekey.plan.advice.structure import folds, is_moment, parts_of
+from rekey.plan.result import Severity
+
+LIKELY, WORTH_SAYING = 0.01, 1e-6
+LEAST_KEYS = 300
+LEAST_CHARACTERS, MOST_CHARACTERS = 3, 24
+EVEN = 0.95
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+CHANGING = frozenset(
+    {"status", "state", "stage", "email", "mail", "phone", "name", "title", "score", "count", "rank", "price"}
+    | {"amount", "balance", "quantity", "modified", "updated", "changed", "seen", "login", "address", "city"}
+    | {"owner", "assignee", "priority", "level", "active", "enabled", "tags"}
+)
+"""Words in names of properties that change in a row's life."""
+UNREPEATABLE = frozenset(
+    {"random", "uuid1", "uuid4", "now", "utcnow", "today", "time", "time_ns", "urandom", "token_hex"}
+    | {"token_bytes", "token_urlsafe", "randint", "randrange", "choice", "getrandbits", "monotonic"}
+)
+"""Names that a function calls when it does not always return the same."""
+
+
+def short_id(facts: Facts) -> Iterator[Advice]:
+    """Ids too short for the row count."""
+    growth = facts.load.get("rows", 0.0) / facts.today.rows if facts.today.rows else 0.0
+    for table in facts.tables:
+        rows = table.rows * max(1.0, growth)
+        for key, column in table.columns:
+            bits = random_bits(column)
+            if bits is None:
+                continue
+            others = table.largest_partition * max(1.0, growth) if key == "RowKey" else rows
+            chance = -math.expm1(-rows * max(0.0, others - 1) / 2 / 2**bits)
+            if chance < WORTH_SAYING:
+                continue
+            yield advice(
+                "short-id",
+                Severity.ERROR if chance >= LIKELY else Severity.WARNING,
+                table,
+                f"random ids of {column.lengths.most} characters, {bits:.0f} bits; at {count(rows, 'row')}"
+                " the"
+                f" chance that two meet is {_chance(chance)}",
+                key=key,
+                reason="two rows with one id: the second insert fails, or overwrites the first",
+                cure="use longer ids: keys.opaque has 160 bits, a GUID 122",
+            )
+
+
+def merged_keys(facts: Facts) -> Iterator[Advice]:
+    """Truncation or case folding that merges."""
+    for number, table in enumerate(facts.planned):
+        if facts.colliding.get(number) and not _is_of_moments(table) and _folding(table):
+            yield advice(
+                "merged-keys",
+                Severity.ERROR,
+                table,
+                f"{count(facts.colliding[number], 'row')} looked at share a key with another;"
+                f" on the way: {_folding(table)}",
+                reason="what differs by case, or behind the cut, becomes one key: only one row can have it",
+                cure="leave the folding out, keep the exact text in the key, or merge such rows in the"
+                " source",
+            )
+
+
+def time_duplicates(facts: Facts) -> Iterator[Advice]:
+    """Moments as keys, without a sequence, where moments repeat."""
+    for number, table in enumerate(facts.planned):
+        if facts.colliding.get(number) and _is_of_moments(table):
+            yield advice(
+                "time-duplicates",
+                Severity.ERROR,
+                table,
+                f"{count(facts.colliding[number], 'row')} looked at share their moment with another",
+                key="RowKey",
+                reason="two rows of one moment get one key",
+                cure="add what tells them apart behind the moment: a sequence number, the old RowKey",
+            )
+
+
+def mutable_key(facts: Facts) -> Iterator[Advice]:
+    """A key made of a property that changes."""
+    for table in facts.planned[:1]:
+        if not isinstance(table.declared, Target):
+            continue
+        for key, expression in (
+            ("PartitionKey", table.declared.partition_key),
+            ("RowKey", table.declared.row_key),
+        ):
+            names = sorted(name for name in expression.inputs() if changes(name))
+            if names:
+                yield advice(
+                    "mutable-key",
+                    Severity.WARNING,
+                    table,
+                    f"it is made of {', '.join(names)}",
+                    key=key,
+                    reason="when the property changes the row must move: a delete and an insert that are not"
+                    " atomic, and every pointer to it is wrong",
+                    cure="make the key of what never changes, and add an index by the property",
+                )
+
+
+def unrepeatable_key(facts: Facts) -> Iterator[Advice]:
+    """A key that is not deterministic."""
+    migration = facts.migration
+    if migration is None or not facts.planned:
+        return
+    said = []
+    if facts.unrepeatable:
+        said.append(f"{facts.unrepeatable:,} of {facts.repeated:,} rows got another key the second time")
+    for field, expression in migration.key_expressions():
+        for node in expression.walk():
+            if isinstance(node, Custom) and (names := _calls(node)):
+                said.append(f"{field}: {node.reference} uses {', '.join(names)}")
+            if node == Prop(TIMESTAMP):
+                said.append(f"{field} is made of Timestamp, which every write changes")
+    if said:
+        yield advice(
+            "unrepeatable-key",
+            Severity.ERROR,
+            facts.planned[0],
+            "; ".join(said),
+            reason="rows are mapped again and again: after a kill, at every change, when comparing."
+            " Another key"
+            " each time makes another row each time",
+            cure="make the key of the row alone; for something that looks random use keys.opaque",
+        )
+
+
+def random_bits(column: KeyColumn) -> float | None:
+    """Return how many random bits keys of one length hold; None when they are no random ids."""
+    keys = [key for key in column.sample if key]
+    lengths = column.lengths
+    fixed = lengths.least == lengths.most and LEAST_CHARACTERS <= lengths.most <= MOST_CHARACTERS
+    if not fixed or len(keys) < LEAST_KEYS or all(key.isdigit() for key in keys):
+        return None
+    alphabet = set().union(*keys)
+    if len(alphabet) < 8:
+        return None
+    most, bits = math.log2(len(alphabet)), 0.0
+    for characters in zip(*keys, strict=True):
+        entropy = -sum(
+            times / len(keys) * math.log2(times / len(keys)) for times in Counter(characters).values()
+        )
+        if entropy < EVEN * most:
+            return None
+        bits += most
+    return bits
+
+
+def changes(name: str) -> bool:
+    """Tell whether the name of a property says that it changes."""
+    return any(word.lower() in CHANGING for word in _WORD.findall(name))
+
+
+def _is_of_moments(table: TableFacts) -> bool:
+    parts = parts_of(table.declared.row_key) if table.declared is not None else ()
+    return bool(parts) and all(map(is_moment, parts))
+
+
+def _folding(table: TableFacts) -> str:
+    if table.declared is None:
+        return ""
+    keys = (table.declared.partition_key, table.declared.row_key)
+    return ", ".join(key.describe() for key in keys if folds(key))
+
+
+def _calls(node: Custom) -> list[str]:
+    code = getattr(node.function, "__code__", None)
+    return sorted(UNREPEATABLE.intersection(code.co_names)) if code is not None else []
+
+
+def _chance(chance: float) -> str:
+    return percent(chance) if chance >= 0.001 else f"1 in {1 / chance:,.0f}"
+
+
+RULES = (short_id, merged_keys, time_duplicates, mutable_key, unrepeatable_key)

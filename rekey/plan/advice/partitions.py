@@ -1,0 +1,119 @@
+"""Advice on partitions: how rows and writes are spread. Pure.
+
+Rules kept here:
+
+* Target of the service: 2,000 entities/s a partition ("Scalability and performance targets for Table
+  storage"). Over it at the declared load is an error, over half of it a warning.
+* Where a PartitionKey holds a moment, new rows go to the newest partition of each stream: the share that
+  counts is that of the largest stream, not that of the largest partition so far.
+* Small tables are left alone: below 1,000 rows nothing is hot by its keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rekey.core.limits import PARTITION_TARGET
+from rekey.plan.advice.facts import Advice, Facts, advice, count, percent
+from rekey.plan.result import Severity
+
+FEW_ROWS = 1_000
+MANY_ROWS = 100_000
+SHARE_ROWS = 10_000
+SHARE = 0.2
+TIMES_THE_MEAN = 10
+ALONE = 1.5
+
+
+def one_partition(facts: Facts) -> Iterator[Advice]:
+    """One PartitionKey for everything."""
+    for table in facts.tables:
+        if table.partitions == 1 and table.rows >= FEW_ROWS:
+            yield advice(
+                "one-partition",
+                Severity.ERROR if table.rows >= MANY_ROWS else Severity.WARNING,
+                table,
+                f"{count(table.rows, 'row')}, one partition",
+                key="PartitionKey",
+                reason="one partition is served by one server: 2,000 entities/s at most, for ever",
+                cure="put something into the PartitionKey that queries know: a tenant, a device, keys.date,"
+                " keys.bucket",
+            )
+
+
+def partition_load(facts: Facts) -> Iterator[Advice]:
+    """A partition over the target at the declared load."""
+    writes = facts.load.get("writes_per_second")
+    if writes is None:
+        return
+    for table in facts.tables:
+        fanned = table.rows / facts.today.rows if facts.today.rows and not table.today else 1.0
+        hottest = writes * fanned * table.hottest_share
+        if hottest <= PARTITION_TARGET / 2:
+            continue
+        yield advice(
+            "partition-load",
+            Severity.ERROR if hottest > PARTITION_TARGET else Severity.WARNING,
+            table,
+            f"{writes * fanned:,.0f} rows/s declared, {percent(table.hottest_share)} of them to one"
+            " partition:"
+            f" {hottest:,.0f}/s",
+            key="PartitionKey",
+            reason=f"a partition takes {PARTITION_TARGET:,} entities/s; beyond, writes are refused with 503",
+            cure="spread the busiest partition: keys.bucket behind what is there, or a finer PartitionKey",
+        )
+
+
+def partition_share(facts: Facts) -> Iterator[Advice]:
+    """The largest partition's share."""
+    for table in facts.tables:
+        share = table.largest_partition / table.rows if table.rows else 0.0
+        uneven = share >= SHARE and table.largest_partition >= TIMES_THE_MEAN * table.rows_per_partition
+        if table.rows >= SHARE_ROWS and uneven:
+            yield advice(
+                "partition-share",
+                Severity.WARNING,
+                table,
+                f"the largest of {count(table.partitions, 'partition')} holds {percent(share)} of the rows",
+                key="PartitionKey",
+                reason="what is stored in one place is mostly read and written there, too: it gets hot first",
+                cure="divide that partition: add keys.bucket or keys.date to the PartitionKey",
+            )
+
+
+def partition_per_row(facts: Facts) -> Iterator[Advice]:
+    """A partition per row where ranges or batches are declared."""
+    if facts.migration is None:
+        return
+    batch = facts.load.get("rows_per_batch", 1.0)
+    ranged = [one for one in facts.migration.queries if one.kind != "point"]
+    # Indexes may be made for ranges: only where none of the tables keeps rows together they are lost.
+    together = any(table.rows_per_partition > ALONE for table in facts.planned)
+    for table in facts.planned[:1]:
+        if table.rows < FEW_ROWS or table.rows_per_partition > ALONE:
+            continue
+        if batch > 1:
+            yield advice(
+                "partition-per-row",
+                Severity.ERROR,
+                table,
+                f"{count(table.rows, 'row')} in {count(table.partitions, 'partition')};"
+                f" batches of {batch:,.0f} declared",
+                key="PartitionKey",
+                reason="a transaction writes rows of one partition only: there are none to write together",
+                cure="give rows that are written together one PartitionKey",
+            )
+        elif ranged and not together:
+            yield advice(
+                "partition-per-row",
+                Severity.WARNING,
+                table,
+                f"{count(table.rows, 'row')} in {count(table.partitions, 'partition')};"
+                f" {ranged[0].describe()} declared",
+                key="PartitionKey",
+                reason="a range over rows that all stand alone is a scan over partitions",
+                cure="give rows that are read together one PartitionKey, or add an index",
+            )
+
+
+RULES = (one_partition, partition_load, partition_share, partition_per_row)

@@ -1,0 +1,116 @@
+"""Advice on what keys give away. Pure.
+
+Rules kept here:
+
+* Keys stand in every log, address and cache between application and service; nothing in them is private.
+* A shape is a form, not a truth: the weaker its form, the larger the share of keys that must have it.
+* An unkeyed hash of something that can be listed (addresses, telephones, numbers) is that thing itself: 1.6
+  million guesses a second on one core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rekey.inspect.columns import KeyColumn
+from rekey.inspect.shapes import Shape
+from rekey.plan.advice.facts import Advice, Facts, advice, count, percent
+from rekey.plan.result import Severity
+
+SHARES = {
+    Shape.EMAIL: 0.01,
+    Shape.PHONE: 0.2,
+    Shape.NATIONAL_ID: 0.2,
+    Shape.CARD: 0.2,
+    Shape.NAME: 0.5,
+}
+"""From which share of keys on a shape counts. Of random digits, some pass for anything."""
+NOUNS = {
+    Shape.EMAIL: "e-mail addresses",
+    Shape.PHONE: "telephone numbers",
+    Shape.NATIONAL_ID: "national ids",
+    Shape.CARD: "card numbers",
+    Shape.NAME: "names of persons",
+}
+LEAST_KEYS = 3
+GUESSABLE_DIGITS = 12
+GUESSABLE_SHARE = 0.5
+
+
+def personal_data(facts: Facts) -> Iterator[Advice]:
+    """Personal data in keys, today and after."""
+    for table in facts.tables:
+        for key, column in table.columns:
+            for shape in personal_shapes(column):
+                yield advice(
+                    "personal-data",
+                    Severity.ERROR,
+                    table,
+                    f"{count(column.shapes[shape], 'key')} of {column.keys:,} looked at"
+                    f" ({percent(column.share(shape))}) have the form of {NOUNS[shape]}",
+                    key=key,
+                    reason="keys stand in logs, addresses, caches and metrics, and cannot be changed or"
+                    " erased"
+                    " without making another row",
+                    cure="put keys.opaque around it, and carry the value as a property (props.copy)",
+                )
+
+
+def secret_in_key(facts: Facts) -> Iterator[Advice]:
+    """Secrets in keys, today and after."""
+    for table in facts.tables:
+        for key, column in table.columns:
+            found = column.shapes[Shape.SECRET]
+            if found:
+                yield advice(
+                    "secret-in-key",
+                    Severity.ERROR,
+                    table,
+                    f"{count(found, 'key')} of {column.keys:,} looked at have the form of tokens or"
+                    " signatures",
+                    key=key,
+                    reason="whoever sees a log or an address of the table holds the secret",
+                    cure="put keys.opaque around it, and renew the secrets: treat them as known to others",
+                )
+
+
+def guessable_hash(facts: Facts) -> Iterator[Advice]:
+    """Unkeyed hash of low-entropy input."""
+    if not facts.planned:
+        return
+    for one in facts.hash_inputs:
+        what = _guessable(one.inputs)
+        if what:
+            yield Advice(
+                "guessable-hash",
+                Severity.ERROR,
+                one.where,
+                False,
+                f"{one.described}: of {one.inputs.keys:,} inputs looked at {what}",
+                "an unkeyed hash of what can be listed hides nothing: the list is hashed at a million"
+                " guesses a"
+                " second, once for everybody",
+                "use keys.opaque, which is keyed with a secret",
+            )
+
+
+def personal_shapes(column: KeyColumn) -> list[Shape]:
+    """Return the personal shapes that enough of the keys have."""
+    return [
+        shape
+        for shape, share in SHARES.items()
+        if column.shapes[shape] >= LEAST_KEYS and column.share(shape) >= share
+    ]
+
+
+def _guessable(inputs: KeyColumn) -> str:
+    shapes = personal_shapes(inputs)
+    if shapes:
+        return f"{percent(inputs.share(shapes[0]))} have the form of {NOUNS[shapes[0]]}"
+    numbers = inputs.share(Shape.NUMBER, Shape.PADDED)
+    if inputs.keys >= LEAST_KEYS and numbers >= GUESSABLE_SHARE and inputs.lengths.most <= GUESSABLE_DIGITS:
+        return f"{percent(numbers)} are numbers of at most {inputs.lengths.most} digits"
+    return ""
+
+
+RULES = (personal_data, secret_in_key, guessable_hash)

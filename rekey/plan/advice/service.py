@@ -1,0 +1,87 @@
+"""Advice on names and on the service behind the endpoint. Pure.
+
+Rules kept here:
+
+* A table cannot be renamed: a name that tells of today's state will be wrong.
+* Cosmos DB for Table: RowKey of at most 255 bytes, reserved property names, results that are not sorted
+  (Microsoft's pages on the Table API). Only judged when the endpoint is Cosmos's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+from rekey.plan.advice.facts import Advice, Facts, advice
+from rekey.plan.result import Severity
+
+PASSING = frozenset({"test", "tmp", "temp", "copy", "backup", "bak", "old", "new", "draft", "migrated"})
+COSMOS_ROW_KEY_BYTES = 255
+COSMOS_RESERVED = frozenset({"id", "rid", "etag", "resourceid"})
+COSMOS_HOSTS = (".table.cosmos.azure.com", ".table.cosmosdb.azure.com")
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
+
+
+def table_name(facts: Facts) -> Iterator[Advice]:
+    """A name that will be wrong one day."""
+    for table in facts.tables:
+        passing = [word for word in _WORD.findall(table.table) if word.lower() in PASSING]
+        if passing:
+            yield advice(
+                "table-name",
+                Severity.NOTE if table.today else Severity.WARNING,
+                table,
+                f"the name says {', '.join(passing)}",
+                reason="a table cannot be renamed; once it is the only one, its name misleads",
+                cure="name it for what it holds, or number it: UsersV2, PostsByMonth",
+            )
+
+
+def cosmos_limits(facts: Facts) -> Iterator[Advice]:
+    """Limits of Cosmos DB for Table."""
+    if not facts.is_cosmos:
+        return
+    reason = "Cosmos DB for Table refuses what Table storage takes, and sorts no results"
+    for table in facts.tables:
+        longest = max((len(key.encode("utf-8", "surrogatepass")) for key in table.row_keys.sample), default=0)
+        if max(longest, table.row_keys.lengths.most) > COSMOS_ROW_KEY_BYTES:
+            yield advice(
+                "cosmos-limits",
+                Severity.ERROR,
+                table,
+                f"RowKeys of up to {max(longest, table.row_keys.lengths.most)} bytes; the limit is"
+                f" {COSMOS_ROW_KEY_BYTES}",
+                key="RowKey",
+                reason=reason,
+                cure="shorten the RowKey, e.g. by keys.opaque",
+            )
+        reserved = sorted(name for name in table.property_names if name.lower() in COSMOS_RESERVED)
+        if reserved:
+            yield advice(
+                "cosmos-limits",
+                Severity.ERROR,
+                table,
+                f"properties named {', '.join(reserved)}",
+                reason=reason,
+                cure="rename them: props.rename",
+            )
+    ordered = [one for one in facts.migration.queries if one.kind != "point"] if facts.migration else []
+    if ordered and facts.planned:
+        yield advice(
+            "cosmos-limits",
+            Severity.WARNING,
+            facts.planned[0],
+            f"{ordered[0].describe()} is declared",
+            reason=reason,
+            cure="sort in the application, and ask for a range of keys rather than for the first rows",
+        )
+
+
+RULES = (table_name, cosmos_limits)
+
+
+def is_cosmos(endpoint: str) -> bool:
+    """Tell whether an endpoint is one of Cosmos DB for Table."""
+    host = urlsplit(endpoint).hostname or ""
+    return host.endswith(COSMOS_HOSTS)

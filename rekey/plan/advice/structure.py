@@ -1,0 +1,70 @@
+"""What key expressions are made of: parts, moments, random parts. Pure.
+
+Rules kept here:
+
+* A key sorts by its first part first. Parts are those of `join` and `+`, from left to right.
+* Only what keeps order counts as an order: a moment written as ticks or a date, a number padded with zeros, a
+  property as it is. What is hashed has none.
+"""
+
+from __future__ import annotations
+
+from rekey.declaration.keys.base import WHOLE_ROW, Expression
+from rekey.declaration.keys.combine import Concat, Join
+from rekey.declaration.keys.hashes import Bucket, Hashed
+from rekey.declaration.keys.keyed import Opaque
+from rekey.declaration.keys.moments import Date, InvertedSeconds, InvertedTicks, Ticks
+from rekey.declaration.keys.pieces import Part, Regex, Split
+from rekey.declaration.keys.row import Item, Literal, Prop
+from rekey.declaration.keys.text import Lower, Normalize, Slug, Strip, Upper, ZeroPad
+from rekey.declaration.migration import Index, Target
+
+RISING = (Date, Ticks)
+FALLING = (InvertedTicks, InvertedSeconds)
+MOMENTS = (*RISING, *FALLING)
+SCRAMBLED = (Opaque, Hashed, Bucket)
+FOLDING = (Lower, Upper, Strip, Normalize, Slug, Part, Regex, Date)
+
+
+def parts_of(expression: Expression) -> tuple[Expression, ...]:
+    """Return the parts of a key from left to right; constants between them are left out."""
+    if isinstance(expression, Join | Concat):
+        return tuple(inner for part in expression.parts for inner in parts_of(part))
+    return () if isinstance(expression, Literal) else (expression,)
+
+
+def is_moment(part: Expression) -> bool:
+    """Tell whether a part is a moment and nothing else."""
+    return isinstance(part, MOMENTS)
+
+
+def inputs_of(expression: Expression, of: Target | Index | None) -> frozenset[str]:
+    """Return the properties that a key is made of; those of `each` where it uses the item."""
+    inputs = expression.inputs()
+    each: Split | None = of.each if isinstance(of, Index) else None
+    if each is not None and any(isinstance(node, Item) for node in expression.walk()):
+        inputs |= each.of.inputs()
+    return inputs
+
+
+def is_known(expression: Expression, of: Target | Index | None, known: frozenset[str]) -> bool:
+    """Tell whether a key can be computed from these properties alone."""
+    inputs = inputs_of(expression, of)
+    return WHOLE_ROW not in inputs and inputs <= known
+
+
+def keeps_order_of(part: Expression, by: str | None) -> bool:
+    """Tell whether a part sorts as the property does, rising or falling; `by` None: as any moment does."""
+    if by is None:
+        return is_moment(part)
+    return part == Prop(by) or (isinstance(part, (*MOMENTS, ZeroPad)) and part.of == Prop(by))
+
+
+def is_scrambled(part: Expression) -> bool:
+    """Tell whether a part sorts in no order that anybody asks for."""
+    return isinstance(part, SCRAMBLED)
+
+
+def folds(expression: Expression) -> bool:
+    """Tell whether different texts can become one on the way."""
+    return any(isinstance(node, FOLDING) for node in expression.walk())

@@ -1,0 +1,167 @@
+"""Requests, durations, storage and money, from what was counted; arithmetic only. Pure.
+
+Rules kept here:
+
+* Targets of the service: 20,000 entities/s an account, 2,000 entities/s a partition ("Scalability and
+  performance targets for Table storage"). What they allow is a lower bound on time: a promise of nothing.
+* A scan of one range is serial: page after page; the copy reads several ranges at a time. The request time
+  assumed is `ASSUMED_REQUEST_SECONDS`, and the plan says so.
+* A configured rate counts source rows read and target rows written, as the throttle does.
+* Storage is billed by the documented formula (`rekey.core.limits.entity_bytes`); target and mapping come on
+  top of the source until `retire`, which the retention period puts off.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET
+from rekey.plan.requests import BACKFILL, CUTOVER, RECONCILE, Workload, pages, requests_of
+from rekey.plan.result import Duration, Estimate, Money, Requests, Storage
+from rekey.project.prices import Prices
+from rekey.tables.sent import OPERATIONS
+
+ASSUMED_REQUEST_SECONDS = 0.05
+MAPPING_ROWS_PER_SOURCE_ROW = 2
+"""One forward, one reverse."""
+_DAY = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """The configured limits, and what the operator pays.
+
+    Attributes:
+        concurrency: writes in flight.
+        entities_per_second: rows read and written a second; None: no limit.
+        partition_entities_per_second: the same of one partition.
+        scans: parts of the source read at a time.
+        retention_s: seconds from `complete` to `retire`.
+        prices: as configured.
+    """
+
+    concurrency: int
+    entities_per_second: int | None = None
+    partition_entities_per_second: int | None = None
+    scans: int = 1
+    retention_s: float = 0.0
+    prices: Prices = field(default_factory=Prices)
+
+
+def estimate(work: Workload, pace: Pace) -> Estimate:
+    """Return the requests, durations, storage and money of a migration."""
+    reading = [_reading(RECONCILE, work, scans=3 if work.follows else 1)]
+    if work.follows:
+        reading.append(_reading(CUTOVER, work, scans=4))
+    durations = (_backfill(work, pace), *reading)
+    requests = requests_of(work, durations[0].at_limits_s)
+    expected = sum(one.at_limits_s for one in durations)
+    storage = Storage(
+        source_bytes=work.source_bytes,
+        target_bytes=sum(fill.stored_bytes for fill in work.fills),
+        mapping_bytes=work.mapping_bytes,
+        days=(expected + pace.retention_s) / _DAY,
+    )
+    return Estimate(
+        requests=requests,
+        durations=durations,
+        storage=storage,
+        money=money_of(requests, storage, pace.prices),
+        prices_missing=pace.prices.missing,
+    )
+
+
+def counts_of(requests: Iterable[Requests]) -> Counter[str]:
+    """Return requests by kind, as the runner counts those that it sends."""
+    counts: Counter[str] = Counter()
+    for one in requests:
+        counts[one.kind.value] += one.count
+        counts[OPERATIONS] += one.operations
+    return counts
+
+
+def money_of(requests: Iterable[Requests], storage: Storage, prices: Prices) -> Money | None:
+    """Return what it costs, None when a price is missing."""
+    counts = counts_of(requests)
+    as_one = prices.requests(counts, batch_each=False)
+    each = prices.requests(counts, batch_each=True)
+    stored = prices.stored(storage.added_bytes, storage.days)
+    if as_one is None or each is None or stored is None or prices.currency is None:
+        return None
+    return Money(prices.currency, as_one, each, stored)
+
+
+def _backfill(work: Workload, pace: Pace) -> Duration:
+    rows = work.source_rows
+    swept = _scan_seconds(rows)
+    hottest = sum(fill.hottest_seconds for fill in work.fills)
+    targets = {
+        "20,000 entities/s of the account": (rows + work.target_rows) / ACCOUNT_TARGET,
+        "20,000 entities/s of the restricted account": MAPPING_ROWS_PER_SOURCE_ROW * rows / ACCOUNT_TARGET,
+        "2,000 entities/s of the largest source partition": work.largest_source_partition / PARTITION_TARGET,
+        "2,000 entities/s of the targets' hottest partitions": hottest,
+    }
+    writes = work.mapping.requests + work.target_batches
+    limits = {
+        **targets,
+        f"{pace.concurrency} requests at a time": writes * ASSUMED_REQUEST_SECONDS / pace.concurrency,
+        f"source pages, {pace.scans} at a time": work.source_pages
+        * ASSUMED_REQUEST_SECONDS
+        / min(pace.scans, work.source_pages),
+    }
+    if pace.entities_per_second is not None:
+        limits[f"{pace.entities_per_second:,} entities/s configured"] = (
+            rows + work.target_rows
+        ) / pace.entities_per_second
+    if pace.partition_entities_per_second is not None:
+        slower = PARTITION_TARGET / pace.partition_entities_per_second
+        limits[f"{pace.partition_entities_per_second:,} entities/s of a partition configured"] = slower * max(
+            hottest, work.largest_source_partition / PARTITION_TARGET
+        )
+    return _duration(BACKFILL, targets, limits, swept, swept_at_limits=_scan_seconds(rows, serial=True))
+
+
+def _reading(phase: str, work: Workload, *, scans: int) -> Duration:
+    """A phase that reads the source `scans` times, the mapping and the targets once."""
+    rows = scans * work.source_rows + work.target_rows
+    targets = {
+        "20,000 entities/s of the account": rows / ACCOUNT_TARGET,
+        "2,000 entities/s of the largest source partition": scans
+        * work.largest_source_partition
+        / PARTITION_TARGET,
+    }
+    limits = {
+        **targets,
+        "pages, one after another": scans * work.source_pages * ASSUMED_REQUEST_SECONDS,
+    }
+    mapping = work.source_rows / ACCOUNT_TARGET if work.follows else 0.0
+    at_limits = _scan_seconds(work.source_rows, serial=True) if work.follows else 0.0
+    return _duration(phase, targets, limits, mapping, swept_at_limits=at_limits)
+
+
+def _scan_seconds(rows: int, *, serial: bool = False) -> float:
+    """Return how long reading all mapping rows of one direction takes."""
+    quickest = rows / ACCOUNT_TARGET
+    return max(quickest, pages(rows) * ASSUMED_REQUEST_SECONDS) if serial else quickest
+
+
+def _duration(
+    phase: str,
+    targets: dict[str, float],
+    limits: dict[str, float],
+    swept: float,
+    *,
+    swept_at_limits: float,
+) -> Duration:
+    """Return the slowest of each kind of bounds, plus the sweep's walk through the mapping."""
+    by_target = max(targets, key=lambda name: targets[name])
+    by_limit = max(limits, key=lambda name: limits[name])
+    return Duration(
+        phase=phase,
+        at_targets_s=targets[by_target] + swept,
+        at_targets_bound=by_target,
+        at_limits_s=limits[by_limit] + swept_at_limits,
+        at_limits_bound=by_limit,
+    )

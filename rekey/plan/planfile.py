@@ -1,0 +1,243 @@
+"""The plan file: what `plan --out` writes and `apply --plan` holds against what is there later.
+
+Rules kept here:
+
+* Canonical JSON (sorted keys, no spaces but line breaks, UTF-8), a format name with a version, and a SHA-256
+  over the content: a file that was edited or cut off is refused.
+* It holds digests, figures, safe ids and problems; no keys, not even when the plan showed them.
+* What counts as moved:
+
+  - always: declaration, a secret's fingerprint, the source table's existence, a target that came into
+    being or now holds rows of somebody else;
+  - always: an error or a warning on the planned keys that came or went, or weighs otherwise. The codes count
+    and not their figures, which move with every row; notes refuse nothing and are not held to;
+  - for a plan made with `--exact`: any insert, update or delete in the source. That is what one wants of a
+    source that stands still; nobody can apply such a plan to a live one;
+  - for a sampled plan, which is what a live source needs: the number of rows only, and only when it is now
+    less than half or more than double of what was planned and at least 1,000 rows apart. Estimates of one
+    table differ from each other; an apply must not be refused for a few rows that were added meanwhile.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rekey.errors import ConfigurationError, Moved
+from rekey.plan.as_json import plan_json
+from rekey.plan.result import Basis, Plan, Severity, TableState
+from rekey.project.privatefiles import write_whole
+
+FORMAT = "rekey/plan/v2"
+SAMPLED_FACTOR = 2.0
+SAMPLED_ROWS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFile:
+    """A plan file as read.
+
+    Attributes:
+        made_at: when the plan was made.
+        exact: whether it was made with `--exact`.
+        errors: number of errors the plan had.
+        bases: what it rests on, one for each migration, in order.
+    """
+
+    made_at: str
+    exact: bool
+    errors: int
+    bases: tuple[Basis, ...]
+
+    def basis(self, script_id: str) -> Basis | None:
+        """Return what the plan of one migration rests on, None when it is not in the file."""
+        return next((basis for basis in self.bases if basis.script_id == script_id), None)
+
+
+def plan_document(plan: Plan) -> dict[str, Any]:
+    """Return the content of a plan file as JSON-able data, without keys."""
+    content = plan_json(plan, keys=False)
+    return {"format": FORMAT, "sha256": _digest(content), "plan": content}
+
+
+def write_plan(plan: Plan, path: Path) -> None:
+    """Write a plan file, whole or not at all. Raises ConfigurationError when the path cannot be written."""
+    text = json.dumps(plan_document(plan), sort_keys=True, indent=1, ensure_ascii=False) + "\n"
+    write_output(text, path, option="--out")
+
+
+def write_output(text: str, path: Path, *, option: str) -> None:
+    """Write a file, whole or not at all.
+
+    Args:
+        text: its content.
+        path: where.
+        option: the option that named the path.
+
+    Raises:
+        ConfigurationError: the path cannot be written.
+    """
+    try:
+        write_whole(path, text.encode("utf-8"))
+    except OSError as error:
+        raise ConfigurationError(
+            f"the file {path} cannot be written ({error.strerror or 'I/O error'})",
+            hint=f"choose another path for {option}",
+        ) from None
+
+
+def read_plan(path: Path) -> PlanFile:
+    """Read a plan file. Raises ConfigurationError when it is missing, edited, cut off or of another kind."""
+    try:
+        document = json.loads(path.read_bytes())
+    except OSError as error:
+        raise _unusable(path, f"it cannot be read ({error.strerror or 'I/O error'})") from None
+    except ValueError:
+        raise _unusable(path, "it is not a whole JSON document") from None
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise _unusable(path, f"it is not of the format {FORMAT}")
+    content: Any = document.get("plan")
+    if document.get("sha256") != _digest(content):
+        raise _unusable(path, "its content is not what was written: its digest differs")
+    try:
+        return PlanFile(
+            made_at=content["made_at"],
+            exact=content["exact"],
+            errors=sum(
+                problem["severity"] == "error"
+                for migration in content["migrations"]
+                for problem in migration["problems"]
+            )
+            + sum(
+                advice["blocks"]
+                for migration in content["migrations"]
+                for advice in migration.get("advice", ())
+            ),
+            bases=tuple(_basis(migration["basis"]) for migration in content["migrations"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise _unusable(path, f"it lacks parts of the format {FORMAT}") from None
+
+
+def moved(planned: Basis, now: Basis) -> list[str]:
+    """Return what is no longer as planned, one sentence each; empty when the plan holds."""
+    changes = []
+    if planned.declaration != now.declaration:
+        changes.append("the script declares something else now")
+    changes += [
+        f"the secret {name!r} is another one now"
+        for name in sorted({*planned.secrets, *now.secrets})
+        if planned.secrets.get(name) != now.secrets.get(name)
+    ]
+    changes += _moved_source(planned, now)
+    before = {target.table: target for target in planned.targets}
+    for target in now.targets:
+        was = before.get(target.table)
+        if was is None:
+            continue
+        if target.exists and not was.exists:
+            changes.append(f"target table {target.table} exists now")
+        if target.holds_rows and not was.holds_rows:
+            changes.append(f"target table {target.table} holds rows now")
+    return changes + _moved_advice(planned, now)
+
+
+def check_plan(file: PlanFile, now: Sequence[Basis]) -> None:
+    """Hold a plan file against what is there now.
+
+    Ask this of migrations that were not begun yet: afterwards their own targets exist, and the state guards
+    declaration and secrets.
+
+    Raises:
+        Moved: naming all that moved.
+        ConfigurationError: a migration is not in the file.
+    """
+    changes = []
+    for basis in now:
+        planned = file.basis(basis.script_id)
+        if planned is None:
+            raise ConfigurationError(
+                f"the plan file has no plan for {basis.script_id}",
+                hint="make a plan that covers it: `rekey plan --out FILE`",
+            )
+        changes += [f"{basis.script_id}: {change}" for change in moved(planned, basis)]
+    if changes:
+        raise Moved(
+            f"since the plan was made ({file.made_at}): " + "; ".join(changes),
+            kept="everything; nothing was begun",
+            hint="read a new plan, `rekey plan --out FILE`, then apply that one",
+        )
+
+
+def _moved_source(planned: Basis, now: Basis) -> list[str]:
+    source = planned.source
+    if planned.source_exists != now.source_exists:
+        return [f"source table {source} {'exists now' if now.source_exists else 'is gone'}"]
+    if planned.inventory is not None:
+        if planned.inventory == now.inventory:
+            return []
+        difference = now.rows - planned.rows
+        rows = (
+            f"{abs(difference):,} {'more' if difference > 0 else 'fewer'}" if difference else "as many rows"
+        )
+        change = (
+            f"rows of {source} were inserted, changed or deleted ({rows}); the plan was made with --exact,"
+            " which is for a source that stands still: for a live one make a plan without it"
+        )
+        return [change]
+    apart = abs(now.rows - planned.rows)
+    low, high = sorted((now.rows, planned.rows))
+    if apart >= SAMPLED_ROWS and high > SAMPLED_FACTOR * low:
+        return [f"{source} held about {planned.rows:,} rows when planned and holds about {now.rows:,} now"]
+    return []
+
+
+def _moved_advice(planned: Basis, now: Basis) -> list[str]:
+    before, after = planned.advice, now.advice
+    came = [f"{code} ({after[code]})" for code in sorted(after.keys() - before.keys())]
+    went = [f"{code} ({before[code]})" for code in sorted(before.keys() - after.keys())]
+    other = [
+        f"the advice {code} is {_a(after[code])} now, {_a(before[code])} when planned"
+        for code in sorted(before.keys() & after.keys())
+        if before[code] != after[code]
+    ]
+    changes = [f"advice that the plan did not have: {', '.join(came)}"] if came else []
+    changes += [f"advice of the plan that is given no more: {', '.join(went)}"] if went else []
+    return changes + other
+
+
+def _a(severity: Severity) -> str:
+    return f"{'an' if severity is Severity.ERROR else 'a'} {severity}"
+
+
+def _basis(content: dict[str, Any]) -> Basis:
+    return Basis(
+        script_id=content["script_id"],
+        declaration=content["declaration"],
+        secrets=dict(content["secrets"]),
+        source=content["source"],
+        source_exists=content["source_exists"],
+        exact=content["exact"],
+        rows=content["rows"],
+        inventory=content["inventory"],
+        targets=tuple(
+            TableState(target["table"], target["exists"], target["holds_rows"])
+            for target in content["targets"]
+        ),
+        advice={code: Severity(severity) for code, severity in content["advice"].items()},
+    )
+
+
+def _digest(content: object) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _unusable(path: Path, why: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"the plan file {path} cannot be used: {why}", hint="make a new one: `rekey plan --out FILE`"
+    )

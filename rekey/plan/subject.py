@@ -1,0 +1,81 @@
+"""What is planned, and how: values that the caller fills.
+
+Rules kept here:
+
+* A missing secret, or a wrapping key that cannot be used, is something to be told in the plan: it is in the
+  subject, not an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rekey.declaration.migration import Declared
+from rekey.inspect.inventory import SampleSize
+from rekey.mapping.ids import SafeIds
+from rekey.model import Row
+from rekey.plan.problems import Started
+from rekey.plan.survey import MapsRows
+from rekey.project.bounds import Gates, Limits
+from rekey.project.prices import Prices
+
+OwnsRow = Callable[[int, Row], Awaitable[bool]]
+"""Tells whether this migration wrote a row of its target table with that number (0: main)."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One migration to plan, with what the caller knows of it.
+
+    Attributes:
+        declared: the script.
+        mapper: None when a secret is missing: then no row can be mapped.
+        ids: the migration's safe ids, or ephemeral ones.
+        ids_hold: whether `ids` are the migration's own.
+        secret_fingerprints: of the secrets that were found, by name.
+        missing_secrets: names of those that were not.
+        no_wrapping_key: why the wrapping key of a sealed mapping cannot be used; "" when it can, or none is
+            needed.
+        started: what is known of it when it was begun before.
+        owns_row: asked about the first row of a target that holds rows; None: every such row is foreign,
+            unless the migration was begun before.
+    """
+
+    declared: Declared
+    mapper: MapsRows | None
+    ids: SafeIds
+    ids_hold: bool = False
+    secret_fingerprints: Mapping[str, str] = field(default_factory=dict)
+    missing_secrets: tuple[str, ...] = ()
+    no_wrapping_key: str = ""
+    started: Started | None = None
+    owns_row: OwnsRow | None = None
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """How to plan.
+
+    Attributes:
+        exact: read every row instead of a sample.
+        show_keys: keep keys of examples and collisions in the result, for the operator's eyes only.
+        sample: how much a sample reads.
+        limits: the configured limits: window size, concurrency, rate.
+        spill: folder for temporary files, the system's by default.
+        is_cosmos: the endpoint is Cosmos DB's, which has limits of its own.
+        tries_rows: `apply` will try every row before the first write.
+        gates: the configured gates: the retention period says how long both tables exist.
+        prices: the configured prices.
+    """
+
+    exact: bool = False
+    show_keys: bool = False
+    sample: SampleSize = field(default_factory=SampleSize)
+    limits: Limits = field(default_factory=Limits)
+    spill: Path | None = None
+    is_cosmos: bool = False
+    gates: Gates = field(default_factory=Gates)
+    tries_rows: bool = True
+    prices: Prices = field(default_factory=Prices)

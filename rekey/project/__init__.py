@@ -1,0 +1,1 @@
+"""A project on disk: its configuration, secrets and private files."""

@@ -1,0 +1,198 @@
+"""Where secrets come from: an environment variable, a file, or Key Vault. By name, never from a script.
+
+Rules kept here:
+
+* A secret is at least 16 bytes; an absent, empty or shorter one is `SecretMissing`, before anything is done.
+* A file loses one trailing newline (editors and `echo` add it); nothing else is trimmed anywhere.
+* No message, log or repr holds a secret. A secret is recognised by its fingerprint, from which neither the
+  secret nor any hash that `keys.opaque` makes can be derived.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rekey.core import crockford
+from rekey.errors import SecretMissing
+from rekey.project.keyvault import Thing, default_credential, split_url
+
+if TYPE_CHECKING:
+    from azure.core.credentials import TokenCredential
+
+MINIMUM_BYTES = 16
+FINGERPRINT_BYTES = 20
+_FINGERPRINT_MESSAGE = b"rekey/fingerprint/v1"
+
+
+class SecretKind(StrEnum):
+    """The key of a `[secrets.NAME]` section that says where the secret is."""
+
+    ENV = "env"
+    FILE = "file"
+    KEY_VAULT = "key_vault"
+
+
+@dataclass(frozen=True, slots=True)
+class SecretSource:
+    """Where one secret is.
+
+    Attributes:
+        kind: environment variable, file or Key Vault.
+        where: the variable's name, the file's absolute path, or the https URL of the Key Vault secret.
+    """
+
+    kind: SecretKind
+    where: str
+
+
+def fingerprint(secret: bytes) -> str:
+    """Return 32 characters by which a secret is recognised without being known.
+
+    Crockford base32 of the first 160 bits of HMAC-SHA-256(secret, "rekey/fingerprint/v1").
+    """
+    digest = hmac.new(secret, _FINGERPRINT_MESSAGE, hashlib.sha256).digest()
+    return crockford.encode(digest[:FINGERPRINT_BYTES])
+
+
+def read_secret(name: str, source: SecretSource, *, environ: Mapping[str, str] | None = None) -> bytes:
+    """Return the secret's bytes.
+
+    Args:
+        name: the name in `[secrets.NAME]`, for messages.
+        source: where it is.
+        environ: the environment, `os.environ` when None.
+
+    Raises:
+        SecretMissing: absent, not readable, empty, or shorter than 16 bytes.
+        ConfigurationError: Key Vault is used and the extra `keyvault` is not installed.
+        CredentialRefused, EndpointDown, Unavailable: Key Vault could not be read.
+    """
+    what, setting = f"secret `{name}`", f"`[secrets.{name}]`"
+    if source.kind is SecretKind.KEY_VAULT:
+        return _long_enough(what, setting, from_key_vault(name, source.where))
+    return read_local(what, setting, source, environ=environ)
+
+
+def read_local(
+    what: str, setting: str, source: SecretSource, *, environ: Mapping[str, str] | None = None
+) -> bytes:
+    """Return the bytes of something secret in an environment variable or a file.
+
+    Args:
+        what: it is, for messages: "secret `users`".
+        setting: the section of the configuration that says where it is, for messages.
+        source: where it is; not in Key Vault.
+        environ: the environment, `os.environ` when None.
+
+    Raises:
+        SecretMissing: absent, not readable, empty, or shorter than 16 bytes.
+    """
+    if source.kind is SecretKind.ENV:
+        found = _from_env(what, setting, source.where, os.environ if environ is None else environ)
+    else:
+        found = _from_file(what, setting, Path(source.where))
+    return _long_enough(what, setting, found)
+
+
+def _long_enough(what: str, setting: str, secret: bytes) -> bytes:
+    if len(secret) < MINIMUM_BYTES:
+        raise SecretMissing(
+            f"{what} is {'empty' if not secret else 'too short'}:"
+            f" {len(secret)} bytes, and at least {MINIMUM_BYTES} are needed",
+            hint="make one with `openssl rand -hex 32` and put it where"
+            f" {setting} says; keep it as long as the migrated tables are kept",
+        )
+    return secret
+
+
+def warnings_for(name: str, source: SecretSource) -> list[str]:
+    """Return what is doubtful about where a secret is; nothing here stops a command."""
+    if source.kind is not SecretKind.FILE:
+        return []
+    return warnings_for_file(f"secret `{name}`", Path(source.where))
+
+
+def warnings_for_file(what: str, path: Path) -> list[str]:
+    """Return what is doubtful about a file that only its owner may open; `what` it is the file of."""
+    if os.name != "posix":
+        return []
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except OSError:
+        return []  # reading it will say so, with the cure
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        problem = f"the file of {what} is open to other users (mode {mode:04o})"
+        return [f"{problem}; `chmod 600 {path}` closes it"]
+    return []
+
+
+def _from_env(what: str, setting: str, variable: str, environ: Mapping[str, str]) -> bytes:
+    value = environ.get(variable)
+    if value is None:
+        raise SecretMissing(
+            f"{what}: the environment variable {variable} is not set",
+            hint=f"set {variable}, or change {setting} in the configuration",
+        )
+    return os.fsencode(value)
+
+
+def _from_file(what: str, setting: str, path: Path) -> bytes:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise SecretMissing(
+            f"{what}: the file {path} cannot be read ({type(error).__name__})",
+            hint=f"put it there, readable by this user, or change {setting}",
+        ) from None
+    for newline in (b"\r\n", b"\n"):
+        if content.endswith(newline):
+            return content.removesuffix(newline)
+    return content
+
+
+def from_key_vault(
+    name: str,
+    url: str,
+    *,
+    credential: TokenCredential | None = None,
+    **client_options: Any,
+) -> bytes:
+    """Return the value of a Key Vault secret.
+
+    Args:
+        name: the name in `[secrets.NAME]`, for messages.
+        url: `https://VAULT.vault.azure.net/secrets/SECRET` with or without a version.
+        credential: `DefaultAzureCredential` when None.
+        client_options: passed to `SecretClient` (a `transport`, for example).
+    """
+    thing = Thing(
+        what=f"secret `{name}`",
+        kind="secret",
+        setting=f"`[secrets.{name}]`",
+        purpose="to give it",
+        role="Key Vault Secrets User",
+        absent=SecretMissing,
+    )
+    try:
+        from azure.keyvault.secrets import SecretClient
+    except ImportError:
+        raise thing.not_installed() from None
+    vault, secret_name, version = split_url(url, "secrets")
+    owned = None
+    if credential is None:
+        credential = owned = default_credential()
+    try:
+        with thing.asked(), SecretClient(vault, credential, **client_options) as client:
+            value = client.get_secret(secret_name, version).value
+    finally:
+        if owned is not None:
+            owned.close()
+    return (value or "").encode()

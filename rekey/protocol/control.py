@@ -1,0 +1,297 @@
+"""The control row: phase and epoch of one migration, which runner and clients share.
+
+Rules kept here:
+
+* It is in the restricted table `rekeycontrol`: PartitionKey the script's id, RowKey `control`.
+* It is made by insert-if-absent and moved only along `phases.MOVES`, conditionally on what was read; each
+  move adds one to the epoch. So two runners that both believe to be alone cannot both move it.
+* Times in it are the service's, never this machine's.
+* Every move has a random id: after a broken connection, reading back tells whether it was this one.
+* A freeze remembers which side it came from. Going back to `cutover` keeps the time of the first cutover:
+  everything written to the target since then has yet to go back.
+* `copied` says that the backfill is done, so that the targets hold every row. It is set without a move:
+  nothing changes in how a write is done. It ends where following ends, on the way back to `source`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rekey.core import edm
+from rekey.errors import (
+    Ambiguous,
+    ConditionFailed,
+    Moved,
+    Refused,
+    RowExists,
+    RowMissing,
+    StateUnusable,
+    TableMissing,
+    Unavailable,
+)
+from rekey.mapping.rows import CONTROL_TABLE
+from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, TYPE_SUFFIX, EntityKey, Row
+from rekey.phases import ControlPhase, is_legal
+from rekey.tables.base import TableService
+
+CONTROL_ROW_KEY = "control"
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ControlRow:
+    """What the control row says.
+
+    Attributes:
+        script_id: the migration.
+        phase, epoch: what clients act on; the epoch is 1 when the row is made.
+        run_id: random, of the run that made the row; ties state file and restricted store together.
+        digest: of the declaration.
+        source, targets: table names; targets main first.
+        fingerprints: secret name to fingerprint.
+        id_key: 32 random bytes, the key of the safe ids.
+        copied: every row of the source is in the targets; before that nobody may read them.
+        came_from: during a freeze, the phase before it.
+        frozen_at, cutover_at, completed_at: when it last became so, the service's time; None if it is not so.
+        updated_at: the last move, or the making, the service's time.
+        move_id: random, of the last move.
+        etag: as read; "" for a row that was not read.
+    """
+
+    script_id: str
+    phase: ControlPhase
+    epoch: int
+    run_id: str
+    digest: str
+    source: str
+    targets: tuple[str, ...]
+    fingerprints: Mapping[str, str]
+    id_key: bytes = field(repr=False)
+    copied: bool = False
+    came_from: ControlPhase | None = None
+    frozen_at: str | None = None
+    cutover_at: str | None = None
+    completed_at: str | None = None
+    updated_at: str = ""
+    move_id: str = ""
+    etag: str = ""
+
+
+def moved(row: ControlRow, then: ControlPhase, *, at: str, move_id: str) -> ControlRow:
+    """Return the row after a move. Raises Refused when the move is not one of `phases.MOVES`."""
+    now = row.phase
+    if not is_legal(now, then):
+        raise Refused(
+            f"{row.script_id} cannot go from `{now}` to `{then}`",
+            kept="everything; nothing was changed",
+            hint=f"`rekey status {row.script_id}` shows where it is and what comes next",
+        )
+    after = replace(row, phase=then, epoch=row.epoch + 1, updated_at=at, move_id=move_id, came_from=None)
+    match then:
+        case ControlPhase.SOURCE:
+            return replace(after, copied=False)
+        case ControlPhase.FREEZE:
+            return replace(after, came_from=now, frozen_at=at)
+        case ControlPhase.CUTOVER if row.came_from is not ControlPhase.CUTOVER:
+            return replace(after, cutover_at=at)
+        case ControlPhase.DUAL_WRITE:
+            return replace(after, frozen_at=None, cutover_at=None)
+        case ControlPhase.COMPLETE:
+            return replace(after, completed_at=at)
+    return after
+
+
+def to_row(control: ControlRow) -> Row:
+    """Return the wire row."""
+    row: Row = {
+        PARTITION_KEY: control.script_id,
+        ROW_KEY: CONTROL_ROW_KEY,
+        "Format": FORMAT,
+        "Phase": str(control.phase),
+        "Epoch": str(control.epoch),
+        "Epoch" + TYPE_SUFFIX: edm.INT64,
+        "RunId": control.run_id,
+        "Digest": control.digest,
+        "Source": control.source,
+        "Targets": json.dumps(list(control.targets)),
+        "Fingerprints": json.dumps(dict(control.fingerprints), sort_keys=True),
+        "IdKey": base64.b64encode(control.id_key).decode("ascii"),
+        "IdKey" + TYPE_SUFFIX: edm.BINARY,
+        "Copied": control.copied,
+        "MoveId": control.move_id,
+    }
+    if control.came_from is not None:
+        row["CameFrom"] = str(control.came_from)
+    for name, moment in (
+        ("FrozenAt", control.frozen_at),
+        ("CutoverAt", control.cutover_at),
+        ("CompletedAt", control.completed_at),
+        ("UpdatedAt", control.updated_at or None),
+    ):
+        if moment is not None:
+            row[name] = moment
+            row[name + TYPE_SUFFIX] = edm.DATETIME
+    return row
+
+
+def from_row(row: Row) -> ControlRow:
+    """Read a wire row. Raises StateUnusable when a newer program, or somebody else, wrote it."""
+    try:
+        if row["Format"] != FORMAT:
+            raise ValueError("format")
+        came_from: Any = row.get("CameFrom")
+        return ControlRow(
+            script_id=row[PARTITION_KEY],
+            phase=ControlPhase(row["Phase"]),
+            epoch=int(row["Epoch"]),
+            run_id=row["RunId"],
+            digest=row["Digest"],
+            source=row["Source"],
+            targets=tuple(json.loads(row["Targets"])),
+            fingerprints=json.loads(row["Fingerprints"]),
+            id_key=base64.b64decode(row["IdKey"], validate=True),
+            copied=row.get("Copied") is True,
+            came_from=None if came_from is None else ControlPhase(came_from),
+            frozen_at=row.get("FrozenAt"),
+            cutover_at=row.get("CutoverAt"),
+            completed_at=row.get("CompletedAt"),
+            updated_at=row.get("UpdatedAt", ""),
+            move_id=row["MoveId"],
+            etag=row.get(ETAG, ""),
+        )
+    except (KeyError, ValueError, TypeError):
+        raise StateUnusable(
+            f"the control row of {row.get(PARTITION_KEY)} in {CONTROL_TABLE} cannot be read by this program",
+            kept="the row, unchanged",
+            hint="install the rekey that wrote it; nobody else may write to the restricted store",
+        ) from None
+
+
+class ControlStore:
+    """The control row of one migration, in the restricted store."""
+
+    def __init__(self, restricted: TableService, script_id: str) -> None:
+        """Take the restricted account's tables; nothing is asked of them yet."""
+        self._service = restricted
+        self._table = restricted.table(CONTROL_TABLE)
+        self._key = EntityKey(script_id, CONTROL_ROW_KEY)
+        self.script_id = script_id
+
+    async def read(self) -> ControlRow | None:
+        """Return what the row says now, None when there is none (or no restricted table yet)."""
+        try:
+            row = await self._table.get(self._key)
+        except TableMissing:
+            return None
+        return None if row is None else from_row(row)
+
+    async def create(self, control: ControlRow) -> ControlRow:
+        """Insert the row if there is none, and return the row that is there then.
+
+        A row that was there is returned as it is: whoever calls compares run and digest.
+        """
+        await self._service.create_table(CONTROL_TABLE)
+        made = replace(
+            control, updated_at=await self._service.server_time(), move_id=secrets.token_hex(16), etag=""
+        )
+        problem: Exception | None = None
+        try:
+            await self._table.insert(to_row(made))
+        except RowExists:
+            pass  # ours from an earlier run, ours with its answer lost, or another run's: all are read
+        except (Ambiguous, Unavailable) as error:
+            problem = error
+        there = await self.read()
+        if there is not None:
+            return there
+        raise problem or self._gone()
+
+    async def move(self, now: ControlPhase, then: ControlPhase) -> ControlRow:
+        """Move the row from one phase to another and return it as moved.
+
+        Raises:
+            Refused: not a legal move.
+            Moved: the row is not in `now`, or changed while it was being moved.
+            Ambiguous, Unavailable: open, and reading back did not show it; run the same command again.
+        """
+        row = await self.read()
+        if row is None:
+            raise self._gone()
+        if row.phase is not now:
+            raise Moved(
+                f"the control row of {self.script_id} says `{row.phase}`, not `{now}`",
+                kept="everything; nothing was changed",
+                hint=f"`rekey status {self.script_id}` shows where the migration is",
+            )
+        after = moved(row, then, at=await self._service.server_time(), move_id=secrets.token_hex(16))
+        return await self._replace(row, after)
+
+    async def mark_copied(self) -> ControlRow:
+        """Say that every row is in the targets; phase and epoch stay. Return the row as it is then.
+
+        Raises:
+            Refused: the row is not in `dual_write`, where rows are copied.
+            Moved: it is gone, or was moved meanwhile.
+            Ambiguous, Unavailable: open, and reading back did not show it; run the same command again.
+        """
+        row = await self.read()
+        if row is None:
+            raise self._gone()
+        if row.copied:
+            return row
+        if row.phase is not ControlPhase.DUAL_WRITE:
+            raise Refused(
+                f"{self.script_id} is in `{row.phase}`, where nothing is copied",
+                kept="everything; nothing was changed",
+                hint=f"`rekey status {self.script_id}` shows where it is and what comes next",
+            )
+        return await self._replace(row, replace(row, copied=True))
+
+    async def delete(self, control: ControlRow) -> None:
+        """Delete the row if it is still the one given; for a migration taken back whole.
+
+        Raises:
+            Moved: it changed since.
+        """
+        try:
+            await self._table.delete(self._key, etag=control.etag)
+        except RowMissing:
+            return
+        except ConditionFailed:
+            raise self._changed() from None
+
+    async def _replace(self, row: ControlRow, after: ControlRow) -> ControlRow:
+        """Replace the row as it was read; after a lost answer, what is there now tells what was done."""
+        problem: Exception
+        try:
+            etag = await self._table.replace(to_row(after), etag=row.etag)
+        except (ConditionFailed, RowMissing):
+            problem = self._changed()
+        except (Ambiguous, Unavailable) as error:
+            problem = error
+        else:
+            return replace(after, etag=etag)
+        there = await self.read()
+        # `copied` may have been set since: that is no move, and nobody takes it back without one.
+        if there is not None and there.move_id == after.move_id and there.copied >= after.copied:
+            return there
+        raise problem
+
+    def _changed(self) -> Moved:
+        return Moved(
+            f"another runner changed the control row of {self.script_id}",
+            kept="everything; this runner changed nothing",
+            hint=f"`rekey status {self.script_id}` shows where the migration is",
+        )
+
+    def _gone(self) -> Moved:
+        return Moved(
+            f"the control row of {self.script_id} is gone from the restricted store",
+            kept="all tables of the migration",
+            hint="find out who deleted it; the clients of the application cannot work without it",
+        )

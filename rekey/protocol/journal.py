@@ -1,0 +1,274 @@
+"""The journal: one durable intent for every key that a write is about to change.
+
+Rules kept here:
+
+* An intent is durable before anything else is written for its key, and is removed only when the replicas are
+  known to be what the authority says. Whatever dies in between leaves the intent, and the sweeper finishes.
+* In the restricted table `rekeyjournal`: PartitionKey `<script>.j.<client>`, so that the intents of one
+  transaction go in one transaction; RowKey by time of making, unique within the client.
+* The age of an intent is told by the service's Timestamp, never by this machine's clock, and the intent says
+  how long what it announces may be under way. Whoever works on a key again `touch`es its intent first: so a
+  sweeper that takes only those whose time is over meets no work under way.
+* With a keyring the key in an intent is sealed, bound to the intent's own key: `times` needs no key to open
+  it, everything that settles does.
+* Removing is idempotent. A sweeper removes on the condition of the ETag it read: an intent touched meanwhile
+  stays.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+
+from rekey.core.clock import SystemClock, ticks_of
+from rekey.core.edm import INT64
+from rekey.errors import ConditionFailed, RowMissing
+from rekey.mapping.keyring import Keyring
+from rekey.mapping.rows import JOURNAL_TABLE
+from rekey.mapping.sealing import INTENT
+from rekey.model import (
+    PARTITION_KEY,
+    ROW_KEY,
+    TIMESTAMP,
+    TYPE_SUFFIX,
+    EntityKey,
+    KeyRange,
+    Row,
+    etag_of,
+    key_of,
+)
+from rekey.protocol.rules import SOURCE, TARGET, Side
+from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, Page, Table, Verb
+
+_LAST = "\uffff"
+_system = SystemClock()
+
+
+def new_token() -> str:
+    """Return a random word that tells two journals of one client apart."""
+    return secrets.token_hex(4)
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """One intent as it stands in the journal.
+
+    Attributes:
+        id: its key in the journal table.
+        side: which table `key` is a key of.
+        key: the source key or main target key that a write is about.
+        client_id: the client that made it.
+        epoch: the epoch of the permit it was made under.
+        at: when it was made or last touched, in ticks by the service's clock.
+        open_s: for how many seconds after that what it announces may be under way; None if it does not say.
+        settled: its key was settled since, and it is kept because its process may be heard of yet.
+        etag: its version.
+    """
+
+    id: EntityKey
+    side: Side
+    key: EntityKey
+    client_id: str
+    epoch: int
+    at: int
+    open_s: float | None
+    settled: bool
+    etag: str
+
+
+class Journal:
+    """The intents of one migration."""
+
+    def __init__(
+        self,
+        table: Table,
+        script_id: str,
+        keyring: Keyring | None = None,
+        *,
+        open_s: float | None = None,
+        now: Callable[[], int] = _system.ticks,
+        token: Callable[[], str] = new_token,
+    ) -> None:
+        """Take the journal table and the migration's id.
+
+        Args:
+            table: `rekeyjournal` of the restricted account.
+            script_id: the migration.
+            keyring: what seals the keys in intents; None for a migration whose mapping is not sealed.
+            open_s: for how many seconds what intents of this process announce may be under way, requests that
+                were sent at the end included.
+            now: this machine's time in ticks: it orders the row keys of one client and tells nothing else.
+            token: makes the word that tells this journal's row keys from those of another one of the same
+                client.
+        """
+        self.table = table
+        self.script_id = script_id
+        self._keyring = keyring
+        self._open_s = open_s
+        self._now = now
+        self._token = token()
+        self._numbers = count(1)
+
+    def word(self) -> str:
+        """Return a word for one write that no other write has."""
+        return f"{self._token}-{next(self._numbers)}"
+
+    async def begin(
+        self, client_id: str, epoch: int, side: Side, keys: Sequence[EntityKey]
+    ) -> list[EntityKey]:
+        """Write one intent for each key; durable when it returns. Returns their ids, in the keys' order.
+
+        Args:
+            client_id: the client.
+            epoch: the epoch of its permit.
+            side: which table the keys are keys of.
+            keys: 1 to 100 keys; more than one are written in one transaction.
+        """
+        await self._fresh()
+        rows = [self._row(client_id, epoch, side, key) for key in keys]
+        if len(rows) == 1:
+            await self.table.insert(rows[0])
+        else:
+            await self.table.transact([Operation(Verb.INSERT, row) for row in rows])
+        return [key_of(row) for row in rows]
+
+    async def touch(self, intent_id: EntityKey, epoch: int, side: Side, key: EntityKey) -> None:
+        """Make an intent young again before its key is worked on again; written anew if it is gone."""
+        await self._fresh()
+        row = self._intent_row(intent_id, _client_of(self.script_id, intent_id), epoch, side, key)
+        await self.table.upsert(row)
+
+    async def end(self, ids: Sequence[EntityKey]) -> None:
+        """Remove intents. Those that are gone already are as good."""
+        for start in range(0, len(ids), MAX_BATCH_OPERATIONS):
+            await self._remove(ids[start : start + MAX_BATCH_OPERATIONS])
+
+    async def end_if(self, intent: Intent) -> bool:
+        """Remove an intent unless it was touched since it was read; False when it was."""
+        try:
+            await self.table.delete(intent.id, etag=intent.etag)
+        except RowMissing:
+            return True
+        except ConditionFailed:
+            return False
+        return True
+
+    async def scan(self, client_id: str | None = None) -> AsyncIterator[list[Intent]]:
+        """Iterate over the intents of the migration (or of one client), oldest first within a client.
+
+        Raises:
+            SealedUnreadable: an intent was altered, or its data key is gone.
+        """
+        async for page in self._pages(client_id):
+            if self._keyring is not None:
+                await self._keyring.learn(page.rows)
+            yield [self._read(row) for row in page.rows]
+
+    async def keep(self, intent: Intent) -> None:
+        """Note that the key of an intent is settled, unless it was touched since it was read."""
+        change: Row = {PARTITION_KEY: intent.id.partition, ROW_KEY: intent.id.row, "Settled": True}
+        with suppress(RowMissing, ConditionFailed):
+            await self.table.merge(change, etag=intent.etag)
+
+    async def times(self) -> AsyncIterator[list[tuple[int, bool]]]:
+        """Iterate over when the intents were made or last touched, in ticks, and whether they are settled and
+        only kept; no key is opened."""
+        async for page in self._pages(None):
+            yield [(ticks_of(row[TIMESTAMP]), "Settled" in row) for row in page.rows]
+
+    async def _pages(self, client_id: str | None) -> AsyncIterator[Page]:
+        bounds = intents_of(self.script_id)
+        if client_id is not None:
+            partition = _partition(self.script_id, client_id)
+            bounds = KeyRange(EntityKey(partition, ""), EntityKey(partition, _LAST))
+        async for page in self.table.scan(bounds):
+            yield page
+
+    async def clear(self) -> None:
+        """Remove all intents of the migration, settled or not: when the targets are dropped."""
+        async for page in self._pages(None):
+            by_client: dict[str, list[EntityKey]] = {}
+            for row in page.rows:
+                by_client.setdefault(row[PARTITION_KEY], []).append(key_of(row))
+            for ids in by_client.values():
+                await self.end(ids)
+
+    def _row(self, client_id: str, epoch: int, side: Side, key: EntityKey) -> Row:
+        row_key = f"{self._now():020d}-{next(self._numbers):08d}-{self._token}"
+        intent_id = EntityKey(_partition(self.script_id, client_id), row_key)
+        return self._intent_row(intent_id, client_id, epoch, side, key)
+
+    async def _fresh(self) -> None:
+        if self._keyring is not None:
+            await self._keyring.fresh()
+
+    def _intent_row(
+        self, intent_id: EntityKey, client_id: str, epoch: int, side: Side, key: EntityKey
+    ) -> Row:
+        row: Row = {
+            PARTITION_KEY: intent_id.partition,
+            ROW_KEY: intent_id.row,
+            "Client": client_id,
+            "Epoch": str(epoch),
+            "Epoch" + TYPE_SUFFIX: INT64,
+            "Side": side,
+        }
+        if self._open_s is not None:
+            row["OpenMs"] = math.ceil(self._open_s * 1000)
+        if self._keyring is not None:
+            plain = json.dumps([side, *key]).encode("ascii")
+            return row | self._keyring.sealer.seal(INTENT, JOURNAL_TABLE, intent_id, plain)
+        return row | {"KeyPartition": key.partition, "KeyRow": key.row}
+
+    def _read(self, row: Row) -> Intent:
+        if self._keyring is not None:
+            side, *key = json.loads(self._keyring.sealer.unseal(INTENT, JOURNAL_TABLE, row))
+        else:
+            side, key = row["Side"], [row["KeyPartition"], row["KeyRow"]]
+        return Intent(
+            id=key_of(row),
+            side=TARGET if side == TARGET else SOURCE,
+            key=EntityKey(*key),
+            client_id=row["Client"],
+            epoch=int(row["Epoch"]),
+            at=ticks_of(row[TIMESTAMP]),
+            open_s=row["OpenMs"] / 1000 if "OpenMs" in row else None,
+            settled="Settled" in row,
+            etag=etag_of(row),
+        )
+
+    async def _remove(self, ids: Sequence[EntityKey]) -> None:
+        if len(ids) > 1:
+            operations = [
+                Operation(Verb.DELETE, {PARTITION_KEY: one.partition, ROW_KEY: one.row}, "*") for one in ids
+            ]
+            try:
+                await self.table.transact(operations)
+            except RowMissing:
+                pass  # somebody removed some of them: one by one
+            else:
+                return
+        for one in ids:
+            try:
+                await self.table.delete(one)
+            except RowMissing:
+                continue
+
+
+def intents_of(script_id: str) -> KeyRange:
+    """Return where in the journal table the intents of a migration stand."""
+    prefix = _partition(script_id, "")
+    return KeyRange(EntityKey(prefix, ""), EntityKey(prefix + _LAST, ""))
+
+
+def _partition(script_id: str, client_id: str) -> str:
+    return f"{script_id}.j.{client_id}"
+
+
+def _client_of(script_id: str, intent_id: EntityKey) -> str:
+    return intent_id.partition.removeprefix(_partition(script_id, ""))

@@ -1,0 +1,365 @@
+"""The runner lease: one runner on a migration, whatever machine it runs on.
+
+Rules kept here:
+
+* A row in the restricted table `rekeycontrol` (PartitionKey the script's id, RowKey `runner`) says who runs.
+  It is inserted, renewed, taken over and deleted conditionally on its ETag.
+* Another runner waits until row Timestamp + duration + a safety margin is over by the service's clock. The
+  holder trusts its lease only until `duration` after it *began* the last renewal that succeeded, by its own
+  monotonic clock, which goes on while the machine sleeps where there is such a clock. So no two clocks are
+  ever compared.
+* On the same machine a killed runner's lease is taken over at once: the file lock that we hold shows that it
+  is dead. That needs the very same locked file (device and inode), the same boot and the same process
+  namespace, and a process id that is gone. Names prove nothing: two containers of one host can have the same
+  hostname, path of the state file and process id.
+* What a runner that did not give its lease back has sent may be under way still; `late_until` says for how
+  long: for a dead one what a request can take, for one that may only stand still, what the service still
+  accepts of what it signed before.
+* A lost lease is noticed by the next `check()`. It is asked before every write of a phase, in the moment in
+  which it is sent (`rekey.tables.allowance`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from rekey.core.clock import TICKS_PER_SECOND, format_ticks, rising_seconds, ticks_of
+from rekey.core.concurrency import cancel
+from rekey.errors import Ambiguous, ConditionFailed, Locked, RowExists, RowMissing, ServiceError, Unavailable
+from rekey.mapping.rows import CONTROL_TABLE, LEASE_ROW_KEY
+from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row, etag_of
+from rekey.state.filelock import FileLock
+from rekey.tables.base import SIGNED_S, TableService
+
+DURATION_S = 60
+RENEW_EVERY_S = 15.0
+RETRY_S = 2.0
+SAFETY_S = 5
+ATTEMPTS = 5
+
+_PROCESS = secrets.token_hex(8)
+"""This process, as distinct from an earlier one with the same process id (containers start at 1 again)."""
+
+
+def _be_another() -> None:
+    global _PROCESS
+    _PROCESS = secrets.token_hex(8)
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_be_another)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds a lease.
+
+    Attributes:
+        host: its name.
+        boot: an id of the machine's present boot, "" where there is none.
+        pid: the process id.
+        process: random, of the process.
+        lock: which file it has locked, as device and inode; "" for one of a version that did not say.
+        namespace: in which process ids count, "" where there are none.
+    """
+
+    host: str
+    boot: str
+    pid: int
+    process: str
+    lock: str
+    namespace: str
+
+    @classmethod
+    def current(cls, lock: str) -> Holder:
+        """Return this process, with the lock of this identity (`FileLock.identity`)."""
+        return cls(socket.gethostname(), _boot_id(), os.getpid(), _PROCESS, lock, _namespace())
+
+    def sees(self, other: Holder) -> bool:
+        """Tell whether this process can tell from here whether another holder's process lives."""
+        ours = (self.host, self.boot, self.lock, self.namespace)
+        return all(ours[1:]) and ours == (other.host, other.boot, other.lock, other.namespace)
+
+
+def to_row(script_id: str, lease_id: str, holder: Holder, duration_s: int) -> Row:
+    """Return the wire row of a lease."""
+    return {
+        PARTITION_KEY: script_id,
+        ROW_KEY: LEASE_ROW_KEY,
+        "LeaseId": lease_id,
+        "DurationSeconds": duration_s,
+        "Host": holder.host,
+        "Boot": holder.boot,
+        "Pid": holder.pid,
+        "Process": holder.process,
+        "Lock": holder.lock,
+        "Namespace": holder.namespace,
+        "Renewals": 0,
+    }
+
+
+def holder_of(row: Row) -> Holder:
+    """Return who holds the lease of a row that was read."""
+    more = row.get("Lock", ""), row.get("Namespace", "")
+    return Holder(row["Host"], row["Boot"], row["Pid"], row["Process"], *more)
+
+
+def ends_at(row: Row) -> int:
+    """Return when the lease of a row ends, in ticks of the service's clock."""
+    return ticks_of(row[TIMESTAMP]) + int(row["DurationSeconds"]) * TICKS_PER_SECOND
+
+
+def is_over(row: Row, server_time: str) -> bool:
+    """Tell whether a lease has ended for sure, by the service's clock."""
+    return ticks_of(server_time) >= ends_at(row) + SAFETY_S * TICKS_PER_SECOND
+
+
+def is_dead(holder: Holder, ours: Holder, is_alive: Callable[[int], bool]) -> bool:
+    """Tell whether the holder is a dead process of this machine.
+
+    Call only while holding the file lock of our state file: a live holder with the same one would have it.
+    """
+    if not ours.sees(holder) or holder.process == ours.process:
+        return False
+    return holder.pid == ours.pid or not is_alive(holder.pid)
+
+
+class RunnerLease:
+    """The lease on one migration, renewed in the background: `async with RunnerLease(...) as lease`."""
+
+    def __init__(
+        self,
+        restricted: TableService,
+        script_id: str,
+        lock: FileLock,
+        *,
+        duration_s: int = DURATION_S,
+        renew_every_s: float = RENEW_EVERY_S,
+        holder: Holder | None = None,
+        is_alive: Callable[[int], bool] | None = None,
+        monotonic: Callable[[], float] = rising_seconds,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        """Prepare a lease; nothing is asked of the service yet.
+
+        Args:
+            restricted: tables of the restricted account.
+            script_id: the migration.
+            lock: the held file lock on the state file.
+            duration_s: how long others wait for a runner that does not renew.
+            renew_every_s: pause between renewals.
+            holder, is_alive, monotonic, sleep: this process, the process table and the clock; for tests.
+        """
+        lock.require(lock.state_path)
+        self.script_id = script_id
+        self.lost = asyncio.Event()
+        self._service = restricted
+        self._table = restricted.table(CONTROL_TABLE)
+        self._key = EntityKey(script_id, LEASE_ROW_KEY)
+        self._lease_id = secrets.token_hex(16)
+        self._holder = holder or Holder.current(lock.identity)
+        self.late_until: int | None = None
+        """Until when a runner before this one may have sent something, in ticks of the service's clock; None
+        if that one gave its lease back."""
+        self._duration_s = duration_s
+        self._renew_every_s = renew_every_s
+        self._is_alive = is_alive or process_exists
+        self._monotonic = monotonic
+        self._sleep = sleep
+        self._etag = ""
+        self._renewals = 0
+        self._uncertain = False
+        self._trusted_until = 0.0
+        self._reason = ""
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def lease_id(self) -> str:
+        """Random; it stands in the row as long as this runner holds the lease."""
+        return self._lease_id
+
+    async def __aenter__(self) -> RunnerLease:
+        await self.acquire()
+        self._task = asyncio.create_task(self._keep(), name=f"runner lease {self.script_id}")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.release()
+
+    def check(self) -> None:
+        """Raise Locked when the lease is lost. Asks nothing of the service."""
+        if self._task is not None and self._task.done() and not self._task.cancelled():
+            self._task.result()  # a fault of ours in the renewal must not pass for a lost lease
+        if not self.lost.is_set() and self._monotonic() >= self._trusted_until:
+            self._lose("it could not be renewed in time")
+        if self.lost.is_set():
+            raise Locked(
+                f"this runner lost its lease on {self.script_id}: {self._reason}",
+                kept="everything up to the last checkpoint",
+                hint="see that no other runner is at work, then run the same command again",
+            )
+
+    async def acquire(self) -> None:
+        """Take the lease.
+
+        Raises:
+            Locked: another runner holds it; names it and says when its lease ends.
+            ServiceError: the restricted store failed.
+        """
+        await self._service.create_table(CONTROL_TABLE)
+        problem: ServiceError | None = None
+        first_began = self._monotonic()
+        for _ in range(ATTEMPTS):
+            row = await self._table.get(self._key)
+            if row is not None and row["LeaseId"] == self._lease_id:
+                # written by an attempt whose answer was lost, nobody knows by which
+                self._etag = etag_of(row)
+                self._trust(first_began)
+                return
+            if row is not None:
+                await self._require_free(row)
+            began = self._monotonic()
+            wanted = to_row(self.script_id, self._lease_id, self._holder, self._duration_s)
+            try:
+                if row is None:
+                    self._etag = await self._table.insert(wanted)
+                else:
+                    self._etag = await self._table.replace(wanted, etag=etag_of(row))
+            except (RowExists, RowMissing, ConditionFailed) as error:
+                problem = error  # somebody was faster, or our own write lost its answer: look again
+            except (Ambiguous, Unavailable) as error:
+                problem = error
+            else:
+                self._trust(began)
+                return
+        if isinstance(problem, Ambiguous | Unavailable):
+            raise problem
+        raise Locked(
+            f"other runners compete for {self.script_id}",
+            kept="everything: this command did nothing",
+            hint="run the same command again when they are done",
+        )
+
+    async def leave(self) -> None:
+        """Stop renewing and leave the row: whoever comes next sees that this runner did not end in order."""
+        task, self._task = self._task, None
+        if task is not None:
+            await cancel([task])
+
+    async def release(self) -> None:
+        """Stop renewing and give the lease back. Idempotent; a service that fails now is only noted."""
+        task, self._task = self._task, None
+        if task is None:
+            return
+        task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.result()
+        try:
+            row = await self._table.get(self._key)
+            if row is not None and row["LeaseId"] == self._lease_id:
+                await self._table.delete(self._key, etag=etag_of(row))
+        except ServiceError as error:
+            # nothing is wrong but that a runner on another machine has to wait
+            _log.warning(
+                "the runner lease on %s could not be given back (%s); it ends by itself in %d s",
+                self.script_id,
+                error.code or type(error).__name__,
+                self._duration_s + SAFETY_S,
+            )
+        self._trusted_until = 0.0
+
+    async def _require_free(self, row: Row) -> None:
+        holder = holder_of(row)
+        now = await self._service.server_time()
+        if is_dead(holder, self._holder, self._is_alive):
+            self.late_until = ticks_of(now) + TICKS_PER_SECOND
+            return
+        if is_over(row, now):
+            self.late_until = ends_at(row) + round(SIGNED_S * TICKS_PER_SECOND)
+            return
+        left = -(-(ends_at(row) - ticks_of(now)) // TICKS_PER_SECOND) + SAFETY_S
+        raise Locked(
+            f"another runner works on {self.script_id}: process {holder.pid} on {holder.host};"
+            f" its lease ends at {format_ticks(ends_at(row))} unless it renews it",
+            kept="everything: this command did nothing",
+            hint=f"wait for it to end; if that process is dead, its lease is free in {left} s",
+        )
+
+    def _trust(self, began: float) -> None:
+        self._trusted_until = began + self._duration_s
+
+    def _lose(self, reason: str) -> None:
+        self._reason = reason
+        self.lost.set()
+
+    async def _keep(self) -> None:
+        """Renew until the lease is lost or the task is cancelled."""
+        pause = self._renew_every_s
+        while not self.lost.is_set():
+            await self._sleep(pause)
+            pause = self._renew_every_s
+            try:
+                await self._renew()
+            except ServiceError as error:
+                # also a failed condition: it may be our own renewal, whose answer was lost
+                self._uncertain = True
+                pause = RETRY_S
+                if self._monotonic() >= self._trusted_until:
+                    self._lose(f"it could not be renewed in time ({error.code or type(error).__name__})")
+
+    async def _renew(self) -> None:
+        if self._uncertain:
+            row = await self._table.get(self._key)
+            if row is None or row["LeaseId"] != self._lease_id:
+                self._lose("its row was deleted" if row is None else f"{row['Host']} has taken it over")
+                return
+            self._etag = etag_of(row)
+            self._uncertain = False
+        began = self._monotonic()
+        self._renewals += 1
+        change: Row = {
+            PARTITION_KEY: self._key.partition,
+            ROW_KEY: self._key.row,
+            "Renewals": self._renewals,
+        }
+        self._etag = await self._table.merge(change, etag=self._etag)
+        self._trust(began)
+
+
+def _namespace() -> str:
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""  # not Linux: such a lease is waited for
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""  # not Linux: such a lease is waited for
+
+
+def process_exists(pid: int) -> bool:
+    """Tell whether there is such a process. Only asked where there is a boot id, so never on Windows."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,286 @@
+"""propagate(k): make the replicas of one source key equal what the authority says now.
+
+Rules kept here (DESIGN section 5; each was found by searching all interleavings):
+
+* In every round the replicas are read first, then the authority. The other way round, a slow propagator
+  overwrites newer rows.
+* Every write is conditional on what was read: replace and delete on the ETag, insert on absence.
+* After its last write the authority is read again, and it stops only if that is still the row it wrote from.
+  An ETag that held says that the replica did not change; it does not say that the authority did not: another
+  writer may have found the replica equal to its own row and left it alone. After an insert-if-absent a whole
+  round follows: absence is no version, so a row may have come and gone, and its key may have passed on.
+* A target key is claimed in the mapping before a row is written under it, and after a claim the round starts
+  again, because the replicas must be read before the authority.
+* Only rows that the source key owns are touched: a main row by its reverse row, an index row by its pointer.
+* Whoever has no intent of its own for the key (the runner) announces it before the first write, and ends that
+  only when no outcome stayed open: what is cut off, or still under way, is found in the journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from rekey.declaration.mapper import Mapper
+from rekey.errors import Ambiguous, RowRefused, ServiceError, Unavailable
+from rekey.mapping.rows import TargetKey, pointer_of
+from rekey.mapping.store import MappingStore, StillOwns
+from rekey.model import ETAG, EntityKey, Row, key_of
+from rekey.protocol.effects import Outcome, apply_one, in_turns
+from rekey.protocol.replicas import SOURCE_TABLE, Rows, difference
+from rekey.tables.allowance import while_also
+from rekey.tables.base import Operation, Table, Verb
+
+MAX_ROUNDS = 100
+"""A row that changes this often while it is propagated is given up for now; nothing is lost by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Propagated:
+    """What one call of propagate did: rows inserted, replaced and deleted in the replicas.
+
+    `open` says that the outcome of a write stayed unknown: the replicas are as they should be now, but a
+    request that still travels may change them. Look again when it can travel no more.
+    """
+
+    inserted: int = 0
+    replaced: int = 0
+    deleted: int = 0
+    open: bool = False
+
+    @property
+    def changed(self) -> bool:
+        """Tell whether anything was written."""
+        return bool(self.inserted or self.replaced or self.deleted)
+
+
+class Announced(Protocol):
+    """A key whose replicas are about to be written, as the journal says."""
+
+    def check(self) -> None:
+        """Raise Unavailable when the time is over for which that was announced."""
+
+    async def end(self) -> None:
+        """Take it back: the replicas are what the authority says, and nothing is open."""
+
+
+Announce = Callable[[EntityKey], Awaitable[Announced]]
+"""Announces that the replicas of a source key are about to be written."""
+
+
+class Tally:
+    """Counts what a propagate did, round by round, and keeps it announced."""
+
+    def __init__(self, source_key: EntityKey, announce: Announce | None) -> None:
+        self.counts = dict.fromkeys((Verb.INSERT, Verb.REPLACE, Verb.DELETE), 0)
+        self.open = False
+        self._source_key, self._announce = source_key, announce
+        self._announced: Announced | None = None
+
+    async def begin(self) -> None:
+        """Announce the key before the first write."""
+        if self._announce is not None and self._announced is None:
+            self._announced = await self._announce(self._source_key)
+
+    def check(self) -> None:
+        """Raise Unavailable when nothing may be written under this announcement any more."""
+        if self._announced is not None:
+            self._announced.check()
+
+    def add(self, operation: Operation, outcome: Outcome) -> None:
+        """Count one write."""
+        self.counts[operation.verb] += bool(outcome)
+        self.open = self.open or outcome is Outcome.OPEN
+
+    async def result(self) -> Propagated:
+        """End the announcement, unless something is open, and return what was done."""
+        if self._announced is not None and not self.open:
+            await self._announced.end()
+        counts = self.counts
+        return Propagated(counts[Verb.INSERT], counts[Verb.REPLACE], counts[Verb.DELETE], self.open)
+
+
+def needs_another_round(writes: Sequence[Operation]) -> bool:
+    """Tell whether the writes of a round, all done, ask for a whole round more."""
+    return any(write.verb is Verb.INSERT for write in writes)
+
+
+class Propagator:
+    """Propagates from the source, as the authority, to the main target and its index tables."""
+
+    def __init__(
+        self,
+        source: Table,
+        targets: Sequence[Table],
+        mapper: Mapper,
+        mapping: MappingStore,
+        *,
+        width: int = 1,
+    ) -> None:
+        """Take the authority, the replicas (main first, then index tables), the mapping and its store.
+
+        Args:
+            source, targets: the tables.
+            mapper: the declaration at work.
+            mapping: the mapping rows.
+            width: how many replica rows of one key are read or written at the same time.
+        """
+        self.source = source
+        self.targets = tuple(targets)
+        self.mapper = mapper
+        self.mapping = mapping
+        self.width = width
+        self.announce: Announce | None = None
+        """Announces keys before their replicas are written; None where whoever calls has done that."""
+
+    async def propagate(self, source_key: EntityKey) -> Propagated:
+        """Make all replicas of `source_key` equal what the source says now.
+
+        Raises:
+            Collision: a target key it maps to belongs to another source row.
+            RowRefused: the mapping cannot key the source row; names it by safe id.
+            Unavailable: the row changed in every one of `MAX_ROUNDS` rounds.
+        """
+        tally = Tally(source_key, self.announce)
+        for _ in range(MAX_ROUNDS):
+            forward = await self.mapping.forward(source_key)
+            known = forward.targets if forward else frozenset[TargetKey]()
+            found = await self._read_replicas(known)
+            authority = await self._authority(source_key)
+            expected = self.expected_of(source_key, authority)
+            unclaimed = await self._unclaimed(source_key, expected, known)
+            if unclaimed:
+                await self.mapping.claim(source_key, forward, unclaimed, self.still_owns)
+                continue
+            found = await self._owned(source_key, expected, found, known)
+            writes = difference(expected, found)
+            if await self.apply_all(writes, tally) and await self._is_last(source_key, writes, authority):
+                return await tally.result()
+        raise self.too_busy(source_key)
+
+    async def still_owns(self, source_key: EntityKey, target: TargetKey) -> bool:
+        """Tell whether a source row exists now and maps to `target`."""
+        return target in self.expected_of(source_key, await self._authority(source_key))
+
+    def row_id(self, source_key: EntityKey) -> str:
+        """Return the safe id of a source row."""
+        return self.mapping.rows.ids.short(self.mapping.rows.source, source_key)
+
+    def table(self, number: int) -> Table:
+        """Return a replica's table by its number."""
+        return self.source if number == SOURCE_TABLE else self.targets[number]
+
+    def expected_of(self, source_key: EntityKey, authority: Row | None) -> Rows:
+        """Return the replicas' rows as they should be when the source row is `authority`.
+
+        Raises:
+            RowRefused: the mapping cannot be applied to it; names it by safe id.
+        """
+        if authority is None:
+            return {}
+        try:
+            mapped = self.mapper.map(authority)
+        except RowRefused as refused:
+            raise refused.for_row(self.row_id(source_key)) from None
+        return {TargetKey(table, *key_of(row)): row for table, row in mapped}
+
+    async def read(self, targets: Sequence[TargetKey]) -> dict[TargetKey, Row | None]:
+        """Read replica rows, `width` at a time."""
+        gets = [partial(self.table(one.table).get, one.key) for one in targets]
+        rows = await in_turns(gets, self.width)
+        return dict(zip(targets, rows, strict=True))
+
+    async def apply_all(self, writes: Sequence[tuple[int, Operation]], tally: Tally) -> bool:
+        """Carry out conditional writes, `width` at a time; True when all are done."""
+
+        async def apply(number: int, operation: Operation) -> bool:
+            outcome = await apply_one(self.table(number), operation)
+            tally.add(operation, outcome)
+            return bool(outcome)
+
+        if writes:
+            await tally.begin()
+        try:
+            with while_also(tally.check):
+                return all(await in_turns([partial(apply, *write) for write in writes], self.width))
+        except ServiceError as error:
+            if not tally.open:
+                raise
+            # What failed may be certain; another write's outcome is not, and the caller must know.
+            raise Ambiguous("a replica's write may yet happen", code=error.code) from error
+
+    def too_busy(self, source_key: EntityKey) -> Unavailable:
+        """Return the error of a row that kept changing."""
+        return Unavailable(
+            f"row {self.row_id(source_key)} changed in every one of {MAX_ROUNDS} attempts to propagate it",
+            hint="run the same command again when the row is less busy",
+        )
+
+    async def is_owner(self, source_key: EntityKey, target_key: EntityKey) -> bool:
+        """Tell whether a main target key belongs to a source key."""
+        owner = await self.mapping.owner(target_key)
+        return owner is not None and owner.source == source_key
+
+    async def _authority(self, source_key: EntityKey) -> Row | None:
+        return await self.source.get(source_key)
+
+    async def _is_last(
+        self, source_key: EntityKey, writes: Sequence[tuple[int, Operation]], authority: Row | None
+    ) -> bool:
+        """Tell whether nothing is left to be done after a round whose writes are all done."""
+        if not writes:
+            return True
+        if needs_another_round([operation for _, operation in writes]):
+            return False
+        now = await self._authority(source_key)
+        return version_of(now) == version_of(authority)
+
+    async def _read_replicas(self, targets: frozenset[TargetKey]) -> Rows:
+        rows = await self.read(sorted(targets))
+        return {target: row for target, row in rows.items() if row is not None}
+
+    async def _unclaimed(
+        self, source_key: EntityKey, expected: Rows, known: frozenset[TargetKey]
+    ) -> set[TargetKey]:
+        """Return the expected target keys that this source key does not (or no longer) hold."""
+        unclaimed = set(expected.keys() - known)
+        for target in expected.keys() & known:
+            # Listed once is not owned for ever: the claim may have passed over while our row was gone.
+            if target.table == 0 and not await self.is_owner(source_key, target.key):
+                unclaimed.add(target)
+        return unclaimed
+
+    async def _owned(
+        self, source_key: EntityKey, expected: Rows, found: Rows, known: frozenset[TargetKey]
+    ) -> Rows:
+        """Leave out rows under this key's old target keys that belong to another source row by now."""
+        own = dict(found)
+        main_keys = {target.key for target in known if target.table == 0}
+        for target, row in found.items():
+            if target.table == 0:
+                mine = target in expected or await self.is_owner(source_key, target.key)
+            else:
+                mine = pointer_of(row) in main_keys
+                if not mine and target in expected:
+                    await yield_or_collide(self.mapping, self.still_owns, source_key, target, row)
+                    mine = True
+            if not mine:
+                del own[target]
+        return own
+
+
+async def yield_or_collide(
+    mapping: MappingStore, still_owns: StillOwns, source_key: EntityKey, target: TargetKey, found: Row
+) -> None:
+    """An index row of another main row stands where ours belongs: a collision while that row's source still
+    maps there; otherwise it is a leftover and may be replaced. Raises Collision."""
+    owner = await mapping.owner(pointer_of(found))
+    if owner is not None and owner.source != source_key and await still_owns(owner.source, target):
+        raise mapping.collision(target, owner.source, source_key)
+
+
+def version_of(row: Row | None) -> str | None:
+    """Return a read row's ETag; None when there is no row."""
+    return None if row is None else row[ETAG]

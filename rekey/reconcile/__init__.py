@@ -1,1 +1,0 @@
-"""Comparing the targets with what the source says: `count`, `sample`, `full`; and `repair`."""

@@ -1,0 +1,356 @@
+"""What the commands do to migrations: apply, verify, roll back, retire. Plain calls on a session.
+
+Rules kept here:
+
+* `apply` runs to the next gate and says what the gate asks for; it goes through a gate only when told to.
+* Before a migration's first write every source row is tried: what the mapping refuses, or what collides, is
+  refused before anything is written.
+* A verification is offered only where source and targets are meant to be equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from rekey.core.progress import Interruptible
+from rekey.declaration.mapper import Mapper
+from rekey.errors import (
+    ConfigurationError,
+    Findings,
+    Refused,
+    RekeyError,
+    SecretMissing,
+)
+from rekey.mapping.ids import SafeIds, new_key
+from rekey.migration.opening import fingerprints_of, mapping_of, secrets_of
+from rekey.migration.wrapping import wrapping_for
+from rekey.phases import GATED, LEAVES, ORDER, ControlPhase, Phase, following
+from rekey.plan.advice.service import is_cosmos
+from rekey.plan.plan import make_plan
+from rekey.plan.result import MigrationPlan, Plan
+from rekey.plan.subject import PlanOptions, Subject
+from rekey.protocol.control import ControlStore
+from rekey.protocol.rules import SOURCE, TARGET, authority
+from rekey.runner.capture import catch_up
+from rekey.runner.client_barrier import wait_for_present
+from rekey.runner.intents import sweep_journal, while_sweeping
+from rekey.runner.phases import PHASES
+from rekey.runner.phases.backfill import swept_rows
+from rekey.runner.quiet import until_quiet
+from rekey.runner.record import keep_plan, pass_gate
+from rekey.runner.run import Run
+from rekey.runner.session import Session
+from rekey.runner.verification import context, verify_full
+from rekey.status.facts import ESTIMATED_ROWS
+from rekey.verify.count import count
+from rekey.verify.report import Report
+from rekey.verify.sample import sample
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What `apply` did for one migration.
+
+    Attributes:
+        script_id: the migration.
+        phases: the phases it carried out, in order.
+        caught_up: rows that a catch-up pass and sweep changed in the targets, or intents of the journal that
+            were settled, when only that was left to do.
+        next_phase: the phase behind the next gate, None when all is done.
+        asks: what that gate asks for; empty when it is open.
+    """
+
+    script_id: str
+    phases: tuple[Phase, ...]
+    caught_up: int
+    next_phase: Phase | None
+    asks: tuple[str, ...]
+
+
+class Mode(StrEnum):
+    """How thoroughly `verify` compares."""
+
+    COUNT = "count"
+    SAMPLE = "sample"
+    FULL = "full"
+
+
+def apply(session: Session, script_id: str, *, to: Phase | None = None, check_rows: bool = True) -> Applied:
+    """Carry out a migration's phases up to the next gate, or through gates up to `to`.
+
+    Args:
+        session: the open session.
+        script_id: the migration.
+        to: the last phase to carry out; None stops at the next gate.
+        check_rows: try every source row before the first write.
+
+    Raises:
+        GateClosed: a gate that `to` leads through is closed.
+        Findings: the row check or a verification found something.
+        RekeyError: what the phases raise; everything done so far is kept.
+    """
+    if to is Phase.RETIRE:
+        raise ConfigurationError(
+            "`apply` does not retire a table",
+            hint=f"`rekey retire {script_id}`, which asks for the table's name",
+        )
+    session.count_anew()
+    planned = None
+    if not session.ledger.applied(script_id):
+        planned = check_before_first_write(session, script_id, check_rows=check_rows)
+    run = session.begin(script_id)
+    if planned is not None:
+        _keep(session, script_id, planned, check_rows=check_rows)
+    before = session.ledger.applied(script_id)
+    last = to or (Phase.RECONCILE if len(before) < ORDER.index(Phase.CUTOVER) else before[-1])
+    for phase in ORDER[len(before) : ORDER.index(last) + 1]:
+        reasons = session.do(PHASES[phase].gate(run))
+        if reasons or phase in GATED:
+            session.do(pass_gate(run, phase, reasons, _gate_hint(run, phase)))
+        session.ledger.apply(script_id, phase)
+    after = session.ledger.applied(script_id)
+    caught_up = 0
+    if before == after:
+        caught_up = session.do(_catch_up(run, after[-1]))
+    upcoming = following(after[-1])
+    asks = session.do(PHASES[upcoming].gate(run)) if upcoming in GATED and upcoming else []
+    return Applied(script_id, tuple(after[len(before) :]), caught_up, upcoming, tuple(asks))
+
+
+def _keep(session: Session, script_id: str, planned: Plan, *, check_rows: bool) -> None:
+    """Keep the plan that a migration begins with, and how many rows it is about."""
+    keep_plan(session.state, script_id, planned, checked_rows=check_rows)
+    inventory = planned.migrations[0].inventory
+    if inventory is not None:
+        session.state.set_fact(script_id, ESTIMATED_ROWS, str(inventory.rows.rows))
+
+
+async def _catch_up(run: Run, last: Phase) -> int:
+    """Do what there is to do between phases; return how many rows or intents that was about."""
+    if run.is_delta:
+        if last is not Phase.RECONCILE:
+            return 0
+        return (await catch_up(run)).changed + await swept_rows(run)
+    side = authority(LEAVES[last])
+    if side is None or last in (Phase.PREPARE, Phase.RETIRE):
+        return 0
+    if side == TARGET and not run.declared.migration.reverse:
+        if last is Phase.COMPLETE:
+            await run.journal.clear()  # a run that was cut off did not get that far
+        return 0
+    swept = await sweep_journal(run, side)
+    return swept.settled
+
+
+def check_before_first_write(session: Session, script_id: str, *, check_rows: bool) -> Plan:
+    """Plan the migration on every row (or, without `check_rows`, on a sample) and refuse what the plan calls
+    an error."""
+    declared = session.scripts[script_id]
+    found = secrets_of(session.config, declared.migration)
+    wrapping = wrapping_for(session.config, declared.migration)
+    control = session.do(ControlStore(session.accounts.restricted, script_id).read())
+    store = None
+    if control is not None:
+        store = session.do(mapping_of(session.accounts, declared, control.id_key, wrapping))
+    subject = Subject(
+        declared=declared,
+        mapper=Mapper(declared.migration, found),
+        ids=SafeIds(new_key()) if store is None else store.rows.ids,
+        ids_hold=store is not None,
+        secret_fingerprints=fingerprints_of(found),
+        owns_row=None if store is None else store.owns,
+    )
+    options = PlanOptions(
+        exact=check_rows,
+        limits=session.config.rates,
+        is_cosmos=is_cosmos(session.config.tables.endpoint),
+        gates=session.config.gates,
+        prices=session.config.prices,
+        tries_rows=check_rows,
+    )
+    progress = Interruptible(session.progress, session.stop.check)
+    plan = session.do(make_plan([subject], session.accounts.tables, options, progress=progress))
+    [planned] = plan.migrations
+    if planned.errors:
+        raise refusal(planned)
+    return plan
+
+
+_USAGE_PROBLEMS = frozenset(
+    {"source-missing", "secret-missing", "wrapping-key-missing", "indexes-cannot-follow"}
+)
+_REFUSED_PROBLEMS = frozenset({"target-holds-rows", "declaration-moved", "secret-moved"})
+
+
+def refusal(plan: MigrationPlan) -> RekeyError:
+    """Return the error for a plan that must not be applied; its class follows the first problem."""
+    first = plan.errors[0]
+    what = "; ".join(
+        problem.message + (f" (rows {', '.join(problem.row_ids)})" if problem.row_ids else "")
+        for problem in plan.errors
+    )
+    kind: type[RekeyError] = Findings
+    if first.code == "secret-missing":
+        kind = SecretMissing
+    elif first.code in _USAGE_PROBLEMS:
+        kind = ConfigurationError
+    elif first.code in _REFUSED_PROBLEMS:
+        kind = Refused
+    return kind(f"{plan.script_id}: {what}", kept="everything: nothing was written", hint=first.cure)
+
+
+def _gate_hint(run: Run, phase: Phase) -> str:
+    command = f"rekey apply {run.script_id} --to {phase}"
+    if phase is Phase.CUTOVER and run.is_delta and not run.options.writers_stopped:
+        return f"stop the application's writers, then `{command} --writers-stopped`"
+    return f"when that is mended: `{command}`"
+
+
+def verify(
+    session: Session,
+    script_id: str,
+    *,
+    mode: Mode,
+    repair: bool = False,
+    rows: int = 3000,
+    seed: int = 0,
+) -> Report:
+    """Compare source and targets.
+
+    Args:
+        session: the open session.
+        script_id: the migration.
+        mode: count, sample or full.
+        repair: mend what a full verification finds.
+        rows: how many rows a sample draws in each direction.
+        seed: of the sample.
+
+    Raises:
+        Refused: there is nothing to compare in this phase.
+    """
+    require_begun(session, script_id)
+    run = session.begin(script_id)
+    control = session.do(run.control.read())
+    phase = control.phase if control is not None else ControlPhase.SOURCE
+    _require_comparable(run, phase)
+    if mode is Mode.FULL:
+        return session.do(verify_full(run, repair=repair))
+    with session.progress.task(f"verify {mode}") as advance:
+        ctx = context(run, phase, advance)
+        compare: Coroutine[Any, Any, Report] = count(ctx) if mode is Mode.COUNT else sample(ctx, rows, seed)
+        report = session.do(while_sweeping(run, authority(phase) or SOURCE, compare))
+    session.state.audit("verification", script_id, report.as_json())
+    return report
+
+
+def require_begun(session: Session, script_id: str) -> None:
+    """Refuse what only a migration that was begun can be asked, before anything is written for it.
+
+    Raises:
+        Refused: neither the ledger nor the restricted store knows of it.
+    """
+    if session.ledger.applied(script_id):
+        return
+    if session.do(ControlStore(session.accounts.restricted, script_id).read()) is None:
+        raise Refused(
+            f"{script_id} has not begun and has copied nothing",
+            kept="everything; nothing was changed",
+            hint=f"`rekey plan {script_id}` shows what it would do, `rekey apply {script_id}` begins it",
+        )
+
+
+def _require_comparable(run: Run, phase: ControlPhase) -> None:
+    if phase is ControlPhase.SOURCE:
+        raise Refused(
+            f"{run.script_id} has copied nothing yet",
+            kept="everything; nothing was changed",
+            hint=f"`rekey apply {run.script_id}` first",
+        )
+    if not run.is_delta:
+        _require_following(run, phase)
+    elif phase is not ControlPhase.DUAL_WRITE:
+        back = f"`rekey rollback {run.script_id}` copies the target's changes back and verifies"
+        raise Refused(
+            f"{run.script_id} is in `{phase}`: the application writes to {run.targets[0].name}, and with"
+            ' capture "delta" nothing follows it, so differences say nothing',
+            kept="the verification that opened the gate; `rekey status` shows it",
+            hint=back if phase in (ControlPhase.CUTOVER, ControlPhase.FREEZE) else "there is nothing to do",
+        )
+
+
+def _require_following(run: Run, phase: ControlPhase) -> None:
+    """Refuse where no client keeps the other side current any more (capture "dual-write")."""
+    after_end = phase in (ControlPhase.COMPLETE, ControlPhase.RETIRED)
+    if after_end or (phase is ControlPhase.CUTOVER and not run.declared.migration.reverse):
+        raise Refused(
+            f"{run.script_id} is in `{phase}`: nothing follows {run.targets[0].name} any more, so differences"
+            " say nothing",
+            kept="the verification that opened the gate; `rekey status` shows it",
+            hint="there is nothing to do",
+        )
+
+
+def rollback(session: Session, script_id: str, *, to: ControlPhase | None, drop: bool | None) -> list[Phase]:
+    """Take a migration back and return the phases that were taken back, last first.
+
+    Args:
+        session: the open session.
+        script_id: the migration.
+        to: `dual_write` or `source`; None: from cutover to `dual_write`, from anything before to `source`.
+            A rollback that was cut off is finished by the same call again: it goes no further back.
+        drop: whether target tables are dropped on the way to `source`; None when not said.
+
+    Raises:
+        Refused: no way back from here, or another migration builds on this one.
+        ConfigurationError: on the way to `source` it must be said whether to drop or keep the targets.
+    """
+    require_begun(session, script_id)
+    # Cut off behind the move of the control row, a rollback leaves `cutover` in the ledger; `begin` mends it.
+    cut_off = Phase.CUTOVER in session.ledger.applied(script_id)
+    run = session.begin(script_id)
+    applied = session.ledger.applied(script_id)
+    from_cutover = cut_off or Phase.CUTOVER in applied
+    goal = to or (ControlPhase.DUAL_WRITE if from_cutover else ControlPhase.SOURCE)
+    downto = Phase.RECONCILE if goal is ControlPhase.DUAL_WRITE else None
+    if goal is ControlPhase.SOURCE and Phase.COMPLETE not in applied and drop is None:
+        raise ConfigurationError(
+            f"rolling {script_id} back to `source`: say what happens to {', '.join(run.mapper.tables)}",
+            hint="add --drop-targets or --keep-targets",
+        )
+    undone = session.ledger.rollback(script_id, downto)
+    if goal is ControlPhase.SOURCE and drop:
+        # Only a client that has seen `source` last may find tables and control row gone.
+        session.do(wait_for_present(run))
+        session.do(until_quiet(run))
+        if Phase.PREPARE not in undone:
+            # An earlier rollback kept the targets; now they are to go.
+            session.do(PHASES[Phase.PREPARE].undo(run))
+        control = session.do(run.control.read())
+        if control is not None:
+            session.do(run.control.delete(control))
+        if run.mapping.keyring is not None:
+            session.do(run.mapping.keyring.forget())
+        session.state.forget(script_id)
+    session.state.audit("rolled-back", script_id, {"to": goal, "phases": [str(phase) for phase in undone]})
+    return undone
+
+
+def retire(session: Session, script_id: str) -> None:
+    """Delete the source of a completed migration.
+
+    Raises:
+        GateClosed: the gate before `retire` is closed.
+        Findings: rows that changed after the freeze were not deleted.
+    """
+    session.count_anew()
+    require_begun(session, script_id)
+    run = session.begin(script_id)
+    reasons = session.do(PHASES[Phase.RETIRE].gate(run))
+    if Phase.COMPLETE not in session.ledger.applied(script_id):
+        reasons = [f"{script_id} is not complete"]
+    hint = f"`rekey status {script_id}` shows what is missing"
+    session.do(pass_gate(run, Phase.RETIRE, reasons, hint))
+    session.ledger.apply(script_id, Phase.RETIRE)

@@ -1,0 +1,307 @@
+"""Erasing subjects: what the mapping knows of some source rows, and those rows themselves.
+
+Rules kept here:
+
+* Only after `complete`, when every client has acknowledged it and the journal is empty: before that the
+  protocol needs the mapping, and whoever still settles a write would bring back what is erased.
+* It is on record before anything is deleted, and once more behind it. The record names source rows by safe
+  id, and nothing of their other rows: it does not bring together what the erasure has taken apart.
+* The source row goes first, by its ETag, and only if it was not written since the source was quiet (the rule
+  of `retire`). One that changed is left, and reported, and nothing else of its subject is erased. When the
+  source is retired its name is nobody's: it is not looked at.
+* The forward row leads to the others and goes last. Killed anywhere, the next erasure ends what was begun:
+  the record says what that is, and forward rows that still stand lead to the rest.
+* Reverse rows that no forward row lists (left by a run that was cut off) are searched for, unless said not
+  to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from rekey.core.clock import format_ticks, ticks_of
+from rekey.core.concurrency import for_each
+from rekey.errors import (
+    ConditionFailed,
+    Erased,
+    Refused,
+    RowMissing,
+    SealedUnreadable,
+    TableBeingDeleted,
+    TableMissing,
+)
+from rekey.mapping.erasing import Search, bury, search
+from rekey.mapping.lookup import Lookup, Query
+from rekey.mapping.rows import TargetKey
+from rekey.mapping.tombstones import day_of
+from rekey.model import TIMESTAMP, EntityKey, etag_of
+from rekey.phases import ControlPhase
+from rekey.protocol.control import ControlRow
+from rekey.runner.client_barrier import wait_for_present
+from rekey.runner.commands import require_begun
+from rekey.runner.intents import heard_of_until
+from rekey.runner.phases.retire import quiet_at
+from rekey.runner.record import make_checkpoint
+from rekey.runner.run import Run
+from rekey.runner.session import Session
+from rekey.state.audit import ERASURE_BEGUN, ERASURE_ENDED
+from rekey.state.erasures import SUBJECTS, erasures
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is to be erased.
+
+    Attributes:
+        subjects: safe ids of source rows, and their keys.
+        erased: safe ids of what was erased before, and on which day.
+        unknown: safe ids of what nothing is known of.
+        told: all keys of these subjects: no reason must hold one.
+    """
+
+    subjects: dict[str, EntityKey] = field(repr=False)
+    erased: dict[str, str]
+    unknown: tuple[str, ...]
+    told: tuple[EntityKey, ...] = field(repr=False)
+
+
+@dataclass(slots=True)
+class Done:
+    """What was erased.
+
+    Attributes:
+        on: the day.
+        rows: safe ids of the subjects.
+        changed: safe ids of those whose source row was written since: nothing of them was erased.
+        source_rows, source_rows_gone: deleted now; not there any more.
+        forward_rows, reverse_rows: that are tombstones now.
+        unreadable: mapping rows that cannot be opened, so that nobody knows whom they name.
+    """
+
+    on: str
+    rows: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    source_rows: int = 0
+    source_rows_gone: int = 0
+    forward_rows: int = 0
+    reverse_rows: int = 0
+    unreadable: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON-able data, without keys."""
+        return {
+            "on": self.on,
+            "rows": sorted(self.rows),
+            "changed": sorted(self.changed),
+            "source_rows": self.source_rows,
+            "source_rows_gone": self.source_rows_gone,
+            "forward_rows": self.forward_rows,
+            "reverse_rows": self.reverse_rows,
+            "unreadable": self.unreadable,
+        }
+
+
+class _Source(Enum):
+    """What became of a source row."""
+
+    DELETED = "deleted"
+    GONE = "gone"
+    CHANGED = "changed"
+
+
+async def require_complete(run: Run) -> ControlRow:
+    """Return the control row of a migration that needs its mapping no more; keys in the state file go.
+
+    Raises:
+        Refused: not complete, a client has not acknowledged it, or the journal holds intents.
+    """
+    now = await run.control.read()
+    if now is None or now.phase not in (ControlPhase.COMPLETE, ControlPhase.RETIRED):
+        raise Refused(
+            f"{run.script_id} is not complete: until then the mapping keeps source and targets in step",
+            kept="everything; nothing was erased",
+            hint="delete the rows through the application now, which takes them from source and targets;"
+            f" erase what the mapping knows of them after `rekey apply {run.script_id} --to complete`",
+        )
+    await wait_for_present(run)
+    until = await heard_of_until(run)
+    if until is not None:
+        raise Refused(
+            f"a client of {run.script_id} was given up that had not ended in order: what it had signed may"
+            f" reach the mapping until {format_ticks(until)}",
+            kept="everything; nothing was erased",
+            hint="run the same command again after that",
+        )
+    if not run.is_delta:
+        async for times in run.journal.times():
+            if times:  # `complete` has removed what was only kept
+                raise Refused(
+                    f"the journal of {run.script_id} holds intents: not all writes are settled",
+                    kept="everything; nothing was erased",
+                    hint=f"`rekey apply {run.script_id}` settles them",
+                )
+    run.state.forget_keys(run.script_id)
+    return now
+
+
+def erase(
+    session: Session,
+    script_id: str,
+    queries: Sequence[Query],
+    reason: str,
+    *,
+    by: str,
+    searched: bool,
+    refuse: Callable[[Sequence[EntityKey]], None],
+) -> tuple[Asked, Done]:
+    """Erase what a completed migration knows of some subjects, and their source rows.
+
+    Args:
+        session: the open session.
+        script_id: the migration.
+        queries: who is meant.
+        reason: why; recorded.
+        by: how they were named.
+        searched: also look for reverse rows that no forward row lists.
+        refuse: raises when the reason holds one of some keys; called before anything is recorded.
+
+    Returns:
+        What was meant, and what was erased.
+
+    Raises:
+        Refused: not now; see `require_complete`.
+        SealedUnreadable: what was asked for cannot be opened.
+    """
+    require_begun(session, script_id)
+    run = session.begin(script_id)
+    now = session.do(require_complete(run))
+    _end_what_was_begun(session, run, now)
+    asked = session.do(find(run, queries))
+    refuse(asked.told)
+    details = {
+        "kind": SUBJECTS,
+        "by": by,
+        "rows": sorted(asked.subjects),
+        "erased_before": sorted(asked.erased),
+        "unknown": sorted(asked.unknown),
+        "searched": searched,
+        "reason": reason,
+    }
+    begun = session.state.audit(ERASURE_BEGUN, script_id, details)
+    done = session.do(_carry_out(run, now, asked, begun.seq, searched=searched))
+    make_checkpoint(session.state, session.signer, f"{script_id}: erased", session.progress)
+    return asked, done
+
+
+def _end_what_was_begun(session: Session, run: Run, now: ControlRow) -> None:
+    """End erasures that are on record and were cut off, however their subjects were named."""
+    for event in erasures(session.state.audit_events(run.script_id)).open:
+        said = event.details
+        if said["kind"] == SUBJECTS:
+            asked = session.do(find(run, [Query(safe_id=row_id) for row_id in said["rows"]]))
+            session.do(_carry_out(run, now, asked, event.seq, searched=said["searched"]))
+            session.progress.note(f"the erasure that was begun on {event.at[:10]} and cut off is done now")
+
+
+async def find(run: Run, queries: Sequence[Query]) -> Asked:
+    """Return whose rows some questions mean.
+
+    Raises:
+        SealedUnreadable: a row that is meant cannot be opened.
+    """
+    store = run.mapping
+    lookup = Lookup(store, run.tables)
+    expired = await store.expired_on()
+    subjects: dict[str, EntityKey] = {}
+    before: dict[str, str] = {}
+    unknown: list[str] = []
+    told: list[EntityKey] = []
+    for query in queries:
+        met = await lookup.meet(query)
+        await store.learn(met.rows)
+        sources, on = set[EntityKey](), "" if met.rows else expired
+        for row in met.rows:
+            try:
+                sources.add(store.rows.read_source(row))
+            except Erased as erased:
+                on = erased.on
+        if on:
+            before.update(dict.fromkeys(met.row_ids, on))
+        if query.old is not None and (on or sources):
+            sources.add(query.old)  # nothing is left that names it, but its source row may still stand
+        if not sources and not on:
+            unknown += met.row_ids
+        subjects.update((run.ids.short(run.source.name, key), key) for key in sources)
+        told += [key for key in (query.old, query.new) if key is not None]
+    for key in subjects.values():
+        told += [key, *(target.key for target in await _targets(run, key))]
+    return Asked(subjects, before, tuple(unknown), tuple(told))
+
+
+async def _targets(run: Run, source: EntityKey) -> list[TargetKey]:
+    """Return the target keys that the forward row of a source key lists; none where it was erased."""
+    try:
+        forward = await run.mapping.forward(source)
+    except Erased:
+        return []
+    return [] if forward is None else sorted(forward.targets)
+
+
+async def _carry_out(run: Run, now: ControlRow, asked: Asked, begun: int, *, searched: bool) -> Done:
+    """Erase what was asked for, and record it."""
+    done = Done(day_of(await run.restricted.server_time()))
+    found = Search()
+    if searched and asked.subjects:
+        with run.progress.task("search the mapping") as advance:
+            wanted = frozenset(asked.subjects.values())
+            scans = run.config.limits.scans
+            found = await search(run.mapping, wanted, scans=scans, advance=advance, check=run.check)
+    done.unreadable = found.unreadable
+
+    async def erase_one(subject: tuple[str, EntityKey]) -> None:
+        run.check()
+        row_id, source = subject
+        gone = await _delete_source(run, now, source)
+        if gone is _Source.CHANGED:
+            done.changed.append(row_id)
+            return
+        done.source_rows += gone is _Source.DELETED
+        done.source_rows_gone += gone is _Source.GONE
+        rows = run.mapping.rows
+        listed = [rows.reverse_key(target.key) for target in await _targets(run, source) if target.table == 0]
+        # Counted behind each wait: others count beside it.
+        for at in dict.fromkeys([*listed, *found.rows.get(source, ())]):
+            try:
+                buried = await bury(run.mapping, at, source, done.on)
+            except SealedUnreadable:
+                buried = False
+                done.unreadable += not searched  # the search has counted it
+            done.reverse_rows += buried
+        buried = await bury(run.mapping, rows.forward_key(source), source, done.on)
+        done.forward_rows += buried
+        done.rows.append(row_id)
+
+    await for_each(asked.subjects.items(), erase_one, limit=run.config.limits.concurrency)
+    run.state.audit(ERASURE_ENDED, run.script_id, {"kind": SUBJECTS, "begun": begun, **done.as_json()})
+    return done
+
+
+async def _delete_source(run: Run, now: ControlRow, source: EntityKey) -> _Source:
+    """Delete a source row that nobody has written since the source was quiet."""
+    if now.phase is ControlPhase.RETIRED:
+        return _Source.GONE
+    try:
+        row = await run.source.get(source)
+        if row is None:
+            return _Source.GONE
+        if ticks_of(row[TIMESTAMP]) >= ticks_of(quiet_at(run, now)):
+            return _Source.CHANGED
+        await run.source.delete(source, etag=etag_of(row))
+    except (RowMissing, TableMissing, TableBeingDeleted):
+        return _Source.GONE
+    except ConditionFailed:
+        return _Source.CHANGED
+    return _Source.DELETED

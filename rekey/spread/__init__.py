@@ -1,1 +1,0 @@
-"""Copying and comparing by several processes or machines: tasks of plain data for any executor."""

@@ -1,0 +1,307 @@
+"""The runner: yoyo carries out the phases of the migration scripts, in order, each once.
+
+Rules kept here:
+
+* A script becomes one yoyo migration for each phase, chained; its id is `<script>.<phase>`.
+* A script that `__depends__` on another begins when that one's `cutover` is applied: its tables are then the
+  ones the application reads. If it starts from a table that the other one fills, it waits for `complete`:
+  until then writes to that table are propagated back, and one table cannot be part of two migrations.
+* A phase is marked when its step has returned, never before: killed in between, it is entered again.
+* What a step raises reaches the caller unchanged and leaves the phase unmarked. Errors of SQLite and yoyo's
+  own do not get that far: yoyo would roll earlier steps back for the first, and go on after the second.
+* The file lock is held first; only then is a lock row that a killed process left known to be stale. Every
+  call has a fresh backend, because yoyo takes no lock with one that has failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import Any
+
+from yoyo.exceptions import BadMigration, LockTimeout
+from yoyo.migrations import Migration as YoyoMigration
+from yoyo.migrations import MigrationList, MigrationStep, Transactionless
+
+from rekey.declaration.migration import Declared
+from rekey.errors import DeclarationError, GateClosed, Locked, MachineFailed, Refused, StateUnusable
+from rekey.phases import ORDER, REVERSIBLE, Phase, ledger_id, previous
+from rekey.state import backend as state_backend
+from rekey.state import files
+from rekey.state.backend import StateBackend
+from rekey.state.filelock import FileLock
+
+Step = Callable[[str, Phase], None]
+"""Carries out, or takes back, one phase of the script with this id. Blocks until it is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerScript:
+    """What the ledger needs to know of a script.
+
+    Attributes:
+        script_id: the script.
+        depends: ids of the scripts it depends on.
+        source: the table it starts from.
+        targets: the tables it fills, index tables included.
+    """
+
+    script_id: str
+    depends: frozenset[str]
+    source: str
+    targets: tuple[str, ...]
+
+    @classmethod
+    def of(cls, declared: Declared) -> LedgerScript:
+        """Return what the ledger needs of a script as read."""
+        migration = declared.migration
+        return cls(declared.script_id, declared.depends, migration.source, migration.tables)
+
+
+def handover(before: LedgerScript, after: LedgerScript) -> Phase:
+    """Return the phase of `before` that must be applied when `after`, which depends on it, begins."""
+    # table names do not differ by case alone (Azure: "Understanding the Table service data model")
+    filled = {name.lower() for name in before.targets}
+    return Phase.COMPLETE if after.source.lower() in filled else Phase.CUTOVER
+
+
+def applied_phases(ids: Iterable[str], script_id: str) -> list[Phase]:
+    """Return the applied phases of a script, in order, from all ids of the ledger."""
+    known = set(ids)
+    return [phase for phase in ORDER if ledger_id(script_id, phase) in known]
+
+
+class _PhaseMigration(YoyoMigration):  # type: ignore[misc]
+    """One phase of one script, as yoyo sees it. Nothing is read from a file."""
+
+    def __init__(self, script_id: str, phase: Phase, path: Path, run: Step, undo: Step) -> None:
+        super().__init__(ledger_id(script_id, phase), script_id, "")
+        self.script_id = script_id
+        self.phase = phase
+        self.use_transactions = False
+        self._depends: set[_PhaseMigration] = set()
+
+        def apply(_connection: object) -> None:
+            with _contained(path):
+                run(script_id, phase)
+
+        def rollback(_connection: object) -> None:
+            with _contained(path):
+                undo(script_id, phase)
+
+        self.steps = [Transactionless(MigrationStep(0, apply, rollback))]
+
+    def follow(self, other: _PhaseMigration) -> None:
+        """Make this phase depend on another one."""
+        self._depends.add(other)
+
+
+class Ledger:
+    """The phases of all scripts, and which of them are applied. Use `Ledger.open`."""
+
+    def __init__(self, path: Path, phases: dict[str, _PhaseMigration], lock: FileLock) -> None:
+        """Take the phases by ledger id; the state file exists and has its schema."""
+        self._path = path
+        self._phases = phases
+        self._lock = lock
+
+    @classmethod
+    def open(
+        cls, state_path: Path, scripts: Sequence[LedgerScript], *, run: Step, undo: Step, lock: FileLock
+    ) -> Ledger:
+        """Expand scripts into phases over one state file.
+
+        Args:
+            state_path: the state file; made when there is none.
+            scripts: all scripts, in any order.
+            run: carries out one phase.
+            undo: takes one phase back.
+            lock: the held file lock on the state file; stays the caller's.
+
+        Raises:
+            DeclarationError: a dependency that does not exist, or a cycle.
+            StateUnusable, MachineFailed: see `State.open`.
+        """
+        path = Path(state_path).absolute()
+        lock.require(path)
+        _check(scripts)
+        state_backend.prepare(path, lock).close()
+        return cls(path, _expand(scripts, path, run, undo), lock)
+
+    def applied(self, script_id: str) -> list[Phase]:
+        """Return the applied phases of a script, in order. Raises StateUnusable when there is a gap."""
+        with files.translating(self._path), StateBackend(self._path) as backend:
+            return self._applied(backend, script_id)
+
+    def apply(self, script_id: str, upto: Phase) -> list[Phase]:
+        """Carry out the pending phases of a script up to and including `upto`; return those carried out.
+
+        Raises:
+            GateClosed: a script that this one depends on has not come far enough.
+            RekeyError: what the step raised; its phase and later ones are not marked.
+        """
+        with self._exclusive() as backend:
+            done = self._applied(backend, script_id)
+            wanted = [
+                self._phase(script_id, phase) for phase in ORDER[: ORDER.index(upto) + 1] if phase not in done
+            ]
+            self._check_dependencies(state_backend.ledger_ids(backend.connection), wanted)
+            backend.apply_migrations(backend.to_apply(MigrationList(wanted)))
+        return [migration.phase for migration in wanted]
+
+    def rollback(self, script_id: str, downto: Phase | None) -> list[Phase]:
+        """Take phases back, last first, until `downto` is the last applied one (None: none is left).
+
+        Raises:
+            Refused: a phase from which there is no way back is applied, or another script builds on this one.
+            RekeyError: what the step raised; its phase and earlier ones stay marked.
+        """
+        kept = () if downto is None else ORDER[: ORDER.index(downto) + 1]
+        with self._exclusive() as backend:
+            undone = [phase for phase in self._applied(backend, script_id) if phase not in kept]
+            final = [phase for phase in undone if phase not in REVERSIBLE]
+            if final:
+                raise Refused(
+                    f"{script_id} has passed `{final[0]}`, from which there is no way back",
+                    kept="everything; nothing was changed",
+                    hint="write a new migration that goes the other way",
+                )
+            ids = state_backend.ledger_ids(backend.connection)
+            self._check_dependants(ids, script_id, undone)
+            listed = [self._phase(script_id, phase) for phase in undone]
+            backend.rollback_migrations(backend.to_rollback(MigrationList(listed)))
+        return undone[::-1]
+
+    def mark(self, script_id: str, phases: Iterable[Phase]) -> None:
+        """Note phases as applied without carrying them out: for a state file that was lost."""
+        wanted = set(phases)
+        with self._exclusive() as backend:
+            done = self._applied(backend, script_id)
+            listed = [self._phase(script_id, p) for p in ORDER if p in wanted and p not in done]
+            backend.mark_migrations(MigrationList(listed))
+
+    def unmark(self, script_id: str, phases: Iterable[Phase]) -> None:
+        """Note phases as not applied without taking them back."""
+        wanted = set(phases)
+        with self._exclusive() as backend:
+            done = self._applied(backend, script_id)
+            backend.unmark_migrations(
+                MigrationList([self._phase(script_id, phase) for phase in reversed(done) if phase in wanted])
+            )
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[StateBackend]:
+        self._lock.require(self._path)
+        with files.translating(self._path), StateBackend(self._path) as backend:
+            backend.begin_exclusive_use()
+            try:
+                with backend.lock():
+                    yield backend
+            except LockTimeout:
+                raise Locked(
+                    f"the ledger in {self._path} is locked by another process",
+                    hint="wait for the other command to end, then run the same command again",
+                ) from None
+
+    def _phase(self, script_id: str, phase: Phase) -> _PhaseMigration:
+        return self._phases[ledger_id(script_id, phase)]
+
+    def _applied(self, backend: StateBackend, script_id: str) -> list[Phase]:
+        self._phase(script_id, Phase.PREPARE)  # KeyError for a script that was not opened: a fault of ours
+        done = applied_phases(state_backend.ledger_ids(backend.connection), script_id)
+        if done != list(ORDER[: len(done)]):
+            raise StateUnusable(
+                f"the ledger in {self._path} has a gap: {script_id} has {', '.join(done)}",
+                kept="everything; nothing was changed",
+                hint="move the state file away and run `rekey apply` again: it asks the control row",
+            )
+        return done
+
+    def _check_dependencies(self, ids: Iterable[str], wanted: Sequence[_PhaseMigration]) -> None:
+        there = {*ids, *(migration.id for migration in wanted)}
+        for migration in wanted:
+            missing = sorted(needed.id for needed in migration.depends if needed.id not in there)
+            if missing:
+                first = self._phases[missing[0]]
+                raise GateClosed(
+                    migration.phase,
+                    [
+                        f"{migration.script_id} waits for `{self._phases[m].phase}` of "
+                        f"{self._phases[m].script_id}"
+                        for m in missing
+                    ],
+                    hint=f"`rekey apply {first.script_id} --to {first.phase}` first",
+                )
+
+    def _check_dependants(self, ids: Iterable[str], script_id: str, undone: Sequence[Phase]) -> None:
+        taken = {ledger_id(script_id, phase) for phase in undone}
+        builds_on = sorted(
+            {
+                self._phases[entry].script_id
+                for entry in ids
+                if entry in self._phases and entry not in taken
+                if any(needed.id in taken for needed in self._phases[entry].depends)
+            }
+        )
+        if builds_on:
+            raise Refused(
+                f"{', '.join(builds_on)} builds on {script_id}",
+                kept="everything; nothing was changed",
+                hint=f"`rekey rollback {builds_on[-1]}` first",
+            )
+
+
+@contextmanager
+def _contained(path: Path) -> Iterator[None]:
+    try:
+        with files.translating(path):
+            yield
+    except BadMigration as error:
+        raise MachineFailed(
+            f"a step failed inside yoyo ({type(error).__name__})",
+            kept="everything up to the last checkpoint",
+            hint="run the same command again; if it fails again, report it with this text",
+        ) from error
+
+
+def _check(scripts: Sequence[LedgerScript]) -> None:
+    """Refuse missing dependencies and cycles; yoyo drops the first and leaks the second."""
+    known = {script.script_id for script in scripts}
+    for script in scripts:
+        for missing in sorted(script.depends - known):
+            raise DeclarationError(
+                script.script_id,
+                "__depends__",
+                f"there is no script {missing}",
+                cure="name a script of this folder, without `.py`",
+            )
+    try:
+        TopologicalSorter({s.script_id: s.depends for s in scripts}).prepare()
+    except CycleError as error:
+        raise DeclarationError(
+            error.args[1][0],
+            "__depends__",
+            f"the scripts depend on each other in a circle: {' -> '.join(error.args[1])}",
+            cure="remove one of these dependencies",
+        ) from None
+
+
+def _expand(scripts: Sequence[LedgerScript], path: Path, run: Step, undo: Step) -> dict[str, _PhaseMigration]:
+    phases: dict[str, Any] = {
+        ledger_id(script.script_id, phase): _PhaseMigration(script.script_id, phase, path, run, undo)
+        for script in scripts
+        for phase in ORDER
+    }
+    by_id = {script.script_id: script for script in scripts}
+    for migration in phases.values():
+        before = previous(migration.phase)
+        if before is not None:
+            migration.follow(phases[ledger_id(migration.script_id, before)])
+            continue
+        script = by_id[migration.script_id]
+        for other in sorted(script.depends):
+            migration.follow(phases[ledger_id(other, handover(by_id[other], script))])
+    return phases

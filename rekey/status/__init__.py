@@ -1,0 +1,1 @@
+"""Where a migration stands: read, judged, told."""

@@ -1,0 +1,247 @@
+"""All that is known of one migration, as `rekey.status.reader` collects it.
+
+Rules kept here:
+
+* The control row is believed before the ledger (`align`).
+* What could not be asked is said to be unknown, never guessed.
+* A client that is over counts for nothing: whoever ended without a word leaves a row behind.
+* Nothing here holds a key, but for segments, whose keys no repr shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from rekey.core.clock import TICKS_PER_SECOND, ticks_of
+from rekey.declaration.migration import Declared
+from rekey.mapping.retention import Cohort
+from rekey.phases import ControlPhase, Phase
+from rekey.project.bounds import Gates
+from rekey.protocol.control import ControlRow
+from rekey.protocol.registry import ClientRow, is_current, is_over
+from rekey.state.align import aligned
+from rekey.state.audit import AuditEvent
+from rekey.state.ledger import LedgerScript, applied_phases, handover
+from rekey.state.models import PhaseRun, Segment, Verification
+
+RETURNED_AFTER = "returned_after"
+"""Fact: the number of the last full verification when a way back from cutover was last begun."""
+RETURNED_AT = "returned_at"
+"""The same as a time of some machine, as versions before 0.2 kept it: which verifications are newer, it does
+not tell."""
+ESTIMATED_ROWS = "estimated_rows"
+"""Fact: how many rows the source has, as planned before the first write."""
+UNFOLLOWED = "unfollowed"
+"""Fact: the number of the last full verification that was made while no client was registered."""
+LATE_UNTIL = "late_until"
+"""Fact: until when, by the service's clock, clients may be heard of that were given up at the beginning.
+What they wrote before had no intent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The runner lease as read.
+
+    Attributes:
+        host, pid: who holds it.
+        ends_at: when it ends unless it is renewed, the service's time.
+        live: it has not ended, and its process is not known to be gone.
+    """
+
+    host: str
+    pid: int
+    ends_at: str
+    live: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Intents:
+    """What the journal holds: writes under way, and keys whose replicas are not known to be current.
+
+    Attributes:
+        depth: how many intents.
+        oldest_at: when the oldest was made, ticks of the service's clock; None without any.
+        kept: further ones that are settled, and kept while their client may be heard of yet.
+    """
+
+    depth: int
+    oldest_at: int | None
+    kept: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A script that another one waits for, and the phase that it must have reached."""
+
+    script_id: str
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """All that is known of one migration.
+
+    Attributes:
+        declared: the script as it is now.
+        known: the state file knows the migration.
+        applied: the ledger's phases, in order.
+        control: the control row, None when there is none or it could not be read.
+        lease: the runner lease, None when nobody holds it.
+        runs: runs of phases, oldest first.
+        segments: of the backfill.
+        facts: small facts of the state file.
+        verification: the last full one.
+        gates: what the gates ask for.
+        now: ticks of the service's clock; this machine's when the service could not be asked.
+        waits_for: scripts that must come further before this one begins.
+        unreachable: why the service could not be asked, "" when it was.
+        clients: all that have a row, in capture "dual-write".
+        intents: the journal, in capture "dual-write"; None when it was not asked.
+        proved: whether the evidence that `retire` asks for was exported and verified.
+        cohorts: of the mapping, once the migration is complete.
+        erasing: erasures that were begun and not ended.
+    """
+
+    declared: Declared
+    known: bool
+    applied: tuple[Phase, ...]
+    control: ControlRow | None
+    lease: Lease | None
+    runs: tuple[PhaseRun, ...]
+    segments: tuple[Segment, ...]
+    facts: Mapping[str, str]
+    verification: Verification | None
+    gates: Gates
+    now: int
+    waits_for: tuple[Wait, ...] = ()
+    unreachable: str = ""
+    clients: tuple[ClientRow, ...] = ()
+    intents: Intents | None = None
+    proved: bool = True
+    cohorts: tuple[Cohort, ...] = ()
+    erasing: tuple[AuditEvent, ...] = ()
+
+    @property
+    def script_id(self) -> str:
+        """The migration's id."""
+        return self.declared.script_id
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The phases that count as applied."""
+        if self.control is None or self.control.phase is ControlPhase.FREEZE:
+            return self.applied
+        return aligned(self.control.phase, self.applied)
+
+    @property
+    def is_delta(self) -> bool:
+        """Whether the targets follow by delta passes."""
+        return self.declared.migration.capture == "delta"
+
+    @property
+    def at_work(self) -> bool:
+        """Whether a runner works on it."""
+        return self.lease is not None and self.lease.live
+
+    @property
+    def live_clients(self) -> tuple[ClientRow, ...]:
+        """Clients of which something may still take effect."""
+        return tuple(row for row in self.clients if not is_over(row, self.now))
+
+    @property
+    def clients_behind(self) -> tuple[ClientRow, ...]:
+        """Live clients that have not acknowledged what the control row says."""
+        return tuple(row for row in self.live_clients if not self.is_current(row))
+
+    @property
+    def clients_refusing(self) -> tuple[ClientRow, ...]:
+        """Live clients that refuse dual writes, or will as soon as they are due."""
+        return tuple(row for row in self.live_clients if row.refuses)
+
+    def is_current(self, row: ClientRow) -> bool:
+        """Tell whether a client has acknowledged what the control row says."""
+        control = self.control
+        return control is None or is_current(row, control.run_id, control.epoch)
+
+    @property
+    def source(self) -> str:
+        """The source table's name."""
+        return self.declared.migration.source
+
+    @property
+    def target(self) -> str:
+        """The main target table's name."""
+        return self.declared.migration.tables[0]
+
+    @property
+    def retention_ends_at(self) -> int | None:
+        """From when on `retire` may delete the source, in ticks; None before and after `complete`."""
+        control = self.control
+        if control is None or control.phase is not ControlPhase.COMPLETE:
+            return None
+        since = ticks_of(control.completed_at or control.updated_at)
+        return since + round(self.gates.retention_s * TICKS_PER_SECOND)
+
+    @property
+    def due(self) -> tuple[Cohort, ...]:
+        """Cohorts whose keeping time is over and that are not erased yet."""
+        return tuple(one for one in self.cohorts if one.is_due(self.now))
+
+    def since(self, moment: str) -> float:
+        """Return the seconds since a moment, not below 0."""
+        return max(0.0, round((self.now - ticks_of(moment)) / TICKS_PER_SECOND, 1))
+
+
+def waits(script: Declared, scripts: Mapping[str, Declared], ledger_ids: Iterable[str]) -> tuple[Wait, ...]:
+    """Return what a script waits for before it can begin; the ledger refuses it for the same reasons."""
+    ids = set(ledger_ids)
+    if applied_phases(ids, script.script_id):
+        return ()
+    ours = LedgerScript.of(script)
+    needed = [
+        Wait(other, handover(LedgerScript.of(scripts[other]), ours)) for other in sorted(script.depends)
+    ]
+    return tuple(one for one in needed if one.phase not in applied_phases(ids, one.script_id))
+
+
+def verification_problem(
+    last: Verification | None,
+    facts: Mapping[str, str],
+    *,
+    now: int,
+    max_age_s: float,
+    writers_stopped: bool = False,
+) -> str:
+    """Return why the last full verification keeps the gate before cutover closed, "" when it opens it.
+
+    Args:
+        last: that verification.
+        facts: small facts of the state file.
+        now: ticks of the service's clock, as verifications are timed.
+        max_age_s: how old it may be, in seconds.
+        writers_stopped: the operator says that nobody writes, so there was no client to be missed.
+    """
+    if last is None:
+        return "nothing has been verified in full"
+    if last.divergences:
+        return f"the last full verification found {last.divergences:,} rows that differ"
+    returned = RETURNED_AFTER in facts and last.number <= int(facts[RETURNED_AFTER])
+    if returned or (RETURNED_AT in facts and RETURNED_AFTER not in facts):
+        return "nothing has been verified in full since the way back from cutover"
+    late_until = facts.get(LATE_UNTIL)
+    if late_until is not None and ticks_of(last.started_at) < ticks_of(late_until):
+        return (
+            "a client was given up when dual writes began, without having ended in order: what it had signed"
+            f" may reach the source until {late_until}; only a full verification that begins later finds it"
+        )
+    if is_unfollowed(last, facts) and not writers_stopped:
+        return "when all was last verified, no client of the application was registered"
+    if now - ticks_of(last.finished_at) > max_age_s * TICKS_PER_SECOND:
+        return f"the last full verification is of {last.finished_at}, which is too old"
+    return ""
+
+
+def is_unfollowed(last: Verification, facts: Mapping[str, str]) -> bool:
+    """Tell whether a full verification was made while no client was registered."""
+    return UNFOLLOWED in facts and last.number <= int(facts[UNFOLLOWED])

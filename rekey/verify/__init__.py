@@ -1,0 +1,1 @@
+"""Comparing source and targets: count, sample, full; and repair."""

@@ -1,0 +1,240 @@
+"""Counting rows of both sides, per partition and in total.
+
+Rules kept here:
+
+* The source is read whole, because only its rows' content says how many index rows they give; of the targets
+  only keys are read.
+* What is compared is, per target partition, how many rows the source gives and how many there are. Source
+  partitions are counted too; their rows scatter over target partitions, so there is nothing to compare them
+  with one to one.
+* Memory is bounded however many partitions there are: tallies that do not fit go to disk and are added up in
+  groups.
+* A count is not a snapshot. When counts differ everything is counted once more after a delay, and only
+  partitions that show the same numbers in both passes are findings; the others are moving. Inserts and
+  deletes can by chance hold a difference for two passes: a count is a hint, and `full` alone is proof.
+* Partitions are named by safe id: that of the key (partition, "") in the name `<table>/partition`, so that it
+  is not taken for a row's.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rekey.core.concurrency import for_each
+from rekey.errors import RowRefused
+from rekey.model import PARTITION_KEY, EntityKey, Row
+from rekey.verify.context import ReconcileContext
+from rekey.verify.divergence import LISTED
+from rekey.verify.report import CountReport, PartitionDifference, PartitionSize, TableCount
+from rekey.verify.spill import Record, Spill, hash_of, private_folder
+from rekey.verify.sums import SOURCE
+
+LARGEST = 20
+"""Source partitions named in a report."""
+
+TALLIES = 65_536
+"""Partitions tallied in memory at a time: about 15 MB."""
+
+_Tallied = tuple[int, str, int, int]
+"""Table, partition, expected rows, actual rows."""
+
+
+class Tally:
+    """Expected and actual rows per partition; goes to disk when it does not fit."""
+
+    def __init__(self, spill: Spill) -> None:
+        """Take an empty spill that places records `by_partition`."""
+        self._spill = spill
+        self._counts: dict[tuple[int, str], list[int]] = {}
+
+    def add(self, table: int, partition: str, *, expected: int = 0, actual: int = 0) -> None:
+        """Add rows of one partition of one target table."""
+        counts = self._counts.get((table, partition))
+        if counts is None:
+            if len(self._counts) >= TALLIES:
+                self._flush()
+            counts = self._counts[table, partition] = [0, 0]
+        counts[0] += expected
+        counts[1] += actual
+
+    def totals(self) -> Iterator[_Tallied]:
+        """Give every partition once, with its rows on both sides."""
+        if not self._spill.records:
+            for (table, partition), (expected, actual) in self._counts.items():
+                yield table, partition, expected, actual
+            return
+        self._flush()
+        for group in self._spill.groups():
+            together: dict[tuple[int, str], list[int]] = defaultdict(lambda: [0, 0])
+            for table, partition, expected, actual in group:
+                counts = together[table, partition]
+                counts[0] += expected
+                counts[1] += actual
+            for (table, partition), (expected, actual) in together.items():
+                yield table, partition, expected, actual
+
+    def _flush(self) -> None:
+        for (table, partition), counts in self._counts.items():
+            self._spill.put([table, partition, *counts])
+        self._counts.clear()
+
+
+def by_partition(record: Record) -> int:
+    """Place records of one partition of one table together."""
+    return hash_of(f"{record[0]}\0{record[1]}")
+
+
+@dataclass(slots=True)
+class _Pass:
+    """What one pass counted; lists have one number per target table."""
+
+    expected: list[int]
+    actual: list[int]
+    partitions: list[int]
+    differing: list[int]
+    source_rows: int = 0
+    source_partitions: int = 0
+    refused: int = 0
+    largest: list[tuple[int, str]] = field(default_factory=list, repr=False)
+    """A heap of (rows, partition); the smallest leaves when there are more than `LARGEST`."""
+
+    def partition_ends(self, partition: str, rows: int) -> None:
+        """Note a source partition that was counted to its end."""
+        self.source_partitions += 1
+        heapq.heappush(self.largest, (rows, partition))
+        if len(self.largest) > LARGEST:
+            heapq.heappop(self.largest)
+
+
+async def count(ctx: ReconcileContext) -> CountReport:
+    """Count both sides, twice when they differ.
+
+    Raises:
+        Interrupted, ServiceError: as they come; a count changes nothing.
+        MachineFailed: the disk is full.
+    """
+    started_at = ctx.now()
+    with private_folder(ctx.folder) as folder, Spill(folder, by_partition) as differences:
+        last = await _count_once(ctx, folder, differences)
+        passes = 1
+        if any(last.differing):
+            await ctx.clock.sleep(ctx.recheck.delay_s)  # time for what is under way to arrive
+            last = await _count_once(ctx, folder, differences)
+            passes = 2
+        tables = _compare(ctx, last, differences)
+    return CountReport(
+        started_at=started_at,
+        finished_at=ctx.now(),
+        source=ctx.source_name,
+        source_rows=last.source_rows,
+        source_partitions=last.source_partitions,
+        refused_rows=last.refused,
+        largest=tuple(
+            PartitionSize(_partition_id(ctx, ctx.source_name, partition), rows)
+            for rows, partition in sorted(last.largest, key=lambda each: -each[0])
+        ),
+        tables=tables,
+        passes=passes,
+    )
+
+
+async def _count_once(ctx: ReconcileContext, folder: Path, differences: Spill) -> _Pass:
+    """Count everything once; partitions that differ go to `differences`."""
+    tables = len(ctx.targets)
+    counted = _Pass([0] * tables, [0] * tables, [0] * tables, [0] * tables)
+
+    async def read(table: int) -> None:
+        if table == SOURCE:
+            await _count_source(ctx, counted, tally)
+        else:
+            await _count_target(ctx, table, tally)
+
+    with Spill(folder, by_partition) as spill:
+        tally = Tally(spill)
+        await for_each((SOURCE, *range(tables)), read, limit=ctx.concurrency)
+        for table, partition, expected, actual in tally.totals():
+            counted.expected[table] += expected
+            counted.actual[table] += actual
+            counted.partitions[table] += 1
+            if expected != actual:
+                counted.differing[table] += 1
+                differences.put([table, partition, expected, actual])
+    return counted
+
+
+async def _count_source(ctx: ReconcileContext, counted: _Pass, tally: Tally) -> None:
+    partition, rows = None, 0
+    async for page in ctx.source.scan():
+        ctx.stop()
+        for row in page.rows:
+            if row[PARTITION_KEY] != partition:
+                if partition is not None:
+                    counted.partition_ends(partition, rows)
+                partition, rows = row[PARTITION_KEY], 0
+            rows += 1
+            _count_expected(ctx, row, counted, tally)
+        counted.source_rows += len(page.rows)
+        ctx.progress.advance(len(page.rows), "counting")
+    if partition is not None:
+        counted.partition_ends(partition, rows)
+
+
+def _count_expected(ctx: ReconcileContext, row: Row, counted: _Pass, tally: Tally) -> None:
+    try:
+        mapped = ctx.mapper.map(row)
+    except RowRefused:
+        counted.refused += 1
+        return
+    for table, target in mapped:
+        tally.add(table, target[PARTITION_KEY], expected=1)
+
+
+async def _count_target(ctx: ReconcileContext, table: int, tally: Tally) -> None:
+    async for page in ctx.targets[table].scan(select=(PARTITION_KEY,)):
+        ctx.stop()
+        for row in page.rows:
+            tally.add(table, row[PARTITION_KEY], actual=1)
+        ctx.progress.advance(len(page.rows), "counting")
+
+
+def _compare(ctx: ReconcileContext, last: _Pass, differences: Spill) -> tuple[TableCount, ...]:
+    """Tell partitions that differed alike in both passes from those whose rows came or went."""
+    stable = [0] * len(ctx.targets)
+    moving = [0] * len(ctx.targets)
+    worst: list[list[tuple[int, str, int, int]]] = [[] for _ in ctx.targets]
+    for group in differences.groups():
+        seen: dict[tuple[int, str], list[tuple[int, int]]] = defaultdict(list)
+        for table, partition, expected, actual in group:
+            seen[table, partition].append((expected, actual))
+        for (table, partition), counts in seen.items():
+            if len(counts) != 2 or counts[0] != counts[1]:
+                moving[table] += 1
+                continue
+            stable[table] += 1
+            expected, actual = counts[0]
+            heapq.heappush(worst[table], (abs(expected - actual), partition, expected, actual))
+            if len(worst[table]) > LISTED:
+                heapq.heappop(worst[table])
+    return tuple(
+        TableCount(
+            table=target.name,
+            expected=last.expected[number],
+            actual=last.actual[number],
+            partitions=last.partitions[number],
+            differing=stable[number],
+            moving=moving[number],
+            listed=tuple(
+                PartitionDifference(_partition_id(ctx, target.name, partition), expected, actual)
+                for _, partition, expected, actual in sorted(worst[number], reverse=True)
+            ),
+        )
+        for number, target in enumerate(ctx.targets)
+    )
+
+
+def _partition_id(ctx: ReconcileContext, table: str, partition: str) -> str:
+    return ctx.ids.short(f"{table}/partition", EntityKey(partition, ""))

@@ -1,0 +1,98 @@
+"""Mending what a full verification found.
+
+Rules kept here:
+
+* Repair has no writing rules of its own: a row is mended by `propagate`, which makes the targets equal what
+  the authority says. What the caller says afterwards is decided by verifying again, not by this module.
+* A row is deleted only when nothing maps to it: it is looked at once more, and the delete carries the ETag
+  that was seen. Afterwards its owner is asked for once more and propagated, in case a writer claimed the key,
+  found the row there and left it: a claim comes before the writer looks, so one of the two sees the other.
+* Where the main target is the authority its rows are never deleted: one that no source row gives, and whose
+  old key nobody knows, is named and left.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from rekey.core.concurrency import for_each
+from rekey.errors import ConditionFailed, RowMissing
+from rekey.errors import Findings as NotMendable
+from rekey.model import EntityKey, Row
+from rekey.verify.collect import Found, read_found
+from rekey.verify.context import ReconcileContext
+from rekey.verify.divergence import LISTED, Kind, Outcome, Repair, RepairReport
+from rekey.verify.observe import Point, observe, owner_of
+from rekey.verify.spill import Spill
+
+
+async def repair_all(ctx: ReconcileContext, kept: Spill) -> RepairReport:
+    """Mend every divergence in `kept`.
+
+    Raises ServiceError and Interrupted as they come; what was mended until then stays mended.
+    """
+    counts: Counter[str] = Counter()
+    listed: list[Repair] = []
+
+    async def mend(found: Found) -> None:
+        ctx.stop()
+        outcome = await repair(ctx, found)
+        counts[outcome.value] += 1
+        if len(listed) < LISTED:
+            listed.append(Repair(found.divergence, outcome))
+        ctx.progress.advance(0, "repairing")
+
+    await for_each(_all_found(kept), mend, limit=ctx.concurrency)
+    return RepairReport(dict(sorted(counts.items())), tuple(listed))
+
+
+def _all_found(kept: Spill) -> Iterator[Found]:
+    for group in kept.groups():
+        for record in group:
+            yield read_found(record)
+
+
+async def repair(ctx: ReconcileContext, found: Found) -> Outcome:
+    """Mend one stable divergence."""
+    if found.divergence.kind in (Kind.REFUSED, Kind.COLLISION):
+        return Outcome.REFUSED
+    try:
+        if found.source is not None:
+            await ctx.propagate(found.source)
+        if found.stray is None:
+            return Outcome.PROPAGATED
+        if ctx.authority_is_target and found.stray[0] == 0:
+            return Outcome.REFUSED if found.source is None else Outcome.PROPAGATED
+        return await _take_away(ctx, found, found.stray)
+    except NotMendable:  # the mapping refuses the source row, or another row has its key
+        return Outcome.REFUSED
+
+
+async def _take_away(ctx: ReconcileContext, found: Found, stray: tuple[int, EntityKey, str]) -> Outcome:
+    """Delete a row that nothing maps to, unless it is gone, changed, or somebody's by now."""
+    table, key, etag = stray
+    claims = () if found.source is None else (found.source,)
+    seen = await observe(ctx, Point(table, key, claims))
+    if seen.verdict is None or seen.verdict.kind is not Kind.EXTRA:
+        return Outcome.PROPAGATED if found.source is not None else Outcome.GONE
+    if seen.verdict.etag != etag or seen.verdict.sources not in ((), claims):
+        return Outcome.CHANGED
+    actual = await ctx.targets[table].get(key)
+    try:
+        await ctx.targets[table].delete(key, etag=etag)
+    except RowMissing:
+        return Outcome.GONE
+    except ConditionFailed:
+        return Outcome.CHANGED
+    await _propagate_claimants(ctx, table, actual, claims)
+    return Outcome.MOVED if found.divergence.kind is Kind.WRONG_KEY else Outcome.DELETED
+
+
+async def _propagate_claimants(
+    ctx: ReconcileContext, table: int, deleted: Row | None, claims: tuple[EntityKey, ...]
+) -> None:
+    """Propagate whoever may have taken the deleted row for its own between the last look and the delete."""
+    owner = None if deleted is None else await owner_of(ctx, table, deleted)
+    for source_key in dict.fromkeys((*claims, *(() if owner is None else (owner,)))):
+        await ctx.propagate(source_key)

@@ -1,0 +1,162 @@
+"""Verification by sample: random rows in both directions, and the confidence they buy.
+
+Rules kept here:
+
+* Rows are drawn by reservoir sampling (Li's algorithm L, ACM TOMS 20, 1994) over a scan that returns keys
+  only. Probing random keys would be cheaper and wrong: a row after a wide gap in the keys would be drawn more
+  often than its neighbours, and then no confidence could be stated. Here every row has the same chance,
+  whatever keys look like.
+* The same seed draws the same rows from the same table: the generator is `random.Random("<seed>:<table>")`.
+* A drawn row is looked at as a full verification looks at a difference (`recheck`): writes under way are not
+  taken for divergences. A row that was deleted meanwhile is not counted as checked.
+* Source → targets finds missing and altered rows, targets → source finds extra ones. Each table's bound is
+  stated by itself.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+
+from rekey.core.concurrency import for_each
+from rekey.errors import RowRefused
+from rekey.model import PARTITION_KEY, EntityKey, key_of
+from rekey.tables.base import Table
+from rekey.verify.collect import Collector
+from rekey.verify.confidence import CONFIDENCE, upper_bound
+from rekey.verify.context import ReconcileContext
+from rekey.verify.observe import Point
+from rekey.verify.recheck import Candidate, settle
+from rekey.verify.report import Direction, SampleReport
+from rekey.verify.sums import SOURCE
+
+MAX_ROWS = 100_000
+"""Rows a sample may ask for; with more a full verification is cheaper and proves more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Keys drawn from one table, and how many rows it had."""
+
+    keys: list[EntityKey]
+    population: int
+
+
+async def sample(ctx: ReconcileContext, n: int, seed: int) -> SampleReport:
+    """Draw `n` rows from the source and from every target table and look each of them up.
+
+    Args:
+        ctx: the tables and the mapping.
+        n: rows to draw per table, 1 to `MAX_ROWS`; a smaller table is checked whole.
+        seed: states which rows; printed in the report.
+
+    Raises:
+        ValueError: `n` is out of range.
+        Interrupted, ServiceError: as they come; a sample changes nothing.
+    """
+    if not 1 <= n <= MAX_ROWS:
+        raise ValueError(f"a sample has 1 to {MAX_ROWS:,} rows")
+    started_at = ctx.now()
+    tables = (SOURCE, *range(len(ctx.targets)))
+    drawn: dict[int, Drawn] = {}
+
+    async def draw_from(table: int) -> None:
+        handle = ctx.source if table == SOURCE else ctx.targets[table]
+        generator = random.Random(f"{seed}:{handle.name}")  # noqa: S311 repeatable on purpose, guards no secret
+        drawn[table] = await reservoir(_keys(ctx, handle), n, generator)
+
+    await for_each(tables, draw_from, limit=ctx.concurrency)
+    collector = Collector(ctx, suspects=False)
+    directions = [await _check(ctx, table, drawn[table], collector) for table in tables]
+    return SampleReport(
+        started_at=started_at,
+        finished_at=ctx.now(),
+        source=ctx.source_name,
+        seed=seed,
+        asked=n,
+        confidence=CONFIDENCE,
+        directions=tuple(directions),
+        found=collector.findings(),
+    )
+
+
+async def reservoir(keys: AsyncIterator[EntityKey], n: int, generator: random.Random) -> Drawn:
+    """Draw up to `n` keys, each with the same chance, in one pass and with memory for `n` keys."""
+    kept: list[EntityKey] = []
+    population = 0
+    weight = 1.0
+    following = 0
+    async for key in keys:
+        if population < n:
+            kept.append(key)
+            if population == n - 1:
+                weight, following = _skip(weight, n, population, generator)
+        elif population == following:
+            kept[generator.randrange(n)] = key
+            weight, following = _skip(weight, n, population, generator)
+        population += 1
+    return Drawn(kept, population)
+
+
+def _skip(weight: float, n: int, position: int, generator: random.Random) -> tuple[float, int]:
+    """Return the reservoir's new weight and the position of the next row that enters it."""
+    weight *= math.exp(math.log(1.0 - generator.random()) / n)
+    # 1 - random() lies in (0, 1]: its logarithm is finite
+    gap = math.log(1.0 - generator.random()) / math.log1p(-weight) if weight < 1.0 else 0.0
+    return weight, position + math.floor(gap) + 1
+
+
+async def _keys(ctx: ReconcileContext, table: Table) -> AsyncIterator[EntityKey]:
+    async for page in table.scan(select=(PARTITION_KEY,)):
+        ctx.stop()
+        ctx.progress.advance(len(page.rows), f"drawing from {table.name}")
+        for row in page.rows:
+            yield key_of(row)
+
+
+async def _check(ctx: ReconcileContext, table: int, drawn: Drawn, collector: Collector) -> Direction:
+    """Look up the rows drawn from one table."""
+    wanted: dict[int, Candidate] = {}
+
+    async def prepare(item: tuple[int, EntityKey]) -> None:
+        position, key = item
+        candidate = (
+            await _source_candidate(ctx, key) if table == SOURCE else await _target_candidate(ctx, table, key)
+        )
+        if candidate is not None:
+            wanted[position] = candidate
+
+    await for_each(enumerate(drawn.keys), prepare, limit=ctx.concurrency)
+    wrong = 0
+    async for settled in settle(ctx, _in_order(wanted)):
+        wrong += collector.take(settled) > 0
+    name = ctx.source_name if table == SOURCE else ctx.targets[table].name
+    population = drawn.population - (len(drawn.keys) - len(wanted))
+    return Direction(
+        name, population, len(wanted), wrong, upper_bound(wrong, len(wanted), population=population)
+    )
+
+
+def _in_order(candidates: dict[int, Candidate]) -> Iterator[Candidate]:
+    return (candidates[position] for position in sorted(candidates))
+
+
+async def _source_candidate(ctx: ReconcileContext, key: EntityKey) -> Candidate | None:
+    """Return what to look at for a drawn source row; None when it was deleted meanwhile."""
+    row = await ctx.source.get(key)
+    if row is None:
+        return None
+    try:
+        mapped = ctx.mapper.map(row)
+    except RowRefused:
+        return Candidate((Point(SOURCE, key),))
+    return Candidate(tuple(Point(number, key_of(target), (key,)) for number, target in mapped))
+
+
+async def _target_candidate(ctx: ReconcileContext, table: int, key: EntityKey) -> Candidate | None:
+    """Return what to look at for a drawn target row; None when it was deleted meanwhile."""
+    if await ctx.targets[table].get(key, select=(PARTITION_KEY,)) is None:
+        return None
+    return Candidate((Point(table, key),))

@@ -1,0 +1,214 @@
+"""Summing up: the first pass of a full verification, several parts of the tables at a time.
+
+Rules kept here:
+
+* Cursor and sums move together, between two awaits: whoever stores them at any moment stores a state from
+  which adding goes on without counting a row twice or leaving one out.
+* Readers that have nothing to read split what others have left, as the backfill's do; the sums do not depend
+  on where a table was split.
+* What is stopped is stored first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from rekey.core.concurrency import together
+from rekey.errors import Interrupted, RowRefused
+from rekey.model import KeyRange, Row
+from rekey.tables.base import MAX_PAGE_ROWS, Page
+from rekey.tables.probing import find_middle
+from rekey.verify.context import ReconcileContext, RowMapper
+from rekey.verify.digest import digester
+from rekey.verify.sums import SOURCE, Part, Partial
+
+CHECKPOINT_ROWS = 200_000
+"""Rows between two checkpoints: some seconds of work, against a state of about 0.5 MB per table."""
+LEAST_ROWS = 50 * MAX_PAGE_ROWS
+"""Rows a part must have given since it was last split before it is split again: looking for a middle takes
+about fifteen requests. A part that gave fifty pages is likely to have as many left, which are worth them."""
+
+
+async def sum_up(
+    ctx: ReconcileContext,
+    work: Partial,
+    *,
+    checkpoint: Callable[[Partial], None] | None = None,
+    checkpoint_rows: int = CHECKPOINT_ROWS,
+) -> None:
+    """Read what is left of `work` and add it to its sums, page by page.
+
+    Args:
+        ctx: the tables and the mapping.
+        work: the sums; its parts may be split.
+        checkpoint: told the sums about every `checkpoint_rows` rows, when stopped, and at the end.
+        checkpoint_rows: rows between two checkpoints.
+
+    Raises:
+        Interrupted: `ctx.stop` said so.
+    """
+    left = [part for part in work.parts if not part.done]
+    if not left:
+        return
+    summing = _Summing(ctx, work, left, checkpoint, checkpoint_rows)
+    try:
+        await together(summing.reader() for _ in range(max(1, ctx.scans)))
+    except Interrupted:
+        if checkpoint is not None:
+            checkpoint(work)
+        raise
+    if checkpoint is not None:
+        checkpoint(work)
+
+
+@dataclass(slots=True, eq=False)
+class _Active:
+    """A part under a reader.
+
+    Attributes:
+        fresh: rows it gave since it was begun or split.
+        shrunk: its end was moved after its scan began.
+        probed: somebody is looking for a place to split it.
+    """
+
+    part: Part
+    fresh: int = 0
+    shrunk: bool = False
+    probed: bool = False
+
+    def take(self, page: Page) -> tuple[list[Row], bool]:
+        """Move on by a page; return its rows within the part, and whether the part ends with it."""
+        rows, cursor, ended = page.cut(self.part.within.upto if self.shrunk else None)
+        self.part.cursor = cursor or self.part.cursor
+        self.fresh += len(rows)
+        return rows, ended
+
+
+class _Summing:
+    """All readers of one comparison."""
+
+    def __init__(
+        self,
+        ctx: ReconcileContext,
+        work: Partial,
+        left: Sequence[Part],
+        checkpoint: Callable[[Partial], None] | None,
+        checkpoint_rows: int,
+    ) -> None:
+        self._ctx, self._work = ctx, work
+        self._checkpoint, self._checkpoint_rows = checkpoint, checkpoint_rows
+        self._open = deque(left)
+        self._active: list[_Active] = []
+        self._since = 0
+        self._changed = asyncio.Event()
+        not_compared = [ctx.not_compared(number) for number in range(len(ctx.targets))]
+        self._adding = Adding(ctx.source_name, ctx.mapper, not_compared, work)
+
+    async def reader(self) -> None:
+        """Read parts until there are none."""
+        while (active := await self._take()) is not None:
+            try:
+                await self._read(active)
+            finally:
+                self._active.remove(active)
+                self._tell()
+
+    async def _take(self) -> _Active | None:
+        while True:
+            if self._open:
+                self._active.append(_Active(self._open.popleft()))
+                return self._active[-1]
+            if not self._active:
+                return None
+            worth = [one for one in self._active if one.fresh >= LEAST_ROWS and not one.probed]
+            if worth:
+                await self._divide(max(worth, key=lambda one: one.fresh))
+            else:
+                await self._changed.wait()
+
+    async def _divide(self, active: _Active) -> None:
+        """Look for a key in the middle of what is left of a part, and split it there."""
+        part = active.part
+        table = self._ctx.source if part.table == SOURCE else self._ctx.targets[part.table]
+        active.probed = True
+        try:
+            middle = await find_middle(table, part.rest, part.cursor)
+        finally:
+            active.probed = False
+        active.fresh = 0
+        # Meanwhile its reader may have come past that key, or to its end. From here on nothing is awaited.
+        if middle is None or active not in self._active or middle not in part.rest:
+            return
+        upper = Part(part.table, KeyRange(middle, part.within.upto))
+        part.within = replace(part.within, upto=middle)
+        active.shrunk = True
+        self._work.parts.append(upper)
+        self._open.append(upper)
+        self._tell()
+
+    async def _read(self, active: _Active) -> None:
+        ctx, part = self._ctx, active.part
+        table = ctx.source if part.table == SOURCE else ctx.targets[part.table]
+        async with aclosing(table.scan(part.rest)) as pages:  # type: ignore[type-var]  # all scans are generators
+            async for page in pages:
+                ctx.stop()
+                rows, ended = active.take(page)
+                self._adding.add(part.table, rows)
+                self._work.was_read(part.table, len(rows), ctx.now())
+                ctx.progress.advance(len(rows), "comparing")
+                self._since += len(rows)
+                if active.fresh >= LEAST_ROWS:
+                    self._tell()
+                if self._checkpoint is not None and self._since >= self._checkpoint_rows:
+                    self._since = 0
+                    self._checkpoint(self._work)
+                if ended:
+                    break
+                await ctx.taken(table, page)
+                del page, rows  # the next page takes their memory
+        part.done = True
+
+    def _tell(self) -> None:
+        """Wake whoever waits for a change; each looks for itself whether it is the one it waits for."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+class Adding:
+    """Adds rows to the sums of a comparison."""
+
+    def __init__(
+        self, source: str, mapper: RowMapper, not_compared: Sequence[frozenset[str]], work: Partial
+    ) -> None:
+        """Take the source's name, the mapping, what has no part in the comparison, and the sums."""
+        self._map, self._work = mapper.map, work
+        self._add_source = work.source.adder(digester(source))
+        digests = [digester(name, without) for name, without in zip(mapper.tables, not_compared, strict=True)]
+        self._add_expected = [sums.adder(one) for sums, one in zip(work.expected, digests, strict=True)]
+        self._add_actual = [sums.adder(one) for sums, one in zip(work.actual, digests, strict=True)]
+
+    def add(self, table: int, rows: list[Row]) -> None:
+        """Add rows of the source, and the rows they give, or rows of a target."""
+        if table == SOURCE:
+            self._source(rows)
+        else:
+            add = self._add_actual[table]
+            for row in rows:
+                add(row)
+
+    def _source(self, rows: list[Row]) -> None:
+        map_row, add_source, add_expected = self._map, self._add_source, self._add_expected
+        for row in rows:
+            add_source(row)
+            try:
+                mapped = map_row(row)
+            except RowRefused:
+                self._work.refused += 1
+                continue
+            for number, target in mapped:
+                add_expected[number](target)
+        self._work.source_rows += len(rows)

@@ -1,0 +1,310 @@
+"""Sums of row digests: what makes a comparison of two tables resumable and distributable.
+
+Rules kept here:
+
+* A bucket's sum is the sum of its rows' digests modulo 2^128. Sums of parts of a table add up to the sums of
+  the table, in any order and wherever they were made.
+* The content digest of a table is SHA-256 over `rekey/table/v1` ‖ 0 followed, for every bucket in order, by
+  its sum (16 bytes, big-endian) and its number of rows (8 bytes, big-endian). Nothing else goes in: no time,
+  no ETag. Equal digests mean equal tables.
+* What is stored to go on later (`Partial.as_state`) holds the key up to which a part was read, and belongs in
+  the state file, nowhere else. Sums themselves hold no keys.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import compress
+from operator import or_
+from typing import Any
+from zlib import crc32
+
+from rekey.errors import StateUnusable
+from rekey.model import EVERYTHING, PARTITION_KEY, ROW_KEY, EntityKey, KeyRange, Row
+from rekey.verify.digest import BUCKET_MASK, BUCKETS, DIGEST_BYTES
+
+SOURCE = -1
+"""The number of the source table, where targets are 0, 1, ..."""
+
+FEW = 100
+"""Of a source table with fewer rows no content digest is told."""
+
+COUNT_BYTES = 8
+_STEP = DIGEST_BYTES + COUNT_BYTES
+_MASK = (1 << 8 * DIGEST_BYTES) - 1
+_HEADER = b"rekey/table/v1\0"
+
+
+class BucketSums:
+    """Sums and row counts of all buckets of one table, or of a part of it."""
+
+    __slots__ = ("counts", "sums")
+
+    def __init__(self) -> None:
+        self.sums = [0] * BUCKETS
+        self.counts = [0] * BUCKETS
+
+    def add(self, bucket: int, digest: bytes) -> None:
+        """Add one row. (Sums grow past 128 bits here and are reduced when they are read.)"""
+        self.sums[bucket] += int.from_bytes(digest)
+        self.counts[bucket] += 1
+
+    def adder(self, digest: Callable[[Row], bytes]) -> Callable[[Row], None]:
+        """Return a function that adds rows: what `add` with `bucket_of` does, without calls for every row."""
+        sums, counts, from_bytes = self.sums, self.counts, int.from_bytes
+        before: str | None = None
+        begun = 0
+
+        def add(row: Row) -> None:
+            nonlocal before, begun
+            partition = row[PARTITION_KEY]
+            if partition != before:  # rows of one partition come one after the other
+                before, begun = partition, crc32(f"{partition}\0".encode("utf-8", "surrogatepass"))
+            bucket = crc32(row[ROW_KEY].encode("utf-8", "surrogatepass"), begun) & BUCKET_MASK
+            sums[bucket] += from_bytes(digest(row))
+            counts[bucket] += 1
+
+        return add
+
+    def merge(self, other: BucketSums) -> None:
+        """Add the sums of another part of the same table."""
+        self.sums[:] = [mine + theirs for mine, theirs in zip(self.sums, other.sums, strict=True)]
+        self.counts[:] = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
+
+    @property
+    def rows(self) -> int:
+        """The number of rows added."""
+        return sum(self.counts)
+
+    def differing(self, other: BucketSums) -> frozenset[int]:
+        """Return the buckets whose rows differ."""
+        return frozenset(
+            bucket
+            for bucket in range(BUCKETS)
+            if self.counts[bucket] != other.counts[bucket] or (self.sums[bucket] - other.sums[bucket]) & _MASK
+        )
+
+    def rows_in(self, buckets: frozenset[int]) -> int:
+        """Return the number of rows in the given buckets."""
+        return sum(self.counts[bucket] for bucket in buckets)
+
+    def packed(self) -> bytes:
+        """Return all buckets, each as sum (16 bytes) and count (8 bytes), big-endian."""
+        packed = bytearray(BUCKETS * _STEP)
+        # Of a small table most buckets are empty, and are passed over without a line of Python.
+        for bucket in compress(range(BUCKETS), map(or_, self.sums, self.counts)):
+            both = (self.sums[bucket] & _MASK) << 8 * COUNT_BYTES | self.counts[bucket]
+            packed[bucket * _STEP : (bucket + 1) * _STEP] = both.to_bytes(_STEP)
+        return bytes(packed)
+
+    def content_digest(self) -> str:
+        """Return the table's content digest, 64 hexadecimal digits."""
+        return hashlib.sha256(_HEADER + self.packed()).hexdigest()
+
+    def as_json(self) -> str:
+        """Return the packed sums in base64."""
+        return base64.b64encode(self.packed()).decode("ascii")
+
+    @classmethod
+    def from_json(cls, text: str) -> BucketSums:
+        """Read what `as_json` wrote. Raises StateUnusable."""
+        try:
+            data = base64.b64decode(text, validate=True)
+        except ValueError:
+            data = b""
+        return cls.from_packed(data)
+
+    @classmethod
+    def from_packed(cls, data: bytes) -> BucketSums:
+        """Read what `packed` returned. Raises StateUnusable."""
+        if len(data) != BUCKETS * _STEP:
+            raise _unusable()
+        sums = cls()
+        # As in the form of `packed`: a sum is two words, a count one.
+        words = struct.unpack(f">{BUCKETS * _STEP // COUNT_BYTES}Q", data)
+        sums.sums[:] = [high << 64 | low for high, low in zip(words[0::3], words[1::3], strict=True)]
+        sums.counts[:] = words[2::3]
+        return sums
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Rows that were read of one table in one sitting: without a break of the command between them.
+
+    Attributes:
+        table: `SOURCE`, or the number of a target.
+        sitting: counts from 1.
+        begun_at, ended_at: when the first and the last of these pages were read, UTC.
+        rows: how many.
+    """
+
+    table: int
+    sitting: int
+    begun_at: str
+    ended_at: str
+    rows: int
+
+
+@dataclass(slots=True)
+class Part:
+    """A key range of one table and how far it has been read.
+
+    Attributes:
+        table: `SOURCE`, or the number of a target.
+        within: the range.
+        cursor: everything up to and including this key is in the sums.
+        done: all of the range is.
+    """
+
+    table: int
+    within: KeyRange = field(repr=False)
+    cursor: EntityKey | None = field(default=None, repr=False)
+    done: bool = False
+
+    @property
+    def rest(self) -> KeyRange:
+        """What is left to read."""
+        return self.within if self.cursor is None else self.within.behind(self.cursor)
+
+
+@dataclass(slots=True)
+class Partial:
+    """Sums made so far, and what is left to read. Additive: `merge` joins two disjoint pieces of work.
+
+    Attributes:
+        parts: the key ranges this work consists of.
+        expected: per target, the sums of the rows that the source's rows give.
+        actual: per target, the sums of the rows it holds.
+        source: the sums of the source's rows as they are.
+        source_rows: source rows read.
+        refused: source rows the mapping refused.
+        begun_at: when the first sitting began, UTC; "" before.
+        sitting: the present one.
+        reads: what was read when, by table and sitting.
+    """
+
+    parts: list[Part] = field(repr=False)
+    expected: list[BucketSums] = field(repr=False)
+    actual: list[BucketSums] = field(repr=False)
+    source_rows: int = 0
+    refused: int = 0
+    source: BucketSums = field(default_factory=BucketSums, repr=False)
+    begun_at: str = ""
+    sitting: int = 0
+    reads: dict[tuple[int, int], Read] = field(default_factory=dict)
+
+    def sit_down(self, now: str) -> None:
+        """Begin a sitting."""
+        self.begun_at = self.begun_at or now
+        self.sitting += 1
+
+    def was_read(self, table: int, rows: int, now: str) -> None:
+        """Note that rows of a table were read in the present sitting."""
+        before = self.reads.get((self.sitting, table))
+        began, rows = (before.begun_at, before.rows + rows) if before else (now, rows)
+        self.reads[self.sitting, table] = Read(table, self.sitting, began, now, rows)
+
+    @classmethod
+    def fresh(
+        cls,
+        targets: int,
+        *,
+        source_ranges: Sequence[KeyRange] = (EVERYTHING,),
+        target_ranges: Sequence[Sequence[KeyRange]] | None = None,
+    ) -> Partial:
+        """Plan a comparison with `targets` target tables.
+
+        Args:
+            targets: how many target tables there are.
+            source_ranges: disjoint ranges that together are what shall be read of the source.
+            target_ranges: the same per target; None reads each in one piece, an empty sequence not at all.
+        """
+        ranges = [(EVERYTHING,)] * targets if target_ranges is None else target_ranges
+        parts = [Part(SOURCE, within) for within in source_ranges]
+        parts += [Part(table, within) for table, piece in enumerate(ranges) for within in piece]
+        return cls(parts, [BucketSums() for _ in range(targets)], [BucketSums() for _ in range(targets)])
+
+    @property
+    def done(self) -> bool:
+        """True when every part has been read to its end."""
+        return all(part.done for part in self.parts)
+
+    def merge(self, other: Partial) -> None:
+        """Take over another piece of the same comparison; the two must not overlap."""
+        self.parts += other.parts
+        for mine, theirs in zip(self.expected, other.expected, strict=True):
+            mine.merge(theirs)
+        for mine, theirs in zip(self.actual, other.actual, strict=True):
+            mine.merge(theirs)
+        self.source.merge(other.source)
+        self.source_rows += other.source_rows
+        self.refused += other.refused
+
+    def as_state(self) -> dict[str, Any]:
+        """Return a JSON-able value to go on from. It holds keys: for the state file only."""
+        return {
+            "buckets": BUCKETS,
+            "parts": [
+                [part.table, part.within.after, part.within.upto, part.cursor, part.done]
+                for part in self.parts
+            ],
+            "expected": [sums.as_json() for sums in self.expected],
+            "actual": [sums.as_json() for sums in self.actual],
+            "source": self.source.as_json(),
+            "source_rows": self.source_rows,
+            "refused": self.refused,
+            "begun_at": self.begun_at,
+            "sitting": self.sitting,
+            "reads": [
+                [one.table, one.sitting, one.begun_at, one.ended_at, one.rows] for one in self.reads.values()
+            ],
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any], *, targets: int) -> Partial:
+        """Read what `as_state` gave. Raises StateUnusable when it is not of this comparison."""
+        try:
+            if state["buckets"] != BUCKETS or len(state["expected"]) != targets:
+                raise _unusable()
+            parts = [
+                Part(int(table), KeyRange(_key(after), _key(upto)), _key(cursor), bool(done))
+                for table, after, upto, cursor, done in state["parts"]
+            ]
+            return cls(
+                parts,
+                [BucketSums.from_json(text) for text in state["expected"]],
+                [BucketSums.from_json(text) for text in state["actual"]],
+                int(state["source_rows"]),
+                int(state["refused"]),
+                BucketSums.from_json(state["source"]),
+                str(state["begun_at"]),
+                int(state["sitting"]),
+                {(one[1], one[0]): Read(*one) for one in state["reads"]},
+            )
+        except (KeyError, TypeError, ValueError):
+            raise _unusable() from None
+
+
+def told_digest(sums: BucketSums) -> str:
+    """Return the content digest of a table whose keys must not be found out, "" when it has few rows.
+
+    A digest can be tried out: who knows all of a table but one e-mail address tries addresses until it fits.
+    With `FEW` unknown addresses there are more combinations than can be tried.
+    """
+    return sums.content_digest() if sums.rows >= FEW else ""
+
+
+def _key(pair: Sequence[str] | None) -> EntityKey | None:
+    return None if pair is None else EntityKey(pair[0], pair[1])
+
+
+def _unusable() -> StateUnusable:
+    return StateUnusable(
+        "the stored sums of an earlier verification cannot be read, or are of another one",
+        kept="all tables; a verification changes none",
+        hint="run `rekey verify --mode full` from its beginning",
+    )
