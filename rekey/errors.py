@@ -6,13 +6,26 @@ Rules kept here:
 * There is one subclass per choice the caller has; the exit code belongs to the class.
 * No error text holds a legacy key, a secret, a SAS or a connection string. Rows are named by safe id
   (`rekey.mapping.ids`); text that came from a service is never copied into a message, only its code.
+* Text from elsewhere is harmless to look at: C0 and C1 controls, DEL, bidirectional controls, line separators
+  and lone surrogates are shown as Python writes them (`\\x1b`, `\\u202e`); everything else stays.
 """
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum
 
-from rekey.core.visible import one_line
+_HIDDEN = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def visible(text: str) -> str:
+    """Return a text of lines with every other control spelled out; UTF-8 can express the result."""
+    return _HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+
+
+def one_line(text: str) -> str:
+    """Return a text in one line, so that a name cannot pass for a line of ours."""
+    return visible(text).replace("\n", r"\n")
 
 
 class ExitCode(IntEnum):

@@ -20,7 +20,6 @@ import click
 from rekey.cli.project import open_project
 from rekey.cli.shell import Shell, command
 from rekey.cli.vouching import exporter, keys_for, refuse_within
-from rekey.core.visible import one_line
 from rekey.errors import (
     ConfigurationError,
     ExitCode,
@@ -29,6 +28,7 @@ from rekey.errors import (
     MachineFailed,
     Moved,
     StateUnusable,
+    one_line,
 )
 from rekey.phases import Phase
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import TextIO
 
 from rekey.core.progress import Advance, Progress
-from rekey.core.visible import one_line, visible
+from rekey.errors import one_line, visible
 
 _log = logging.getLogger(__name__)
 Note = Callable[[str], None]

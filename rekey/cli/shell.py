@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import click
 
-from rekey.core.visible import visible
-from rekey.errors import ExitCode
+from rekey.errors import ExitCode, visible
 
 if TYPE_CHECKING:
     from rekey.core.clock import Clock

@@ -206,9 +206,9 @@ def _loaded(shell: Shell, config: Config) -> TableService:
     """Return the account as it is loaded: nothing is tried again, and many requests wait side by side."""
     if shell.surroundings.connect is not None:
         return shell.connect(config).tables
+    from rekey.migration.opening import credential_for
     from rekey.stress.load import MOST_WAITING
     from rekey.tables.azure import AzureTableService
-    from rekey.tables.credentials import credential_for
     from rekey.tables.retry import RetryPolicy
     from rekey.tables.transport import Timeouts
 

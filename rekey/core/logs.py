@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from rekey.core.visible import one_line
+from rekey.errors import one_line
 
 
 class _Own(logging.Formatter):

@@ -22,10 +22,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from rekey.core.limits import TABLE_NAME_CURE, table_name_problem
-from rekey.declaration.keys.base import Expression, InvalidDeclaration, need_expression
+from rekey.declaration.keys.base import Expression, InvalidDeclaration, Item, Prop, need_expression
 from rekey.declaration.keys.keyed import Opaque
 from rekey.declaration.keys.pieces import Split
-from rekey.declaration.keys.row import Item, Prop
 from rekey.declaration.property_mapping import Carry, carry_of
 from rekey.declaration.props import Operation
 from rekey.declaration.query import Query

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rekey.core.severity import Severity
 from rekey.doctor.finding import Code, Examined, Fact, Finding, listed
 from rekey.doctor.observed import MigrationSeen, Observed, Reading
 from rekey.phases import ControlPhase
-from rekey.plan.result import Severity
 
 _ROLE = "the role Storage Table Data Contributor on the account (new roles take up to 30 minutes)"
 

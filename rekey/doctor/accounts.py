@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks
+from rekey.core.severity import Severity
 from rekey.doctor.finding import Code, Examined, Fact, Finding
 from rekey.doctor.observed import AccountSeen, Observed
 from rekey.doctor.service import Kind, azurite_version, kind_of
-from rekey.plan.result import Severity
 from rekey.tables.probe import BAD_CERTIFICATE, NO_TOKEN, Heard
 
 KEYS_OFF = "KeyBasedAuthenticationNotPermitted"

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rekey.core.clock import TICKS_PER_SECOND
+from rekey.core.severity import Severity
 from rekey.doctor.finding import Code, Examined, Fact, Finding
 from rekey.doctor.observed import AccountSeen, Observed
-from rekey.plan.result import Severity
 from rekey.tables.probe import Heard
 
 WARNING_S = 30.0

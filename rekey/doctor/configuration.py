@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rekey.core.severity import Severity
 from rekey.doctor.finding import Code, Examined, Fact, Finding
 from rekey.doctor.observed import AccountSeen, ConfigurationSeen, Observed, SecretSeen
 from rekey.doctor.permissions import described, doors, others_who_write
 from rekey.doctor.service import Kind, kind_of
-from rekey.plan.result import Severity
 
 GOOD_BYTES = 32
 FEW_DISTINCT = 8

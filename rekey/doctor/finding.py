@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from rekey.plan.result import Severity
+from rekey.core.severity import Severity
 
 
 class Code(StrEnum):

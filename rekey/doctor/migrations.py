@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rekey.core.severity import Severity
 from rekey.doctor.finding import Code, Examined, Fact, Finding, listed
 from rekey.doctor.observed import FileSeen, MigrationsSeen, Observed
 from rekey.doctor.permissions import described, others_who_write
-from rekey.plan.result import Severity
 
 
 def check(observed: Observed) -> Examined:

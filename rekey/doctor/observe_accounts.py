@@ -31,8 +31,9 @@ from rekey.doctor.observed import (
 )
 from rekey.doctor.service import Kind, kind_of
 from rekey.errors import ConfigurationError, CredentialRefused, RekeyError, ServiceError
-from rekey.mapping.cohorts import look
+from rekey.mapping.keyring import cohorts_kept
 from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE
+from rekey.migration.opening import credential_for
 from rekey.model import PARTITION_KEY, ROW_KEY, key_of
 from rekey.project.bounds import Gates
 from rekey.project.config import AZURITE_ACCOUNT, Account, Config, account_key
@@ -40,7 +41,7 @@ from rekey.protocol.control import ControlStore
 from rekey.protocol.journal import intents_of
 from rekey.protocol.registry import Registry, Standing, standing
 from rekey.tables.base import TableService
-from rekey.tables.credentials import Credential, SharedKey, credential_for
+from rekey.tables.credentials import Credential, SharedKey
 from rekey.tables.probe import Heard
 
 STORE = (CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE)
@@ -133,7 +134,13 @@ async def _migration(
         clients = await Registry(service, script_id).list()
         now = ticks_of(await service.server_time())
         intents = await _intents(service, script_id) if tables[JOURNAL_TABLE] is Reading.READ else 0
-        kept = await look(service, script_id, control, sealed=script.sealed, gates=gates)
+        kept = await cohorts_kept(
+            service,
+            script_id,
+            None if control is None else control.ended_at,
+            sealed=script.sealed,
+            keep_s=gates.mapping_retention_s,
+        )
     except RekeyError as error:
         return replace(seen, trouble=trouble_of(error))
     if control is not None:

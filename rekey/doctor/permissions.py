@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import stat
 
+from rekey.core.severity import Severity
 from rekey.doctor.finding import Code, Finding, listed
 from rekey.doctor.observed import FileSeen
-from rekey.plan.result import Severity
 
 
 def others_who_read(file: FileSeen) -> list[str]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import textwrap
 
+from rekey.core.severity import Severity
 from rekey.doctor.finding import Examined, Finding, Report
-from rekey.plan.result import Severity
 
 _WIDTH = 100
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rekey.core.severity import Severity
 from rekey.doctor.finding import Code, Examined, Fact, Finding
 from rekey.doctor.observed import Observed, StateSeen
 from rekey.doctor.permissions import described, doors, others_who_write
-from rekey.plan.result import Severity
 
 LOW_BYTES = 1024**3
 FULL_BYTES = 100 * 1024**2

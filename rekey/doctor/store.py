@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rekey.core.severity import Severity
 from rekey.doctor.finding import Code, Examined, Fact, Finding, listed
 from rekey.doctor.observed import MigrationSeen, Observed, Reading, StoreSeen
 from rekey.mapping.retention import WHOLE
 from rekey.phases import ControlPhase
-from rekey.plan.result import Severity
 
 
 def check(observed: Observed) -> Examined:

@@ -11,10 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from rekey.core.severity import Severity
 from rekey.doctor.finding import Code, Examined, Fact, Finding
 from rekey.doctor.observed import Observed, VersionsSeen
 from rekey.doctor.service import Kind, azurite_version, kind_of
-from rekey.plan.result import Severity
 from rekey.tables.wire import API_VERSION
 
 TESTED_PYTHON = ((3, 11), (3, 14))

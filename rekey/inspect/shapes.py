@@ -3,7 +3,7 @@
 Rules kept here:
 
 * A shape is a form, not a truth: `order.created` has the form of a name. What follows from shapes is judged
-  over many keys (`rekey.advice`), never over one.
+  over many keys (`rekey.plan.advice`), never over one.
 * Where a form has check digits (card numbers, most national ids) they must be right; where a number stands
   for a moment, the moment must lie between 1990 and 2060.
 * What is ambiguous takes the meaner reading: bare digits are a number, not somebody's telephone.

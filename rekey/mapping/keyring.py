@@ -30,6 +30,8 @@ from rekey.errors import (
     Unavailable,
 )
 from rekey.mapping.ids import SafeIds
+from rekey.mapping.retention import Cohort, cohorts
+from rekey.mapping.rows import MAPPING_TABLE
 from rekey.mapping.sealing import (
     DATA_KEY,
     ROOT,
@@ -47,7 +49,7 @@ from rekey.mapping.sealing import (
 from rekey.mapping.tombstones import Tombstones, is_tombstone
 from rekey.mapping.wrapping import Wrapped, WrappingKey
 from rekey.model import EntityKey, KeyRange, Row, etag_of, key_of
-from rekey.tables.base import Table
+from rekey.tables.base import Table, TableService
 
 _MAX_ROUNDS = 20
 
@@ -62,6 +64,27 @@ async def data_key_rows(table: Table, script_id: str) -> list[Row]:
     partition = key_partition(script_id)
     bounds = KeyRange(EntityKey(partition, ""), EntityKey(partition, "\uffff"))
     return [row async for page in table.scan(bounds) for row in page.rows]
+
+
+async def cohorts_kept(
+    restricted: TableService, script_id: str, ended_at: str | None, *, sealed: bool, keep_s: float
+) -> tuple[Cohort, ...]:
+    """Return the cohorts of a completed migration, oldest first; nothing is opened.
+
+    Args:
+        restricted: the restricted account.
+        script_id: the migration.
+        ended_at: when it was completed, the service's time; None before, when there are none.
+        sealed: whether its mapping is.
+        keep_s: for how long cohorts are kept, in seconds.
+    """
+    if ended_at is None:
+        return ()
+    try:
+        rows = await data_key_rows(restricted.table(MAPPING_TABLE), script_id)
+    except TableMissing:
+        return ()
+    return cohorts(rows, sealed=sealed, completed_at=ended_at, keep_s=keep_s)
 
 
 class Keyring:

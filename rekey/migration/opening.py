@@ -3,6 +3,8 @@
 Rules kept here:
 
 * Whoever asks reads its own configuration; nothing here passes a secret on.
+* https without a key uses the identity of whoever runs (`DefaultAzureCredential`); a shared key comes from
+  an environment variable only; http, which is loopback, always needs a key (tokens are refused on http).
 """
 
 from __future__ import annotations
@@ -13,11 +15,25 @@ from rekey.declaration.migration import Declared, Migration, required_secrets
 from rekey.mapping.rows import MAPPING_TABLE
 from rekey.mapping.store import MappingStore, open_mapping
 from rekey.mapping.wrapping import WrappingKey
-from rekey.project.config import Config, resolve_secret
+from rekey.project.config import Account, Config, account_key, resolve_secret
 from rekey.project.secrets_source import fingerprint
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Accounts
-from rekey.tables.credentials import credential_for
+from rekey.tables.credentials import Credential, SharedKey
+
+
+def credential_for(account: Account, *, environ: Mapping[str, str] | None = None) -> Credential:
+    """Return the credential of a configured account. Raises ConfigurationError.
+
+    Whoever opens a service with it owns it: the service closes a token credential with itself.
+    """
+    key = account_key(account, environ=environ)
+    if key is not None:
+        return SharedKey.of(account.name, key)
+    # A fifth of the time that a command takes to start: only who needs it pays for it.
+    from azure.identity.aio import DefaultAzureCredential
+
+    return DefaultAzureCredential()
 
 
 def connect(config: Config) -> Accounts:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from rekey.copy.scan import window_of
 from rekey.core.limits import PARTITION_TARGET
 from rekey.core.progress import Advance
+from rekey.core.severity import Severity
 from rekey.inspect.inventory import Inventory
 from rekey.model import EntityKey, Row, key_of
 from rekey.plan.advice.advise import advise
@@ -34,15 +35,7 @@ from rekey.plan.problems import (
     table_problems,
 )
 from rekey.plan.requests import Batches, Workload
-from rekey.plan.result import (
-    Basis,
-    CollisionGroup,
-    Collisions,
-    MigrationPlan,
-    Severity,
-    TableFill,
-    TableState,
-)
+from rekey.plan.result import Basis, CollisionGroup, Collisions, MigrationPlan, TableFill, TableState
 from rekey.plan.subject import PlanOptions, Subject
 from rekey.plan.survey import MappingSizes, Survey
 from rekey.tables.base import Table, TableService

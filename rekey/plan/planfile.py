@@ -27,9 +27,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rekey.core.severity import Severity
 from rekey.errors import ConfigurationError, Moved
 from rekey.plan.as_json import plan_json
-from rekey.plan.result import Basis, Plan, Severity, TableState
+from rekey.plan.result import Basis, Plan, TableState
 from rekey.project.privatefiles import write_whole
 
 FORMAT = "rekey/plan/v2"

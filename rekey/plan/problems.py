@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from rekey.core.severity import Severity
 from rekey.declaration.migration import Declared
 from rekey.inspect.inventory import Inventory
 from rekey.model import TIMESTAMP
-from rekey.plan.result import Collisions, Problem, RefusedRows, Severity, TableFill, TableState
+from rekey.plan.result import Collisions, Problem, RefusedRows, TableFill, TableState
 
 FEW_ROWS_PER_BATCH = 10.0
 WORTH_BATCHING_ROWS = 1_000

@@ -12,21 +12,12 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from rekey.core.severity import Severity
 from rekey.inspect.render import size_text
 from rekey.model import EntityKey
 from rekey.plan.advice.render import advice_lines, query_lines
 from rekey.plan.estimate import ASSUMED_REQUEST_SECONDS
-from rekey.plan.result import (
-    CollisionGroup,
-    Estimate,
-    Example,
-    MigrationPlan,
-    Money,
-    NewKey,
-    Plan,
-    Problem,
-    Severity,
-)
+from rekey.plan.result import CollisionGroup, Estimate, Example, MigrationPlan, Money, NewKey, Plan, Problem
 from rekey.project.prices import amount_text
 
 WIDTH = 100

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rekey.core.severity import Severity
 from rekey.errors import ExitCode
 from rekey.inspect.inventory import Inventory
 from rekey.model import EntityKey
@@ -24,19 +24,6 @@ if TYPE_CHECKING:
     from rekey.plan.advice.facts import Advice
     from rekey.plan.advice.rating import Rated
     from rekey.plan.portrait import Load, Portrait
-
-
-class Severity(StrEnum):
-    """How much a problem weighs: an error refuses `apply`, a warning costs, a note informs."""
-
-    ERROR = "error"
-    WARNING = "warning"
-    NOTE = "note"
-
-    @property
-    def place(self) -> int:
-        """Return where it stands among severities, 0 for what weighs most."""
-        return tuple(Severity).index(self)
 
 
 @dataclass(frozen=True, slots=True)

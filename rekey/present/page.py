@@ -13,7 +13,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 
-from rekey.core.visible import visible
+from rekey.errors import visible
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 

@@ -81,6 +81,13 @@ class ControlRow:
     move_id: str = ""
     etag: str = ""
 
+    @property
+    def ended_at(self) -> str | None:
+        """When the migration was completed, the service's time; None before."""
+        if self.phase not in (ControlPhase.COMPLETE, ControlPhase.RETIRED):
+            return None
+        return self.completed_at or self.updated_at
+
 
 def moved(row: ControlRow, then: ControlPhase, *, at: str, move_id: str) -> ControlRow:
     """Return the row after a move. Raises Refused when the move is not one of `phases.MOVES`."""

@@ -16,10 +16,9 @@ from itertools import islice
 
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 from rekey.core.edm import BOOLEAN, DATETIME, DOUBLE, INT32, INT64, STRING
-from rekey.declaration.keys.base import WHOLE_ROW, Expression
+from rekey.declaration.keys.base import WHOLE_ROW, Expression, Prop
 from rekey.declaration.keys.moments import Date, InvertedSeconds, InvertedTicks, Ticks
 from rekey.declaration.keys.pieces import Part
-from rekey.declaration.keys.row import Prop
 from rekey.declaration.keys.text import ZeroPad
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Migration

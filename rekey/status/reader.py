@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from rekey.core.clock import Clock, format_ticks, ticks_of
 from rekey.declaration.migration import Declared
 from rekey.errors import ServiceError, TableMissing
-from rekey.mapping.cohorts import look
+from rekey.mapping.keyring import cohorts_kept
 from rekey.mapping.retention import Cohort
 from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, LEASE_ROW_KEY
 from rekey.model import EntityKey, Row
@@ -67,7 +67,9 @@ async def look_at(
             clients = await Registry(restricted, script_id).list()
             intents = await _intents(restricted, script_id)
         sealed = declared.migration.is_sealed
-        cohorts = await look(restricted, script_id, control, sealed=sealed, gates=config.gates)
+        ended_at = None if control is None else control.ended_at
+        keep_s = config.gates.mapping_retention_s
+        cohorts = await cohorts_kept(restricted, script_id, ended_at, sealed=sealed, keep_s=keep_s)
     except ServiceError as error:
         unreachable = f"the restricted store could not be asked ({type(error).__name__})"
     ids = state.ledger_ids()

@@ -2,8 +2,6 @@
 
 Rules kept here:
 
-* https without a key uses the identity of whoever runs (`DefaultAzureCredential`); a shared key comes from
-  an environment variable only; http, which is loopback, always needs a key (tokens are refused on http).
 * A repr never shows a key. A request is signed after everything else was decided about it, over the address
   as it goes out.
 * Source: "Authorize with Shared Key", section "Table service (Shared Key Lite authorization)".
@@ -15,7 +13,6 @@ import base64
 import binascii
 import hmac
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from typing import Any, TypeAlias
@@ -33,7 +30,6 @@ from azure.core.pipeline.policies import (
 from azure.core.pipeline.transport import AsyncHttpResponse, HttpRequest
 
 from rekey.errors import ConfigurationError
-from rekey.project.config import Account, account_key
 from rekey.tables.base import SIGNED_S
 
 _LONGEST_TOKEN_S = 24 * 3600.0
@@ -62,20 +58,6 @@ class SharedKey:
 
 Credential: TypeAlias = SharedKey | AzureNamedKeyCredential | AzureSasCredential | AsyncTokenCredential
 """What signs requests: of a configuration a key or an identity, of an application whatever it has."""
-
-
-def credential_for(account: Account, *, environ: Mapping[str, str] | None = None) -> Credential:
-    """Return the credential of a configured account. Raises ConfigurationError.
-
-    Whoever opens a service with it owns it: the service closes a token credential with itself.
-    """
-    key = account_key(account, environ=environ)
-    if key is not None:
-        return SharedKey.of(account.name, key)
-    # A fifth of the time that a command takes to start: only who needs it pays for it.
-    from azure.identity.aio import DefaultAzureCredential
-
-    return DefaultAzureCredential()
 
 
 class SharedKeyLitePolicy(AsyncHTTPPolicy[HttpRequest, AsyncHttpResponse]):

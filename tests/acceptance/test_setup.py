@@ -136,7 +136,7 @@ def _answers(port: int) -> bool:
 
 def _node_main(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "rekey.rehearse.node", *words],
+        [sys.executable, "-m", "rekey.cli.node", *words],
         cwd=ROOT,
         env={**os.environ, **environ},
         capture_output=True,

@@ -18,8 +18,7 @@ from rekey.cli.main import rekey as group
 from rekey.cli.main import run
 from rekey.cli.progress import Bars
 from rekey.cli.shell import Shell, Surroundings, command
-from rekey.core.visible import one_line, visible
-from rekey.errors import ConfigurationError, ExitCode
+from rekey.errors import ConfigurationError, ExitCode, one_line, visible
 from rekey.present.page import escape
 from rekey.protocol.registry import ClientRow, Registry
 from tests.commands import Commands

@@ -12,6 +12,7 @@ import pytest
 
 from rekey import Migration, keys, props, query
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
+from rekey.core.severity import Severity
 from rekey.declaration.catalogue import CODES
 from rekey.declaration.keys import Expression
 from rekey.declaration.keys.keyed import opaque
@@ -19,7 +20,6 @@ from rekey.model import Row
 from rekey.plan.advice import gather
 from rekey.plan.advice.advise import advise
 from rekey.plan.advice.facts import Advice
-from rekey.plan.result import Severity
 from rekey.project.prices import Prices
 from tests.advising import facts, index, migration, planned
 

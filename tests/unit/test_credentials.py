@@ -11,10 +11,11 @@ from azure.core.pipeline.transport import HttpRequest
 from azure.identity.aio import DefaultAzureCredential
 
 from rekey.errors import ConfigurationError, CredentialRefused
+from rekey.migration.opening import credential_for
 from rekey.model import EntityKey
 from rekey.project.config import Account
 from rekey.tables.azure import AzureTableService
-from rekey.tables.credentials import SharedKey, SharedKeyLitePolicy, credential_for, signature_of
+from rekey.tables.credentials import SharedKey, SharedKeyLitePolicy, signature_of
 
 KEY = base64.b64encode(b"0123456789abcdef").decode()
 

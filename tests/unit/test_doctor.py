@@ -9,13 +9,13 @@ from typing import NamedTuple
 import pytest
 
 from rekey.core.clock import TICKS_PER_SECOND
+from rekey.core.severity import Severity
 from rekey.doctor import clock, permissions, versions
 from rekey.doctor.examine import examine
 from rekey.doctor.finding import Code, listed
 from rekey.doctor.observe_machine import file_system_of
 from rekey.doctor.observed import Crossing, Observed, Reading, SecretSeen, Trouble, Writing
 from rekey.doctor.render import report_text
-from rekey.plan.result import Severity
 from rekey.tables.probe import Heard
 from tests.diagnosing import (
     DAY,

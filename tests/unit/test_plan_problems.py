@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rekey import props
+from rekey.core.severity import Severity
 from rekey.inspect.inventory import Inventory
 from rekey.inspect.sampling import RowEstimate
 from rekey.plan.problems import (
@@ -14,15 +15,7 @@ from rekey.plan.problems import (
     row_problems,
     table_problems,
 )
-from rekey.plan.result import (
-    CollisionGroup,
-    Collisions,
-    Problem,
-    RefusedRows,
-    Severity,
-    TableFill,
-    TableState,
-)
+from rekey.plan.result import CollisionGroup, Collisions, Problem, RefusedRows, TableFill, TableState
 from tests.planning import FINGERPRINTS, declared
 from tests.worlds import POSTS, USERS
 

@@ -1,4 +1,5 @@
-"""What every key expression is: frozen data that serialises, describes itself and compiles.
+"""What every key expression is: frozen data that serialises, describes itself and compiles; and those that
+others are made of: a property of the row, a constant, the item of an index, and texts put together.
 
 Rules kept here:
 
@@ -8,17 +9,24 @@ Rules kept here:
 * It is compiled once per migration into a closure `(row, item) -> text`; what can be decided before the
   first row (types, secrets, patterns) is decided then, because the closure runs for every row.
 * What it cannot key it refuses with `RowRefused`; no refusal holds a value of the row.
+* `prop` yields the canonical text (`rekey.core.edm`) of a property whatever its EDM type: an Int64 its
+  digits, a DateTime its ISO text with all 7 fractional digits, a Double its shortest text, a Boolean `true`
+  or `false`. A missing property is refused; nothing is defaulted that the declaration does not default.
+* `join` and `+` are plain concatenation: whether two rows can give one text is the author's to think of, and
+  `plan --exact` shows it; `keys.opaque` and `keys.hashed` over several parts frame them with lengths instead.
 """
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeAlias
 
+from rekey.core.edm import canonical_text, edm_type
 from rekey.errors import RowRefused, SecretMissing
-from rekey.model import Row
+from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, TYPE_SUFFIX, Row
 
 Evaluator: TypeAlias = Callable[[Row, str], str]
 """A compiled expression: wire row and item of the index's `each` ("" when there is none) to text."""
@@ -119,8 +127,6 @@ class Expression(ABC):
         return frozenset[str]().union(*(operand.inputs() for operand in self.operands()))
 
     def __add__(self, other: Expression) -> Expression:
-        from rekey.declaration.keys.combine import Concat  # combine.py builds on this module
-
         for side in (self, other):
             if not isinstance(side, Expression):
                 raise not_an_expression("+", side)
@@ -182,8 +188,6 @@ def need_one_of(field: str, value: object, allowed: Mapping[str, Any]) -> str:
 
 def operand(field: str, value: Expression | str) -> Expression:
     """Return an operand: an expression as it is, a string as the property of that name."""
-    from rekey.declaration.keys.row import Prop  # row.py builds on this module
-
     if isinstance(value, str):
         return Prop(need_text(field, value))
     return need_expression(field, value)
@@ -195,3 +199,181 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(part) for part in value]
     return value
+
+
+# --- where text comes from ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Prop(Expression):
+    """The canonical text of a property. See `prop`."""
+
+    name: str
+    default: str | None = None
+    op: ClassVar[str] = "prop"
+
+    def __post_init__(self) -> None:
+        need_text("keys.prop(name)", self.name)
+        if "@" in self.name or self.name.startswith("odata."):
+            raise InvalidDeclaration(
+                "keys.prop(name)", "annotations and metadata are not properties", cure="name a property"
+            )
+        if self.default is not None:
+            need_text("keys.prop(default)", self.default, empty=True)
+            if self.name in (PARTITION_KEY, ROW_KEY):
+                raise InvalidDeclaration(
+                    "keys.prop(default)", f"{self.name} is never missing", cure="leave default= out"
+                )
+
+    def compile(self, scope: Scope) -> Evaluator:
+        """Return the closure; keys are read without further checks because every row has them."""
+        name, default, annotation = self.name, self.default, self.name + TYPE_SUFFIX
+        if name in (PARTITION_KEY, ROW_KEY):
+            return lambda row, _: row[name]
+        if name == TIMESTAMP:
+            cure = "read the row from the table first: only the service sets Timestamp"
+        else:
+            cure = (
+                f'say what to use where it is missing, keys.prop("{name}", default="…"), or mend the rows'
+                ' (an index with each= may say default="" to give such rows no index row)'
+            )
+
+        def evaluate(row: Row, _: str) -> str:
+            value = row.get(name)
+            if value is None:
+                if default is None:
+                    raise scope.refusal("missing-property", f"the row has no property {name}", cure=cure)
+                return default
+            if type(value) is str and annotation not in row and name != TIMESTAMP:
+                return value
+            return property_text(row, name, value)
+
+        return evaluate
+
+    def inputs(self) -> frozenset[str]:
+        """Return the property's name."""
+        return frozenset({self.name})
+
+    def describe(self) -> str:
+        """Return the property's name, with its default if there is one."""
+        return self.name if self.default is None else f"{self.name} or {json.dumps(self.default)}"
+
+
+def property_text(row: Row, name: str, value: Any) -> str:
+    """Return the canonical text of a property that is there; `Timestamp` is a DateTime without annotation."""
+    edm = "Edm.DateTime" if name == TIMESTAMP else edm_type(row, name)
+    return canonical_text(edm, value)
+
+
+@dataclass(frozen=True)
+class Literal(Expression):
+    """Constant text. See `literal`."""
+
+    text: str
+    op: ClassVar[str] = "literal"
+
+    def __post_init__(self) -> None:
+        need_text("keys.literal(text)", self.text, empty=True)
+
+    def compile(self, scope: Scope) -> Evaluator:  # noqa: ARG002 - it needs nothing
+        """Return a closure that ignores the row."""
+        text = self.text
+        return lambda *_: text
+
+    def describe(self) -> str:
+        """Return the text in quotes."""
+        return json.dumps(self.text, ensure_ascii=False)
+
+
+@dataclass(frozen=True)
+class Item(Expression):
+    """The item of the index's `each`. See `item`."""
+
+    op: ClassVar[str] = "item"
+
+    def compile(self, scope: Scope) -> Evaluator:  # noqa: ARG002 - it needs nothing
+        """Return a closure that hands the item through."""
+        return lambda _, item: item
+
+    def describe(self) -> str:
+        """Return `item`."""
+        return "item"
+
+
+def prop(name: str, default: str | None = None) -> Expression:
+    """Return the canonical text of the property `name`, `PartitionKey`, `RowKey` or `Timestamp`.
+
+    Args:
+        name: the property's name, as it is in the source.
+        default: text to use where a row lacks the property; without it such a row is refused
+            (`missing-property`). A property that is there but empty is not missing.
+    """
+    return Prop(name, default)
+
+
+def literal(text: str) -> Expression:
+    """Return constant text. As a whole key, `literal("")` says that the key is meant to be empty."""
+    return Literal(text)
+
+
+def item() -> Expression:
+    """Return the item an index row is made for: one piece of the index's `each=keys.split(…)`."""
+    return Item()
+
+
+# --- putting texts together --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Join(Expression):
+    """Texts with a separator between them. See `join`."""
+
+    separator: str
+    parts: tuple[Expression, ...]
+    op: ClassVar[str] = "join"
+
+    def __post_init__(self) -> None:
+        need_text("keys.join(separator)", self.separator, empty=True)
+        if not self.parts:
+            raise InvalidDeclaration(
+                "keys.join", "there is nothing to join", cure="name the expressions to join"
+            )
+        for part in self.parts:
+            need_expression("keys.join", part)
+
+    def compile(self, scope: Scope) -> Evaluator:
+        """Return the closure."""
+        return _joined(self.separator, [part.compile(scope) for part in self.parts])
+
+    def describe(self) -> str:
+        """Return `join("_", A, B)`."""
+        inner = ", ".join(part.describe() for part in self.parts)
+        return f"join({json.dumps(self.separator, ensure_ascii=False)}, {inner})"
+
+
+@dataclass(frozen=True)
+class Concat(Expression):
+    """Texts one after the other: what `+` makes."""
+
+    parts: tuple[Expression, ...]
+    op: ClassVar[str] = "concat"
+
+    def compile(self, scope: Scope) -> Evaluator:
+        """Return the closure."""
+        return _joined("", [part.compile(scope) for part in self.parts])
+
+    def describe(self) -> str:
+        """Return `A + B`."""
+        return " + ".join(part.describe() for part in self.parts)
+
+
+def _joined(separator: str, parts: list[Evaluator]) -> Evaluator:
+    if len(parts) == 2:
+        first, second = parts
+        return lambda row, item: first(row, item) + separator + second(row, item)
+    return lambda row, item: separator.join([part(row, item) for part in parts])
+
+
+def join(separator: str, *parts: Expression) -> Expression:
+    """Return the parts with `separator` between them."""
+    return Join(separator, tuple(parts))

@@ -18,12 +18,12 @@ from rekey.declaration.keys.base import (
     Evaluator,
     Expression,
     InvalidDeclaration,
+    Prop,
     Scope,
     need_int,
     need_text,
     operand,
 )
-from rekey.declaration.keys.row import Prop
 from rekey.model import Row
 
 ItemsOf: TypeAlias = Callable[[Row], list[str]]

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from rekey.core.severity import Severity
 from rekey.plan.advice import form, identity, order, partitions, privacy, queries, rows, service
 from rekey.plan.advice.facts import Advice, Facts
-from rekey.plan.result import Severity
 
 Rule = Callable[[Facts], Iterator[Advice]]
 RULES: tuple[Rule, ...] = (

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from rekey.core.severity import Severity
 from rekey.declaration.migration import Index, Migration, Target
 from rekey.inspect.columns import KeyColumn
 from rekey.inspect.order import Order
-from rekey.plan.result import Severity
 from rekey.project.prices import Prices
 
 HARDLY_ANY_TOGETHER = 1.02

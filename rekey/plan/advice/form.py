@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rekey.core.severity import Severity
 from rekey.declaration.migration import Index
 from rekey.inspect.columns import Mark
 from rekey.plan.advice.facts import Advice, Facts, TableFacts, advice, count, percent
-from rekey.plan.result import Severity
 from rekey.project.prices import amount_text
 
 TRAPS = "%+"

@@ -16,8 +16,7 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from rekey.core.limits import entity_bytes
-from rekey.declaration.keys.base import Evaluator, Scope
-from rekey.declaration.keys.combine import Join
+from rekey.declaration.keys.base import Evaluator, Join, Scope
 from rekey.declaration.keys.hashes import Hashed
 from rekey.declaration.keys.pieces import ItemsOf
 from rekey.declaration.migration import (

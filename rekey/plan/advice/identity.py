@@ -16,14 +16,14 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
+from rekey.core.severity import Severity
+from rekey.declaration.keys.base import Prop
 from rekey.declaration.keys.escape import Custom
-from rekey.declaration.keys.row import Prop
 from rekey.declaration.migration import Target
 from rekey.inspect.columns import KeyColumn
 from rekey.model import TIMESTAMP
 from rekey.plan.advice.facts import Advice, Facts, TableFacts, advice, count, percent
 from rekey.plan.advice.structure import folds, is_moment, parts_of
-from rekey.plan.result import Severity
 
 LIKELY, WORTH_SAYING = 0.01, 1e-6
 LEAST_KEYS = 300

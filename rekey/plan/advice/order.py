@@ -15,11 +15,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from rekey.core.limits import PARTITION_TARGET
+from rekey.core.severity import Severity
 from rekey.inspect.columns import KeyColumn
 from rekey.inspect.order import Order
 from rekey.plan.advice.facts import Advice, Facts, TableFacts, advice, count
 from rekey.plan.advice.structure import is_moment, parts_of
-from rekey.plan.result import Severity
 
 BUSY_WRITES = PARTITION_TARGET / 4
 FINE_ROWS = 10

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rekey.core.limits import PARTITION_TARGET
+from rekey.core.severity import Severity
 from rekey.plan.advice.facts import Advice, Facts, advice, count, percent
-from rekey.plan.result import Severity
 
 FEW_ROWS = 1_000
 MANY_ROWS = 100_000

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from rekey.core.severity import Severity
 from rekey.declaration.keys.base import Expression
 from rekey.plan.advice.facts import Advice, Facts, TableFacts, advice
 from rekey.plan.advice.rating import Access, Rated, keys_of, rate
 from rekey.plan.advice.structure import RISING, is_known, is_scrambled, keeps_order_of, parts_of
-from rekey.plan.result import Severity
 
 
 def rated(facts: Facts) -> tuple[Rated, ...]:

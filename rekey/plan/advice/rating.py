@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from rekey.declaration.keys.base import Expression
-from rekey.declaration.keys.row import Prop
+from rekey.declaration.keys.base import Expression, Prop
 from rekey.declaration.migration import Index
 from rekey.declaration.query import Query
 from rekey.inspect.shapes import Shape

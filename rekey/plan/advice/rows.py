@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rekey.core.limits import MAX_ENTITY_BYTES, MAX_PROPERTIES
+from rekey.core.severity import Severity
 from rekey.plan.advice.facts import Advice, Facts, advice, count
-from rekey.plan.result import Severity
 
 NEAR = 0.8
 FANNED_OUT = 10.0

@@ -9,13 +9,11 @@ Rules kept here:
 
 from __future__ import annotations
 
-from rekey.declaration.keys.base import WHOLE_ROW, Expression
-from rekey.declaration.keys.combine import Concat, Join
+from rekey.declaration.keys.base import WHOLE_ROW, Concat, Expression, Item, Join, Literal, Prop
 from rekey.declaration.keys.hashes import Bucket, Hashed
 from rekey.declaration.keys.keyed import Opaque
 from rekey.declaration.keys.moments import Date, InvertedSeconds, InvertedTicks, Ticks
 from rekey.declaration.keys.pieces import Part, Regex, Split
-from rekey.declaration.keys.row import Item, Literal, Prop
 from rekey.declaration.keys.text import Lower, Normalize, Slug, Strip, Upper, ZeroPad
 from rekey.declaration.migration import Index, Target
 

@@ -19,8 +19,8 @@ from typing import Any
 
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 from rekey.errors import ConfigurationError, Findings, Refused
-from rekey.mapping.cohorts import look
 from rekey.mapping.erasing import Emptied, empty
+from rekey.mapping.keyring import cohorts_kept
 from rekey.mapping.retention import WHOLE, Cohort
 from rekey.mapping.tombstones import day_of
 from rekey.protocol.control import ControlRow
@@ -128,12 +128,12 @@ def _opened(session: Session, script_id: str) -> tuple[Run, ControlRow]:
 async def _seen(run: Run, control: ControlRow) -> tuple[int, tuple[Cohort, ...]]:
     """Return the service's time in ticks, and the cohorts."""
     now = ticks_of(await run.restricted.server_time())
-    return now, await look(
+    return now, await cohorts_kept(
         run.restricted,
         run.script_id,
-        control,
+        control.ended_at,
         sealed=run.declared.migration.is_sealed,
-        gates=run.config.gates,
+        keep_s=run.config.gates.mapping_retention_s,
     )
 
 

@@ -1,0 +1,1 @@
+"""Advice on keys: pure rules over what was counted, one file for each family."""
