@@ -24,9 +24,9 @@ from rekey.core.concurrency import cancel
 from rekey.declaration.mapper import Mapper
 from rekey.errors import RowRefused, ServiceError, WritesRefused
 from rekey.mapping.rows import JOURNAL_TABLE
-from rekey.migration.opening import fingerprints_of
 from rekey.model import EntityKey, Row
 from rekey.phases import ControlPhase, Phase
+from rekey.project.secrets_source import fingerprint
 from rekey.protocol.control import ControlRow, ControlStore
 from rekey.protocol.propagate import Propagator
 from rekey.protocol.rules import View
@@ -241,7 +241,7 @@ class Client:
             ClientFacts(
                 company.script_id,
                 digest or declared.digest,
-                fingerprints_of({"users": SECRET}) if "users" in declared.path.read_text() else {},
+                {"users": fingerprint(SECRET)} if "users" in declared.path.read_text() else {},
                 view,
                 name,
             ),

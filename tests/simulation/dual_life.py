@@ -47,7 +47,8 @@ from rekey.mapping.rows import (
     JOURNAL_TABLE,
     MAPPING_TABLE,
 )
-from rekey.migration.opening import fingerprints_of
+from rekey.mapping.wrapping import LocalWrappingKey
+from rekey.migration.opening import Prepared
 from rekey.model import EntityKey, Row
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol import lease
@@ -59,7 +60,7 @@ from rekey.runner.commands import Mode
 from rekey.runner.run import Options
 from rekey.runner.session import Accounts, Session
 from tests.declared import under_writes
-from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
+from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, WRAPPING_KEY, Project
 from tests.simulation.driving import Driver
 from tests.simulation.dual_people import (
     Application,
@@ -293,10 +294,11 @@ class Life:
         draw = random.Random(f"{self.kind} {self.seed} {name}")
         slowness = draw.choice((1.0, 1.0, 1.0, 10.0))
         process = Process(name, float(service), self.failing, slowness, unasked=0.5)
-        facts = ClientFacts(
-            SCRIPT, self.declared.digest, fingerprints_of(self._secrets()), str(view), name
-        )  # fmt: skip
-        plan = plan_for(self.declared, self.mapper, facts, self.settings, 0.0)
+        prepared = Prepared(
+            self.declared, {"users": SECRET}.__getitem__, lambda: LocalWrappingKey(WRAPPING_KEY.encode())
+        )
+        facts = ClientFacts(SCRIPT, self.declared.digest, prepared.fingerprints, str(view), name)
+        plan = plan_for(prepared, facts, self.settings, 0.0)
         accounts = connect.Accounts(self.project.tables, self.project.restricted)
         client = Client(
             process,
@@ -313,9 +315,6 @@ class Life:
         self.clients.append(client)
         self.storm.happened["client started"] += 1
         return client
-
-    def _secrets(self) -> dict[str, bytes]:
-        return {"users": SECRET} if "secret=" in self.declared.path.read_text("utf-8") else {}
 
     async def _nature(self) -> None:
         """Let clients come and go."""
