@@ -54,8 +54,7 @@ from rekey.phases import ControlPhase, Phase
 from rekey.protocol import lease
 from rekey.protocol.control import ControlRow, from_row
 from rekey.protocol.rules import SOURCE, View, authority
-from rekey.runner import commands as moves
-from rekey.runner import verification
+from rekey.runner import commands, verification
 from rekey.runner.commands import Mode
 from rekey.runner.run import Options
 from rekey.runner.session import Accounts, Session
@@ -200,9 +199,11 @@ class Life:
         self.loop.run(self.project.tables.create_table(self.source))
 
     def _apply(self) -> None:
-        if self.random.random() < 0.15 and not self._attempt("apply", lambda one: moves.apply(one, SCRIPT)):
+        if self.random.random() < 0.15 and not self._attempt(
+            "apply", lambda one: commands.apply(one, SCRIPT)
+        ):
             self._go_back_to_the_beginning(drop=True)
-        self._until_done("apply", lambda one: moves.apply(one, SCRIPT))
+        self._until_done("apply", lambda one: commands.apply(one, SCRIPT))
         self._expect_phase(ControlPhase.DUAL_WRITE)
         if self.random.random() < 0.5:
             self._pause("after apply")
@@ -215,17 +216,17 @@ class Life:
         def go_back(one: Session) -> object:
             if self.control is None or (self.control.phase is ControlPhase.SOURCE and not drop):
                 return None
-            return moves.rollback(one, SCRIPT, to=ControlPhase.SOURCE, drop=drop)
+            return commands.rollback(one, SCRIPT, to=ControlPhase.SOURCE, drop=drop)
 
         self._until_done("rollback to source", go_back, Options(drop_targets=drop))
         self._pass(self.random.choice((0, 60)))
 
     def _verify(self) -> None:
         def verify(one: Session) -> object:
-            report = moves.verify(one, SCRIPT, mode=Mode.FULL)
+            report = commands.verify(one, SCRIPT, mode=Mode.FULL)
             if report.findings and self._was_sent_late():
-                moves.verify(one, SCRIPT, mode=Mode.FULL, repair=True)
-                report = moves.verify(one, SCRIPT, mode=Mode.FULL)
+                commands.verify(one, SCRIPT, mode=Mode.FULL, repair=True)
+                report = commands.verify(one, SCRIPT, mode=Mode.FULL)
             self.require(not report.findings, f"a false alarm under writes: {report.as_json()}")
             return None
 
@@ -238,10 +239,12 @@ class Life:
 
     def _cut_over(self) -> None:
         if self.returned == self.verified and self.random.random() < 0.5:
-            work = self._attempt("cutover unverified", lambda one: moves.apply(one, SCRIPT, to=Phase.CUTOVER))
+            work = self._attempt(
+                "cutover unverified", lambda one: commands.apply(one, SCRIPT, to=Phase.CUTOVER)
+            )
             self.require(not work, "cut over, and nothing was verified since the way back")
         self._verify()
-        self._until_done("cutover", lambda one: moves.apply(one, SCRIPT, to=Phase.CUTOVER))
+        self._until_done("cutover", lambda one: commands.apply(one, SCRIPT, to=Phase.CUTOVER))
         self._expect_phase(ControlPhase.CUTOVER)
         if self.random.random() < 0.6:
             self._pause("after cutover")
@@ -250,7 +253,7 @@ class Life:
         def roll_back(one: Session) -> object:
             if self.control is not None and self.control.phase is ControlPhase.DUAL_WRITE:
                 return None  # a run before, which did not hear of it, did it
-            return moves.rollback(one, SCRIPT, to=ControlPhase.DUAL_WRITE, drop=None)
+            return commands.rollback(one, SCRIPT, to=ControlPhase.DUAL_WRITE, drop=None)
 
         self.returned = self.verified
         self._until_done("rollback", roll_back)
@@ -275,7 +278,7 @@ class Life:
         }
         self.notes = Notes(self.mapper, plain=True)
         self.before = rows
-        self._until_done("complete", lambda one: moves.apply(one, SCRIPT, to=Phase.COMPLETE))
+        self._until_done("complete", lambda one: commands.apply(one, SCRIPT, to=Phase.COMPLETE))
         self._expect_phase(ControlPhase.COMPLETE)
         self._work(10)
         self._pause("after complete")
@@ -496,7 +499,7 @@ class Life:
         for wait in (30, 30, 2 * SIGNED_S, 30):
             if not self._rows(JOURNAL_TABLE, self.project.restricted):
                 break
-            self._attempt("apply", lambda one: moves.apply(one, SCRIPT))
+            self._attempt("apply", lambda one: commands.apply(one, SCRIPT))
             self._pass(wait)
         self._judge(when)
         self.notes = Notes(self.mapper, self.notes.plain)
