@@ -15,11 +15,11 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from rekey.copy.engine import copy_segments
-from rekey.copy.map import Copier
+from rekey.copy.checkpoint import copy_segments
+from rekey.copy.map import Copied
 from rekey.copy.scan import WindowSize
 from rekey.copy.sweep import gone
-from rekey.copy.window import Copied
+from rekey.copy.write import Copier
 from rekey.core.clock import TICKS_PER_SECOND, Clock, format_ticks, ticks_of
 from rekey.core.concurrency import for_each
 from rekey.model import EntityKey
