@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from rekey.copy.checkpoint import copy_segments
-from rekey.copy.delta import delta_pass, sweep
+from rekey.copy.delta import delta_pass
 from rekey.copy.scan import WindowSize
+from rekey.copy.sweep import sweep
 from rekey.copy.write import Copier
 from rekey.core.clock import TICKS_PER_SECOND, FakeClock
 from rekey.declaration.mapper import Mapper, TargetRow

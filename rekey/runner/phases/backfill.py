@@ -19,8 +19,8 @@ Rules kept here:
 from __future__ import annotations
 
 from rekey.copy.checkpoint import copy_segments
-from rekey.copy.delta import earlier, sweep
-from rekey.copy.moved import settle_moved
+from rekey.copy.delta import earlier
+from rekey.copy.sweep import settle_moved, sweep
 from rekey.core.progress import Advance
 from rekey.model import EVERYTHING, EntityKey
 from rekey.phases import Phase
