@@ -11,10 +11,13 @@ from unittest import mock
 
 import pytest
 
+from rekey.client.reading import ClientFacts
+from rekey.client.sdk.core import ClientCore
 from rekey.core.clock import TICKS_PER_SECOND, Clock
 from rekey.core.concurrency import cancel
 from rekey.errors import GateClosed, ServiceError
 from rekey.mapping.rows import MAPPING_TABLE
+from rekey.migration.opening import fingerprints_of
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol import lease
@@ -24,10 +27,11 @@ from rekey.runner import commands as moves
 from rekey.runner.run import OPEN_S, Options
 from rekey.tables.base import SIGNED_S, Operation
 from rekey.tables.faults import Call, Fault, FaultKind, Planned, PlannedFaults
-from tests.company import Client, Company, application, company
+from tests.company import QUICK, Client, Company, application, as_application, company
 from tests.dualwriting import delete, upsert
 from tests.projects import USERS_SCRIPT, Project
-from tests.worlds import Killed, contents, user
+from tests.simulation.dual_people import plan_for
+from tests.worlds import SECRET, Killed, contents, user
 
 MARGIN_S = 60
 OVER_S = 51
@@ -120,7 +124,7 @@ def test_a_repair_that_is_cut_off_leaves_an_intent_for_what_it_had_sent(users: C
 class Standing:
     """A write of a client that stands still between its permit and the network."""
 
-    def __init__(self, ours: Company, client: Client, *operations: Operation) -> None:
+    def __init__(self, ours: Company, client: Client | OfTheSdk, *operations: Operation) -> None:
         self.ours, self.client = ours, client
         self.goes_on = asyncio.Event()
         self.reached = False
@@ -251,6 +255,47 @@ def test_a_client_given_up_as_dual_writes_begin_may_be_heard_of_and_is_waited_fo
     users.assert_in_step()
     held.writing.cancel()
     stopped.dead = True
+
+
+class OfTheSdk:
+    """A client as the SDK's own use it, by the clock of the project."""
+
+    def __init__(self, ours: Company) -> None:
+        project, self.name = ours.project, "sdk"
+        declared = project.scripts[ours.script_id]
+        facts = ClientFacts(
+            ours.script_id, declared.digest, fingerprints_of({"users": SECRET}), View.OLD, self.name
+        )
+        self.core = ClientCore(
+            plan_for(declared, ours.mapper, facts, QUICK, 0.0), lambda _: project.connect(project.config)
+        )
+        self.lease = ours.do(self.core.open())
+        self.lease._monotonic = project.clock.rising
+
+    async def write(self, *operations: Operation) -> list[str | None]:
+        with as_application(self.name):
+            return await self.core.write(operations)
+
+
+def test_a_write_from_before_the_migration_that_is_answered_late_is_announced_after_all(
+    users: Company,
+) -> None:
+    """When it began there was no migration, so it has no intent; it ends when its row is copied."""
+    users.client()
+    stopped = OfTheSdk(users)
+    held = Standing(users, stopped, upsert({**user(FIRST.row), "Nm": "late"}))
+    users.live(OVER_S)
+    users.apply()
+    assert users.phase is ControlPhase.DUAL_WRITE
+    held.go_on()
+    with pytest.raises(ServiceError, match="may have been applied"):
+        held.writing.result()
+    assert [row["Client"] for row in users.intents] == [stopped.lease.client_id]
+    users.do(stopped.core.close())
+    users.live(OVER_S)
+    users.apply()
+    assert source(users)[FIRST]["Nm"] == "late"
+    users.assert_in_step()
 
 
 # --- capture "delta", and taking back ---------------------------------------------------------------------
