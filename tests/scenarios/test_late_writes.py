@@ -21,10 +21,13 @@ from rekey.migration.opening import fingerprints_of
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol import lease
-from rekey.protocol.registry import Registry, refused_at
+from rekey.protocol.control import ControlStore
+from rekey.protocol.registry import Registry, is_current, refused_at
 from rekey.protocol.rules import View
 from rekey.runner import commands as moves
+from rekey.runner.intents import RUNNER
 from rekey.runner.run import OPEN_S, Options
+from rekey.state.store import State
 from rekey.tables.base import SIGNED_S, Operation
 from rekey.tables.faults import Call, Fault, FaultKind, Planned, PlannedFaults
 from tests.company import QUICK, Client, Company, application, as_application, company
@@ -39,6 +42,7 @@ OVER_S = 51
 FIRST = key_of(user("user000@example.com"))
 STOPPED = Options(writers_stopped=True)
 FIVE_MINUTES = 300
+DAY = 86_400
 
 
 @pytest.fixture
@@ -118,6 +122,49 @@ def test_a_repair_that_is_cut_off_leaves_an_intent_for_what_it_had_sent(users: C
     users.assert_in_step()
 
 
+def killed_elsewhere(ours: Company) -> None:
+    """Let a runner of another machine be killed in the middle of its work, and its lease end."""
+    with mock.patch.object(lease, "_boot_id", lambda: "another"), ours.killing_the_runner(8):
+        ours.apply()
+    ours.live(lease.DURATION_S + lease.SAFETY_S + 1)
+
+
+@pytest.mark.parametrize("by", ["the runner", "a client that went on", "a client that ended"])
+def test_intents_are_kept_while_an_earlier_runner_may_be_heard_of(users: Company, by: str) -> None:
+    """Whatever it was about to write for them may still be sent, until the service refuses what it signed."""
+    client = users.client()
+    users.apply()
+    names = {"the runner": RUNNER, "a client that went on": client.lease.client_id}
+
+    async def left_open() -> None:
+        journal = await users.project.journal(users.script_id)
+        await journal.begin(names.get(by, "0dead"), 2, "source", [FIRST])
+
+    users.do(left_open())
+    killed_elsewhere(users)
+    users.apply()
+    [kept] = users.intents
+    assert kept["Settled"]
+    users.live(SIGNED_S + MARGIN_S)
+    users.apply()
+    assert users.intents == []
+
+
+def test_an_intent_of_a_client_that_has_gone_on_is_not_kept(users: Company) -> None:
+    """It beats, so it does not stand still with something in its hands."""
+    client = users.client()
+    users.apply()
+
+    async def left_open() -> None:
+        journal = await users.project.journal(users.script_id)
+        await journal.begin(client.lease.client_id, 2, "source", [FIRST])
+
+    users.do(left_open())
+    users.live(2 * OVER_S)
+    users.apply()
+    assert users.intents == []
+
+
 # --- a client that stands still --------------------------------------------------------------------------
 
 
@@ -179,6 +226,36 @@ def test_a_write_that_lands_in_the_old_authority_does_not_become_the_truth(users
     users.assert_in_step()
 
 
+def test_a_write_that_is_answered_late_is_announced_again(users: Company) -> None:
+    """Nothing has moved meanwhile, so it is done; but its intent may have been settled before it landed."""
+    users.client()
+    users.apply()
+    stopped = users.client(name="stopped")
+    held = Standing(users, stopped, upsert({**user(FIRST.row), "Nm": "late"}))
+    users.live(OVER_S)
+    users.apply()
+    assert [row.get("Settled") for row in users.intents] == [True]
+    held.go_on()
+    assert held.writing.exception() is None
+    assert [row.get("Settled") for row in users.intents].count(None) == 1
+    users.live(OVER_S)
+    users.apply()
+    assert source(users)[FIRST]["Nm"] == "late"
+    users.assert_in_step()
+
+
+def test_a_write_that_is_answered_when_its_migration_is_gone_does_not_count(users: Company) -> None:
+    """Where a client does not know any more which table is the authority, nothing is done."""
+    users.apply()
+    stopped = users.client(name="stopped")
+    held = Standing(users, stopped, upsert({**user(FIRST.row), "Nm": "late"}))
+    users.live(OVER_S)
+    users.rollback(ControlPhase.SOURCE, drop=True)
+    held.go_on()
+    with pytest.raises(ServiceError, match="may have been applied"):
+        held.writing.result()
+
+
 def test_a_write_of_a_client_that_was_killed_after_all_does_not_become_the_truth(users: Company) -> None:
     """Its request reached the service, and nobody is left who could say so: its intent was kept for that."""
     users.apply()
@@ -236,6 +313,20 @@ def test_no_way_back_is_gone_with_rows_that_are_known_to_differ(users: Company) 
     assert not users.verify().findings
     users.rollback()
     assert source(users)[FIRST]["Nm"] != "stray"
+
+
+def test_while_a_client_may_be_heard_of_all_is_compared_before_a_way_back(users: Company) -> None:
+    """Nobody has verified since its last request landed."""
+    users.client()
+    users.apply()
+    users.do(users.client(name="killed").die())
+    users.live(OVER_S)
+    assert not users.verify().findings
+    users.apply(Phase.CUTOVER)
+    users.do(users.project.tables.table("Users").upsert({**user(FIRST.row), "Nm": "stray"}))
+    with pytest.raises(GateClosed, match="found 1 rows that differ"):
+        users.rollback()
+    assert users.phase is ControlPhase.CUTOVER
 
 
 def test_a_client_given_up_as_dual_writes_begin_may_be_heard_of_and_is_waited_for(users: Company) -> None:
@@ -296,6 +387,36 @@ def test_a_write_from_before_the_migration_that_is_answered_late_is_announced_af
     users.apply()
     assert source(users)[FIRST]["Nm"] == "late"
     users.assert_in_step()
+
+
+def test_a_client_that_had_acknowledged_dual_writes_before_it_was_given_up_is_not_waited_for(
+    users: Company,
+) -> None:
+    """What it wrote from then on has an intent."""
+    slow, killed = users.client(), users.client(name="killed")
+
+    async def acknowledged() -> bool:
+        control = await ControlStore(users.project.restricted, users.script_id).read()
+        rows = await Registry(users.project.restricted, users.script_id).list()
+        row = next(one for one in rows if one.name == "killed")
+        following = control is not None and control.phase is ControlPhase.DUAL_WRITE
+        return following and is_current(row, control.run_id, control.epoch)
+
+    async def keeps_the_move_waiting() -> None:
+        async with slow.lease.operation(writes=True):
+            while not await acknowledged() and not users.stopping:
+                await users.project.clock.sleep(1)
+            await killed.die()
+            await users.project.clock.sleep(OVER_S)
+
+    users.apply(Phase.PREPARE)
+    users.live(3)
+    users.writes(keeps_the_move_waiting())
+    users.apply()
+    assert killed.dead
+    assert not users.verify().findings
+    users.apply(Phase.CUTOVER)
+    assert users.phase is ControlPhase.CUTOVER
 
 
 # --- capture "delta", and taking back ---------------------------------------------------------------------
@@ -427,24 +548,55 @@ def test_what_was_verified_since_a_way_back_is_told_by_its_place_not_by_a_clock(
     assert users.phase is ControlPhase.CUTOVER
 
 
+def test_the_age_of_a_verification_is_told_without_the_machines_clock(users: Company) -> None:
+    users.client()
+    users.apply()
+    users.do(users.clients.pop().close())
+    users.project.clock.advance(2 * DAY)
+    users.client()
+    users.project.machine = Wrong(users.project.clock, -2 * DAY)
+    with pytest.raises(GateClosed, match="which is too old"):
+        users.apply(Phase.CUTOVER)
+
+
 # --- the end ----------------------------------------------------------------------------------------------
 
 
-def test_complete_ends_with_an_intent_that_the_source_can_no_longer_express(users: Company) -> None:
-    users.client()
-    users.apply(Phase.CUTOVER)
-    users.do(users.clients.pop().close())
-    users.client(View.NEW)
-    row = users.project.rows("UsersV2")[0]
+def cut_over_for_the_new_view(ours: Company, *, at: int) -> None:
+    """Cut over, with an intent for a row that the source cannot express any more, made at an epoch."""
+    ours.client()
+    ours.apply(Phase.CUTOVER)
+    ours.do(ours.clients.pop().close())
+    ours.client(View.NEW)
+    row = ours.project.rows("UsersV2")[0]
 
     async def left_open() -> None:
-        journal = await users.project.journal(users.script_id)
+        journal = await ours.project.journal(ours.script_id)
         key = key_of(user(row["ContactEmail"]))
-        await journal.begin("0dead", 5, "source", [key])
+        await journal.begin("0dead", at, "source", [key])
         stranger = {**content_of(row), "ContactEmail": "somebody.else@example.com"}
-        await users.project.tables.table("UsersV2").replace(stranger)
+        await ours.project.tables.table("UsersV2").replace(stranger)
 
-    users.do(left_open())
+    ours.do(left_open())
+
+
+def test_complete_ends_with_an_intent_that_the_source_can_no_longer_express(users: Company) -> None:
+    """It is given up, and that is on record: the row stays as the target has it."""
+    cut_over_for_the_new_view(users, at=5)
     users.apply(Phase.COMPLETE)
     assert users.phase is ControlPhase.COMPLETE
     assert users.intents == []
+    with State.open(users.project.config.state, read_only=True) as state:
+        [given_up] = [one for one in state.audit_events() if one.event == "intent-given-up"]
+    assert given_up.details["error"] == "RowRefused"
+    assert "example.com" not in str(given_up.details)
+
+
+def test_what_the_source_cannot_express_is_told_while_there_is_a_way_back(users: Company) -> None:
+    """An intent that was there long enough to be settled is not given up without a word."""
+    cut_over_for_the_new_view(users, at=5)
+    users.live(OVER_S)
+    with pytest.raises(GateClosed, match="1 intents of the journal cannot be settled"):
+        users.apply(Phase.COMPLETE)
+    assert users.phase is ControlPhase.CUTOVER
+    assert len(users.intents) == 1
