@@ -38,7 +38,7 @@ from rekey.runner.run import Run
 from rekey.runner.sum_with_workers import reader_of
 from rekey.state.models import WATERMARK, Verification
 from rekey.state.sums import StoredSums
-from rekey.status.facts import UNFOLLOWED, is_unfollowed, verification_problem
+from rekey.status.facts import RETURNED_AT, UNFOLLOWED, is_unfollowed, verification_problem
 from rekey.verify.context import ReconcileContext
 from rekey.verify.full import full
 from rekey.verify.report import FullReport
@@ -117,6 +117,8 @@ async def verify_full(run: Run, *, repair: bool = False) -> FullReport:
         )
         report = await while_sweeping(run, authority(control) or SOURCE, comparing)
     record(run, report)
+    # A way back that a version before 0.2 made came before this: what it noted would close the gate for good.
+    run.state.set_fact(run.script_id, RETURNED_AT, None)
     run.state.keep_sums(run.script_id, None)
     if not followed:
         run.state.set_fact(run.script_id, UNFOLLOWED, str(last_number(run)))

@@ -29,7 +29,7 @@ RETURNED_AFTER = "returned_after"
 """Fact: the number of the last full verification when a way back from cutover was last begun."""
 RETURNED_AT = "returned_at"
 """The same as a time of some machine, as versions before 0.2 kept it: which verifications are newer, it does
-not tell."""
+not tell. The next full verification removes it."""
 ESTIMATED_ROWS = "estimated_rows"
 """Fact: how many rows the source has, as planned before the first write."""
 UNFOLLOWED = "unfollowed"

@@ -11,23 +11,30 @@ from unittest import mock
 
 import pytest
 
+from rekey.client.reading import ClientFacts
+from rekey.client.sdk.core import ClientCore
 from rekey.core.clock import TICKS_PER_SECOND, Clock
 from rekey.core.concurrency import cancel
 from rekey.errors import GateClosed, ServiceError
 from rekey.mapping.rows import MAPPING_TABLE
+from rekey.migration.opening import Prepared
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol import lease
-from rekey.protocol.registry import Registry, refused_at
+from rekey.protocol.control import ControlStore
+from rekey.protocol.registry import Registry, is_current, refused_at
 from rekey.protocol.rules import View
 from rekey.runner import commands
+from rekey.runner.intents import RUNNER
 from rekey.runner.run import OPEN_S, Options
+from rekey.state.store import State
 from rekey.tables.base import SIGNED_S, Operation
 from rekey.tables.faults import Call, Fault, FaultKind, Planned, PlannedFaults
-from tests.company import Client, Company, application, company
+from tests.company import QUICK, Client, Company, application, as_application, company
 from tests.dualwriting import delete, upsert
 from tests.projects import USERS_SCRIPT, Project
-from tests.worlds import Killed, contents, user
+from tests.simulation.dual_people import plan_for
+from tests.worlds import SECRET, Killed, contents, user
 
 MARGIN_S = 60
 OVER_S = 51
@@ -35,6 +42,7 @@ OVER_S = 51
 FIRST = key_of(user("user000@example.com"))
 STOPPED = Options(writers_stopped=True)
 FIVE_MINUTES = 300
+DAY = 86_400
 
 
 @pytest.fixture
@@ -114,13 +122,56 @@ def test_a_repair_that_is_cut_off_leaves_an_intent_for_what_it_had_sent(users: C
     users.assert_in_step()
 
 
+def killed_elsewhere(ours: Company) -> None:
+    """Let a runner of another machine be killed in the middle of its work, and its lease end."""
+    with mock.patch.object(lease, "_boot_id", lambda: "another"), ours.killing_the_runner(8):
+        ours.apply()
+    ours.live(lease.DURATION_S + lease.SAFETY_S + 1)
+
+
+@pytest.mark.parametrize("by", ["the runner", "a client that went on", "a client that ended"])
+def test_intents_are_kept_while_an_earlier_runner_may_be_heard_of(users: Company, by: str) -> None:
+    """Whatever it was about to write for them may still be sent, until the service refuses what it signed."""
+    client = users.client()
+    users.apply()
+    names = {"the runner": RUNNER, "a client that went on": client.lease.client_id}
+
+    async def left_open() -> None:
+        journal = await users.project.journal(users.script_id)
+        await journal.begin(names.get(by, "0dead"), 2, "source", [FIRST])
+
+    users.do(left_open())
+    killed_elsewhere(users)
+    users.apply()
+    [kept] = users.intents
+    assert kept["Settled"]
+    users.live(SIGNED_S + MARGIN_S)
+    users.apply()
+    assert users.intents == []
+
+
+def test_an_intent_of_a_client_that_has_gone_on_is_not_kept(users: Company) -> None:
+    """It beats, so it does not stand still with something in its hands."""
+    client = users.client()
+    users.apply()
+
+    async def left_open() -> None:
+        journal = await users.project.journal(users.script_id)
+        await journal.begin(client.lease.client_id, 2, "source", [FIRST])
+
+    users.do(left_open())
+    users.live(2 * OVER_S)
+    users.apply()
+    assert users.intents == []
+
+
 # --- a client that stands still --------------------------------------------------------------------------
 
 
 class Standing:
     """A write of a client that stands still between its permit and the network."""
 
-    def __init__(self, ours: Company, client: Client, *operations: Operation) -> None:
+    def __init__(self, ours: Company, client: Client | OfTheSdk, *operations: Operation) -> None:
         self.ours, self.client = ours, client
         self.goes_on = asyncio.Event()
         self.reached = False
@@ -173,6 +224,36 @@ def test_a_write_that_lands_in_the_old_authority_does_not_become_the_truth(users
     users.rollback()
     assert source(users)[FIRST]["Nm"] == "acknowledged"
     users.assert_in_step()
+
+
+def test_a_write_that_is_answered_late_is_announced_again(users: Company) -> None:
+    """Nothing has moved meanwhile, so it is done; but its intent may have been settled before it landed."""
+    users.client()
+    users.apply()
+    stopped = users.client(name="stopped")
+    held = Standing(users, stopped, upsert({**user(FIRST.row), "Nm": "late"}))
+    users.live(OVER_S)
+    users.apply()
+    assert [row.get("Settled") for row in users.intents] == [True]
+    held.go_on()
+    assert held.writing.exception() is None
+    assert [row.get("Settled") for row in users.intents].count(None) == 1
+    users.live(OVER_S)
+    users.apply()
+    assert source(users)[FIRST]["Nm"] == "late"
+    users.assert_in_step()
+
+
+def test_a_write_that_is_answered_when_its_migration_is_gone_does_not_count(users: Company) -> None:
+    """Where a client does not know any more which table is the authority, nothing is done."""
+    users.apply()
+    stopped = users.client(name="stopped")
+    held = Standing(users, stopped, upsert({**user(FIRST.row), "Nm": "late"}))
+    users.live(OVER_S)
+    users.rollback(ControlPhase.SOURCE, drop=True)
+    held.go_on()
+    with pytest.raises(ServiceError, match="may have been applied"):
+        held.writing.result()
 
 
 def test_a_write_of_a_client_that_was_killed_after_all_does_not_become_the_truth(users: Company) -> None:
@@ -234,6 +315,20 @@ def test_no_way_back_is_gone_with_rows_that_are_known_to_differ(users: Company) 
     assert source(users)[FIRST]["Nm"] != "stray"
 
 
+def test_while_a_client_may_be_heard_of_all_is_compared_before_a_way_back(users: Company) -> None:
+    """Nobody has verified since its last request landed."""
+    users.client()
+    users.apply()
+    users.do(users.client(name="killed").die())
+    users.live(OVER_S)
+    assert not users.verify().findings
+    users.apply(Phase.CUTOVER)
+    users.do(users.project.tables.table("Users").upsert({**user(FIRST.row), "Nm": "stray"}))
+    with pytest.raises(GateClosed, match="found 1 rows that differ"):
+        users.rollback()
+    assert users.phase is ControlPhase.CUTOVER
+
+
 def test_a_client_given_up_as_dual_writes_begin_may_be_heard_of_and_is_waited_for(users: Company) -> None:
     """Before them it wrote without an intent: only a verification that begins later finds what it sent."""
     stopped = users.client(name="stopped")
@@ -253,6 +348,76 @@ def test_a_client_given_up_as_dual_writes_begin_may_be_heard_of_and_is_waited_fo
     stopped.dead = True
 
 
+class OfTheSdk:
+    """A client as the SDK's own use it, by the clock of the project."""
+
+    def __init__(self, ours: Company) -> None:
+        project, self.name = ours.project, "sdk"
+        declared = project.scripts[ours.script_id]
+        prepared = Prepared(declared, {"users": SECRET}.__getitem__, lambda: None)
+        facts = ClientFacts(ours.script_id, declared.digest, prepared.fingerprints, View.OLD, self.name)
+        self.core = ClientCore(
+            plan_for(prepared, facts, QUICK, 0.0), lambda _: project.connect(project.config)
+        )
+        self.lease = ours.do(self.core.open())
+        self.lease._monotonic = project.clock.rising
+
+    async def write(self, *operations: Operation) -> list[str | None]:
+        with as_application(self.name):
+            return await self.core.write(operations)
+
+
+def test_a_write_from_before_the_migration_that_is_answered_late_is_announced_after_all(
+    users: Company,
+) -> None:
+    """When it began there was no migration, so it has no intent; it ends when its row is copied."""
+    users.client()
+    stopped = OfTheSdk(users)
+    held = Standing(users, stopped, upsert({**user(FIRST.row), "Nm": "late"}))
+    users.live(OVER_S)
+    users.apply()
+    assert users.phase is ControlPhase.DUAL_WRITE
+    held.go_on()
+    with pytest.raises(ServiceError, match="may have been applied"):
+        held.writing.result()
+    assert [row["Client"] for row in users.intents] == [stopped.lease.client_id]
+    users.do(stopped.core.close())
+    users.live(OVER_S)
+    users.apply()
+    assert source(users)[FIRST]["Nm"] == "late"
+    users.assert_in_step()
+
+
+def test_a_client_that_had_acknowledged_dual_writes_before_it_was_given_up_is_not_waited_for(
+    users: Company,
+) -> None:
+    """What it wrote from then on has an intent."""
+    slow, killed = users.client(), users.client(name="killed")
+
+    async def acknowledged() -> bool:
+        control = await ControlStore(users.project.restricted, users.script_id).read()
+        rows = await Registry(users.project.restricted, users.script_id).list()
+        row = next(one for one in rows if one.name == "killed")
+        following = control is not None and control.phase is ControlPhase.DUAL_WRITE
+        return following and is_current(row, control.run_id, control.epoch)
+
+    async def keeps_the_move_waiting() -> None:
+        async with slow.lease.operation(writes=True):
+            while not await acknowledged() and not users.stopping:
+                await users.project.clock.sleep(1)
+            await killed.die()
+            await users.project.clock.sleep(OVER_S)
+
+    users.apply(Phase.PREPARE)
+    users.live(3)
+    users.writes(keeps_the_move_waiting())
+    users.apply()
+    assert killed.dead
+    assert not users.verify().findings
+    users.apply(Phase.CUTOVER)
+    assert users.phase is ControlPhase.CUTOVER
+
+
 # --- capture "delta", and taking back ---------------------------------------------------------------------
 
 
@@ -262,8 +427,9 @@ class Delta:
     def __init__(self, folder: Path) -> None:
         self.project = Project(folder)
         self.script_id = self.project.script(USERS_SCRIPT)
-        rows = [user(f"user{number:03}@example.com") for number in range(20)]
+        rows = [user(f"user{number:03}@example.com", f"p{number % 2}") for number in range(20)]
         asyncio.run(self.project.fill("Users", rows))
+        self.landed = False
 
     def killed_at_first_batch_to(self, table: str) -> Call:
         """Kill it there; return what it had sent."""
@@ -284,14 +450,15 @@ class Delta:
         """Let what was sent take effect so many seconds from now, at whatever is going on then."""
         due = self.project.clock.ticks() + round(seconds * TICKS_PER_SECOND)
         account = getattr(self.project, service)
-        landed = False
+        sent = False
 
         async def gate(_call: Call) -> None:
-            nonlocal landed
-            if not landed and self.project.clock.ticks() >= due:
-                landed = True
+            nonlocal sent
+            if not sent and self.project.clock.ticks() >= due:
+                sent = True
                 with suppress(ServiceError):
                     await account.table(call.table)._run(call.action, call.operations)
+                    self.landed = True
 
         self._gates(gate)
 
@@ -307,18 +474,34 @@ class Delta:
         self.project.tables.gate = self.project.restricted.gate = gate
 
 
-def test_what_a_killed_copy_had_sent_lands_before_the_last_pass_of_a_cutover(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("machine", "over_s", "lands_s"),
+    [("this", 0, MARGIN_S - 1), ("another", lease.DURATION_S + lease.SAFETY_S, SIGNED_S)],
+)
+def test_what_a_killed_copy_had_sent_lands_before_the_last_pass_of_a_cutover(
+    tmp_path: Path, machine: str, over_s: float, lands_s: float
+) -> None:
+    """Of a process of another machine nobody knows that it is dead: when its lease is over it may still send
+    what it has signed."""
     delta = Delta(tmp_path)
-    sent = delta.killed_at_first_batch_to("UsersV2")
-    delta.lands_after(MARGIN_S - 1, "tables", sent)
-    late = next(
-        row for row in delta.project.rows("Users") if row["RowKey"] == sent.operations[0].row["ContactEmail"]
-    )
-    asyncio.run(delta.project.tables.table("Users").delete(key_of(late)))
+    boot = lease._boot_id() if machine == "this" else machine
+    with mock.patch.object(lease, "_boot_id", lambda: boot):
+        sent = delta.killed_at_first_batch_to("UsersV2")
+    delta.project.clock.advance(over_s)
+    delta.lands_after(lands_s, "tables", sent)
+    # All that it had sent is deleted now, or the service would refuse it as a whole.
+    late = {operation.row["ContactEmail"] for operation in sent.operations}
+    for row in delta.project.rows("Users"):
+        if row["RowKey"] in late:
+            asyncio.run(delta.project.tables.table("Users").delete(key_of(row)))
     delta.apply(Phase.CUTOVER)
-    delta.project.clock.advance(MARGIN_S)
+    delta.project.clock.advance(lands_s)
     asyncio.run(delta.project.tables.server_time())
-    assert late["RowKey"] not in {row["ContactEmail"] for row in delta.project.rows("UsersV2")}
+    assert {row["ContactEmail"] for row in delta.project.rows("UsersV2")} == {
+        row["RowKey"] for row in delta.project.rows("Users")
+    }
+    assert delta.landed, "nobody refused it"
+    assert len(delta.project.rows("Users")) == 10
 
 
 def test_a_mapping_batch_that_lands_after_all_was_dropped_leaves_nothing(tmp_path: Path) -> None:
@@ -364,24 +547,55 @@ def test_what_was_verified_since_a_way_back_is_told_by_its_place_not_by_a_clock(
     assert users.phase is ControlPhase.CUTOVER
 
 
+def test_the_age_of_a_verification_is_told_without_the_machines_clock(users: Company) -> None:
+    users.client()
+    users.apply()
+    users.do(users.clients.pop().close())
+    users.project.clock.advance(2 * DAY)
+    users.client()
+    users.project.machine = Wrong(users.project.clock, -2 * DAY)
+    with pytest.raises(GateClosed, match="which is too old"):
+        users.apply(Phase.CUTOVER)
+
+
 # --- the end ----------------------------------------------------------------------------------------------
 
 
-def test_complete_ends_with_an_intent_that_the_source_can_no_longer_express(users: Company) -> None:
-    users.client()
-    users.apply(Phase.CUTOVER)
-    users.do(users.clients.pop().close())
-    users.client(View.NEW)
-    row = users.project.rows("UsersV2")[0]
+def cut_over_for_the_new_view(ours: Company, *, at: int) -> None:
+    """Cut over, with an intent for a row that the source cannot express any more, made at an epoch."""
+    ours.client()
+    ours.apply(Phase.CUTOVER)
+    ours.do(ours.clients.pop().close())
+    ours.client(View.NEW)
+    row = ours.project.rows("UsersV2")[0]
 
     async def left_open() -> None:
-        journal = await users.project.journal(users.script_id)
+        journal = await ours.project.journal(ours.script_id)
         key = key_of(user(row["ContactEmail"]))
-        await journal.begin("0dead", 5, "source", [key])
+        await journal.begin("0dead", at, "source", [key])
         stranger = {**content_of(row), "ContactEmail": "somebody.else@example.com"}
-        await users.project.tables.table("UsersV2").replace(stranger)
+        await ours.project.tables.table("UsersV2").replace(stranger)
 
-    users.do(left_open())
+    ours.do(left_open())
+
+
+def test_complete_ends_with_an_intent_that_the_source_can_no_longer_express(users: Company) -> None:
+    """It is given up, and that is on record: the row stays as the target has it."""
+    cut_over_for_the_new_view(users, at=5)
     users.apply(Phase.COMPLETE)
     assert users.phase is ControlPhase.COMPLETE
     assert users.intents == []
+    with State.open(users.project.config.state, read_only=True) as state:
+        [given_up] = [one for one in state.audit_events() if one.event == "intent-given-up"]
+    assert given_up.details["error"] == "RowRefused"
+    assert "example.com" not in str(given_up.details)
+
+
+def test_what_the_source_cannot_express_is_told_while_there_is_a_way_back(users: Company) -> None:
+    """An intent that was there long enough to be settled is not given up without a word."""
+    cut_over_for_the_new_view(users, at=5)
+    users.live(OVER_S)
+    with pytest.raises(GateClosed, match="1 intents of the journal cannot be settled"):
+        users.apply(Phase.COMPLETE)
+    assert users.phase is ControlPhase.CUTOVER
+    assert len(users.intents) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -21,15 +22,18 @@ from rekey.errors import (
     SecretMissing,
     StateUnusable,
 )
-from rekey.mapping.rows import MAPPING_TABLE
+from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE
 from rekey.model import EntityKey, Row, content_of, etag_of, key_of
 from rekey.phases import ControlPhase, Phase
+from rekey.protocol import lease
 from rekey.protocol.control import ControlStore
 from rekey.protocol.lease import RunnerLease
 from rekey.runner import commands
 from rekey.runner.commands import Mode
 from rekey.runner.run import Options, StopFlag
 from rekey.tables.faults import Call
+from tests.declared import under_writes
+from tests.erasing import PLAIN_USERS
 from tests.evidence import prove
 from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
 from tests.worlds import SECRET, Killed, contents, mapped, post, user
@@ -308,6 +312,38 @@ def test_kept_targets_can_be_dropped_later(project: Project) -> None:
     assert control_phase(project) is None
     assert asyncio.run(project.tables.table_exists("UsersV2")) is False
     assert project.restricted.dump("rekeymap") == []
+
+
+@pytest.mark.parametrize("missing", [MAPPING_TABLE, JOURNAL_TABLE])
+@pytest.mark.parametrize("script", [PLAIN_USERS, under_writes(PLAIN_USERS)], ids=["delta", "dual-write"])
+def test_killed_before_prepare_has_made_its_tables_it_is_taken_back_whole(
+    project: Project, script: str, missing: str
+) -> None:
+    """The control row says that it has begun: nothing else can take it back."""
+    project.script(script)
+
+    async def kill(call: Call) -> None:
+        if call.action == "create_table" and call.table == missing:
+            project.restricted.gate = dead
+            raise Killed
+
+    async def dead(_call: Call) -> None:
+        raise Killed
+
+    async def alive(_call: Call) -> None:
+        return
+
+    project.restricted.gate = kill
+    with suppress(Killed), mock.patch.object(lease, "_PROCESS", "killed"):
+        apply(project)
+    project.restricted.gate = alive
+    assert control_phase(project) is ControlPhase.SOURCE
+    assert not asyncio.run(project.restricted.table_exists(missing))
+    rollback(project, to=ControlPhase.SOURCE, drop=True)
+    assert control_phase(project) is None
+    assert not asyncio.run(project.tables.table_exists("UsersV2"))
+    apply(project)
+    assert actual(project) == expected(project)
 
 
 def test_what_cannot_go_back_is_refused_before_anything_is_written(project: Project) -> None:
