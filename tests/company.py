@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rekey.client.counters import Counters
 from rekey.client.lease import ClientLease
 from rekey.client.reading import ClientFacts, LeaseSettings
-from rekey.client.writer import Writer
+from rekey.client.route import Writer
+from rekey.client.work import Counters
 from rekey.core.clock import TICKS_PER_SECOND
 from rekey.core.concurrency import cancel
 from rekey.declaration.mapper import Mapper

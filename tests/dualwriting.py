@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 from rekey import Index, Migration, Target, keys, props
-from rekey.client.counters import Counters
-from rekey.client.writer import Writer
+from rekey.client.route import Writer
+from rekey.client.work import Counters
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase

@@ -22,7 +22,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rekey.client.counters import Counters
+from rekey.client.work import Counters
 from rekey.core.concurrency import cancel
 from rekey.errors import RekeyError, RowRefused
 from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, EntityKey, Row, key_of

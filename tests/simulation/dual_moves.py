@@ -21,8 +21,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from rekey.client.counters import Counters
 from rekey.client.lease import ClientFacts, ClientLease, LeaseSettings
+from rekey.client.work import Counters
 from rekey.declaration.migration import Migration
 from rekey.errors import RekeyError
 from rekey.mapping.rows import CONTROL_TABLE

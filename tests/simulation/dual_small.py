@@ -23,8 +23,8 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rekey.client.counters import Counters
-from rekey.client.writer import Writer
+from rekey.client.route import Writer
+from rekey.client.work import Counters
 from rekey.copy.moved import settle_moved
 from rekey.core.clock import FakeClock, format_ticks
 from rekey.declaration.mapper import Mapper

@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from rekey.client.in_flight import Going
-from rekey.client.lease import ClientLease
+from rekey.client.lease import ClientLease, LeaseView
 from rekey.client.reading import LeaseSettings
 from rekey.errors import Unavailable, WritesRefused
 from rekey.model import EntityKey, Row
@@ -316,7 +315,7 @@ class TrustsTheBeat(ClientLease):
 class WaitsForNothing(ClientLease):
     """Acknowledges what it has read at once."""
 
-    def _is_through(self, going: Going) -> bool:
+    def _is_through(self, view: LeaseView) -> bool:
         return True
 
 
@@ -325,7 +324,7 @@ class ForgetsOpenWrites(ClientLease):
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        self._under_way.failed = lambda permit, error: None  # type: ignore[method-assign]
+        self._in_flight.failed = lambda permit, error: None  # type: ignore[method-assign]
 
 
 class NeverOver(ClientLease):

@@ -8,8 +8,8 @@ import logging
 import pytest
 
 from rekey.client import shadow as module
-from rekey.client.counters import Counters
 from rekey.client.shadow import Shadow
+from rekey.client.work import Counters
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import EntityKey, Row, key_of
 from rekey.phases import ControlPhase

@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 
-from rekey.client.counters import Counters
 from rekey.client.lease import ClientLease
 from rekey.client.reading import closed
+from rekey.client.route import Writer
 from rekey.client.sdk.calls import Read
 from rekey.client.sdk.plan import Plan
 from rekey.client.shadow import Shadow
-from rekey.client.writer import Writer
+from rekey.client.work import Counters
 from rekey.errors import Moved, WritesRefused
 from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE
 from rekey.mapping.store import open_mapping
