@@ -11,12 +11,11 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from rekey.core.progress import Interruptible
-from rekey.declaration.mapper import Mapper
 from rekey.errors import (
     ConfigurationError,
     Findings,
@@ -24,15 +23,11 @@ from rekey.errors import (
     RekeyError,
     SecretMissing,
 )
-from rekey.mapping.ids import SafeIds, new_key
-from rekey.migration.opening import fingerprints_of, mapping_of, secrets_of
-from rekey.migration.wrapping import wrapping_for
 from rekey.phases import GATED, LEAVES, ORDER, ControlPhase, Phase, following
 from rekey.plan.advice.service import is_cosmos
 from rekey.plan.plan import make_plan
 from rekey.plan.result import MigrationPlan, Plan
-from rekey.plan.subject import PlanOptions, Subject
-from rekey.protocol.control import ControlStore
+from rekey.plan.subject import PlanOptions, subject_of
 from rekey.protocol.rules import SOURCE, TARGET, authority
 from rekey.runner.capture import catch_up
 from rekey.runner.client_barrier import wait_for_present
@@ -148,21 +143,10 @@ async def _catch_up(run: Run, last: Phase) -> int:
 def check_before_first_write(session: Session, script_id: str, *, check_rows: bool) -> Plan:
     """Plan the migration on every row (or, without `check_rows`, on a sample) and refuse what the plan calls
     an error."""
-    declared = session.scripts[script_id]
-    found = secrets_of(session.config, declared.migration)
-    wrapping = wrapping_for(session.config, declared.migration)
-    control = session.do(ControlStore(session.accounts.restricted, script_id).read())
-    store = None
-    if control is not None:
-        store = session.do(mapping_of(session.accounts, declared, control.id_key, wrapping))
-    subject = Subject(
-        declared=declared,
-        mapper=Mapper(declared.migration, found),
-        ids=SafeIds(new_key()) if store is None else store.rows.ids,
-        ids_hold=store is not None,
-        secret_fingerprints=fingerprints_of(found),
-        owns_row=None if store is None else store.owns,
-    )
+    migration = session.opened(script_id)
+    migration.prepared.require()
+    # Where declaration or secrets have moved since it began, `Session.guard` says so.
+    subject = replace(session.do(subject_of(migration)), started=None)
     options = PlanOptions(
         exact=check_rows,
         limits=session.config.rates,
@@ -254,7 +238,7 @@ def require_begun(session: Session, script_id: str) -> None:
     """
     if session.ledger.applied(script_id):
         return
-    if session.do(ControlStore(session.accounts.restricted, script_id).read()) is None:
+    if session.do(session.opened(script_id).control.read()) is None:
         raise Refused(
             f"{script_id} has not begun and has copied nothing",
             kept="everything; nothing was changed",
