@@ -26,10 +26,17 @@ from azure.data.tables import TableTransactionError
 from rekey.client.reading import LeaseSettings
 from rekey.client.sdk.answers import AsyncAnswer, SyncAnswer, answer_to_problem
 from rekey.client.sdk.calls import Read, Table, Write, call_of, row_of
-from rekey.client.sdk.connect import timeouts_for
-from rekey.client.sdk.credentials import account_of
+from rekey.client.sdk.client import policies_of
 from rekey.client.sdk.errors import TransactionRefused, problem_of
-from rekey.client.sdk.plan import Endpoint, Plan, configured, make_plan, policies_of, view_of
+from rekey.client.sdk.plan import (
+    Endpoint,
+    Plan,
+    account_of,
+    configured,
+    prepared_with,
+    timeouts_for,
+    view_of,
+)
 from rekey.client.sdk.refusals import refusal_in
 from rekey.client.sdk.thread import LoopThread
 from rekey.errors import (
@@ -245,16 +252,10 @@ def test_a_table_that_cannot_be_is_refused_when_the_client_is_made(
 def plan(**more: Any) -> Plan:
     """Return a plan of a client of USERS."""
     account = Endpoint(BASE, AzureNamedKeyCredential("account", "a2V5"))
-    usual: dict[str, Any] = {
-        "declared": declared_as("0001_users", USERS),
-        "table": "Users",
-        "view": None,
-        "secrets": SECRETS,
-        "tables": account,
-        "restricted": account,
-        "wrapping_key": WRAPPING_KEY,
-    }
-    return make_plan(**{**usual, **more})
+    given = {"secrets": SECRETS, "wrapping_key": WRAPPING_KEY, **more}
+    secrets, wrapping_key = given.pop("secrets"), given.pop("wrapping_key")
+    prepared = prepared_with(declared_as("0001_users", USERS), secrets, wrapping_key)
+    return Plan(prepared, "Users", tables=account, restricted=account, **given)
 
 
 def test_a_plan_shows_no_secret_and_no_credential() -> None:
@@ -294,10 +295,10 @@ def test_what_is_sent_has_taken_effect_within_the_longest_operation_or_never_doe
 
 def test_an_endpoint_and_its_credential_are_understood_as_by_the_sdk() -> None:
     named = AzureNamedKeyCredential("account", "a2V5")
-    assert account_of("account.table.core.windows.net/", named, "tables") == (BASE, named)
-    bare, found = account_of(f"{BASE}?sv=2019-02-02&sig=abc", None, "tables")
-    assert bare == BASE
-    assert isinstance(found, AzureSasCredential)
+    assert account_of("account.table.core.windows.net/", named, "tables") == Endpoint(BASE, named)
+    found = account_of(f"{BASE}?sv=2019-02-02&sig=abc", None, "tables")
+    assert found.address == BASE
+    assert isinstance(found.credential, AzureSasCredential)
     with pytest.raises(ConfigurationError, match="restricted"):
         account_of(BASE, None, "restricted")
 
@@ -323,7 +324,7 @@ class AskedAsync(Asked):
 
 async def test_a_credential_is_asked_off_the_loop_and_stays_its_owners() -> None:
     for credential in (Asked(), AskedAsync()):
-        _, found = account_of(BASE, credential, "tables")
+        found = account_of(BASE, credential, "tables").credential
         async with found as borrowed:
             token = (await borrowed.get_token("scope")).token
         await found.close()

@@ -16,8 +16,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from azure.core.rest import HttpRequest
 
 from rekey.core.edm import STRING
 from rekey.errors import RequestRejected
@@ -32,21 +34,6 @@ _UPDATES = {
     "MERGE": (Verb.MERGE, Verb.INSERT_OR_MERGE),
 }
 """Method to verb: with a condition, and without."""
-
-
-class HttpRequest(Protocol):
-    """What is used of azure-core's request."""
-
-    method: str
-    url: str
-
-    @property
-    def headers(self) -> Any:
-        """A mapping of header names, whatever their case."""
-
-    @property
-    def content(self) -> Any:
-        """The body."""
 
 
 @dataclass(frozen=True, slots=True)

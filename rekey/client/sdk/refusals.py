@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
-from types import TracebackType
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from azure.core.async_paging import AsyncItemPaged
@@ -43,8 +43,11 @@ def raising_refusals(client: type[C]) -> type[C]:
     """Make the methods a client class inherits from the SDK raise refusals as such."""
     for name in _CALLS:
         inherited = getattr(client, name)
-        wrap = _awaited if inspect.iscoroutinefunction(inspect.unwrap(inherited)) else _called
-        setattr(client, name, wrap(inherited, transaction=name == "submit_transaction"))
+        transaction = name == "submit_transaction"
+        if inspect.iscoroutinefunction(inspect.unwrap(inherited)):
+            setattr(client, name, _awaited(inherited, transaction=transaction))
+        else:
+            setattr(client, name, _raising(transaction=transaction)(inherited))
     for name in _LISTS:
         setattr(client, name, _listed(getattr(client, name)))
     return client
@@ -60,38 +63,23 @@ def refusal_in(error: HttpResponseError, *, transaction: bool = False) -> DualWr
     return DualWriteRefused(response.answer.refusal, response)
 
 
-class _Raising:
-    """Within it, an error of the SDK that stands for a refusal is raised as that."""
-
-    def __init__(self, *, transaction: bool = False) -> None:
-        self._transaction = transaction
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, HttpResponseError):
-            refusal = refusal_in(error, transaction=self._transaction)
-            if refusal is not None:
-                raise refusal from None
+@contextmanager
+def _raising(*, transaction: bool = False) -> Iterator[None]:
+    """Raise an error of the SDK that stands for a refusal as that."""
+    try:
+        yield
+    except HttpResponseError as error:
+        refusal = refusal_in(error, transaction=transaction)
+        if refusal is None:
+            raise
+        raise refusal from None
 
 
 def _awaited(method: Callable[..., Any], *, transaction: bool) -> Callable[..., Any]:
     @functools.wraps(method)
     async def calling(*args: Any, **kwargs: Any) -> Any:
-        with _Raising(transaction=transaction):
+        with _raising(transaction=transaction):
             return await method(*args, **kwargs)
-
-    return calling
-
-
-def _called(method: Callable[..., Any], *, transaction: bool) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def calling(*args: Any, **kwargs: Any) -> Any:
-        with _Raising(transaction=transaction):
-            return method(*args, **kwargs)
 
     return calling
 
@@ -118,7 +106,7 @@ class _Pages(Iterator[Any]):
         self._pages = pages
 
     def __next__(self) -> Any:
-        with _Raising():
+        with _raising():
             return next(self._pages)
 
     def __getattr__(self, name: str) -> Any:
@@ -132,7 +120,7 @@ class _AsyncPages(AsyncIterator[Any]):
         self._pages = pages
 
     async def __anext__(self) -> Any:
-        with _Raising():
+        with _raising():
             return await anext(self._pages)
 
     def __getattr__(self, name: str) -> Any:

@@ -20,7 +20,6 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, TypeVar
 
 from rekey.client.reading import CLOSED
-from rekey.core.concurrency import cancel
 from rekey.errors import WritesRefused
 
 T = TypeVar("T")
@@ -109,9 +108,9 @@ class LoopThread:
             if self._closed:
                 raise WritesRefused(CLOSED, "this client is closed", hint="open another one")
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._pid = os.getpid()
-                self._thread = threading.Thread(target=_serve, args=(self._loop,), name=_NAME, daemon=True)
+                runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+                self._loop, self._pid = runner.get_loop(), os.getpid()
+                self._thread = threading.Thread(target=_serve, args=(runner,), name=_NAME, daemon=True)
                 self._thread.start()
             elif self._pid != os.getpid():
                 raise WritesRefused(
@@ -122,13 +121,7 @@ class LoopThread:
             return self._loop
 
 
-def _serve(loop: asyncio.AbstractEventLoop) -> None:
+def _serve(runner: asyncio.Runner) -> None:
     """Run the loop until it is stopped, then end what is left on it."""
-    asyncio.set_event_loop(loop)
-    try:
-        loop.run_forever()
-        loop.run_until_complete(cancel(asyncio.all_tasks(loop)))
-        loop.run_until_complete(loop.shutdown_asyncgens())
-    finally:
-        asyncio.set_event_loop(None)
-        loop.close()
+    with runner:
+        runner.get_loop().run_forever()
