@@ -38,7 +38,6 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable
-from contextlib import suppress
 from typing import TypeVar
 
 from rekey.client.work import ROW_TOO_BUSY, Flow, State, Work, found
@@ -135,8 +134,9 @@ class Authority(ABC):
         """Read, check and claim what must be before the authority is written (same view)."""
 
     @abstractmethod
-    async def claim(self, work: Work) -> None:
-        """Make this key the owner of what it is about to be written under. Raises Collision, RowRefused."""
+    async def claim_main(self, work: Work, target: TargetKey) -> None:
+        """Make this key the owner of the main target key it is about to be written under, and do what must be
+        done before a row is written there. Raises Collision, RowRefused."""
 
     @abstractmethod
     async def read_late(self, work: Work) -> None:
@@ -149,6 +149,15 @@ class Authority(ABC):
     @abstractmethod
     def followers(self, work: Work) -> set[TargetKey]:
         """Return the places where a replica row of this key may stand, as far as the mapping tells."""
+
+    @abstractmethod
+    def gives(self, work: Work, source_row: Row | None = None) -> Rows:
+        """Return the replicas' rows by the authority's row as read. Raises RowRefused.
+
+        Args:
+            work: the key.
+            source_row: the source row as it is, where that is a replica: it keeps what the mapping drops.
+        """
 
     @abstractmethod
     def expect(self, work: Work, row: Row) -> None:
@@ -249,23 +258,36 @@ class Authority(ABC):
 
         await side_by_side(note(place) for place in mains)
 
-    async def check_indexes(self, work: Work) -> None:
-        """Look at index rows of other keys where ours belong. Raises Collision."""
+    async def claim(self, work: Work) -> None:
+        """Claim what the row is about to be written under; index rows of other keys there are looked at.
+
+        Raises:
+            RowRefused: it fans out to more keys than the mapping can list, or as `claim_main`.
+            Collision: a key belongs to another row.
+        """
+        main, wanted = self.main_of(work), self.listed(work)
+        if not wanted <= work.known:
+            self.mapping.rows.require_fits(work.old_key, work.known | wanted)
+        if main is not None:
+            await self.claim_main(work, TargetKey(0, *main))
         for target in work.expected or ():
             row = work.early.get(target)
             if target.table > 0 and row is not None and pointer_of(row) not in work.main_keys:
                 await yield_or_collide(self.mapping, self.replicas.still_owns, work.old_key, target, row)
                 work.ours.add(target)
 
-    def check_list(self, work: Work) -> None:
-        """Refuse a row that fans out to more keys than the mapping can list. Raises RowRefused."""
-        wanted = self.listed(work)
-        if not wanted <= work.known:
-            self.mapping.rows.require_fits(work.old_key, work.known | wanted)
+    def given_before(self, work: Work, source_row: Row | None = None) -> Rows:
+        """Return what `gives` does, or nothing where that cannot be told."""
+        try:
+            return self.gives(work, source_row)
+        except RowRefused:
+            return {}
 
     def listed(self, work: Work) -> set[TargetKey]:
         """Return the target keys that the forward row must list for this write."""
-        return {target for target in work.expected or () if target.table >= 0}
+        main = self.main_of(work)
+        mains = set[TargetKey]() if main is None else {TargetKey(0, *main)}
+        return mains | {target for target in work.expected or () if target.table >= 0}
 
     def target_id(self, main: EntityKey) -> str:
         """Return the safe id of a main target row."""
@@ -332,20 +354,14 @@ class SourceAuthority(Authority):
             if main is not None:
                 reads.append(self.find_owner(work, main, claims=True))
             await side_by_side(reads)
-        with suppress(RowRefused):  # then it cannot be told what the replicas' rows were to be
-            work.previous = self.forward.expected_of(work.old_key, work.before)
+        work.previous = self.given_before(work)
         if operation.verb is not Verb.DELETE:
             await self.claim(work)
 
-    async def claim(self, work: Work) -> None:
-        main = self.main_of(work)
-        self.check_list(work)
-        if main is not None:
-            target = TargetKey(0, *main)
-            if work.owner != work.old_key:
-                await self.mapping.claim_main(work.old_key, target, self.replicas.still_owns)
-            work.ours.add(target)
-        await self.check_indexes(work)
+    async def claim_main(self, work: Work, target: TargetKey) -> None:
+        if work.owner != work.old_key:
+            await self.mapping.claim_main(work.old_key, target, self.replicas.still_owns)
+        work.ours.add(target)
 
     async def read_late(self, work: Work) -> None:
         older = work.known - set(work.expected or ())
@@ -356,6 +372,9 @@ class SourceAuthority(Authority):
 
     def followers(self, work: Work) -> set[TargetKey]:
         return {*work.known, *self.bare(work.old_key)}
+
+    def gives(self, work: Work, source_row: Row | None = None) -> Rows:  # noqa: ARG002
+        return self.forward.expected_of(work.old_key, work.before)
 
     def expect(self, work: Work, row: Row) -> None:
         timed = {**row, TIMESTAMP: STAND_IN} if self.mapper.needs_timestamp else row
@@ -392,34 +411,29 @@ class TargetAuthority(Authority):
             work.sent = [as_sent(operation, work.before)]
             await self._prepare_row(work, row_after(operation, work.before) or {})
 
-    async def claim(self, work: Work) -> None:
-        main = self.main_of(work)
-        self.check_list(work)
-        if main is not None:
-            target = TargetKey(0, *main)
-            if work.owner != work.old_key:
-                if work.before is not None and work.owner is not None:
-                    raise RowRefused(
-                        "not-reversible",
-                        "target",
-                        "its old key would change",
-                        cure="leave the properties that hold a row's old key as they are until `complete`",
-                        row_id=self.target_id(main),
-                    )
-                await self.mapping.claim_main(work.old_key, target, self._keeps)
-            if self.mapper.content_derived and any(one.verb is Verb.INSERT for one in work.sent):
-                await self._reserve(work, target)
-            else:
-                await self._list(work, target)
-        await self.check_indexes(work)
+    async def claim_main(self, work: Work, target: TargetKey) -> None:
+        if work.owner != work.old_key:
+            if work.before is not None and work.owner is not None:
+                raise RowRefused(
+                    "not-reversible",
+                    "target",
+                    "its old key would change",
+                    cure="leave the properties that hold a row's old key as they are until `complete`",
+                    row_id=self.target_id(target.key),
+                )
+            await self.mapping.claim_main(work.old_key, target, self._keeps)
+        if self.mapper.content_derived and any(one.verb is Verb.INSERT for one in work.sent):
+            await self._reserve(work, target)
+        else:
+            await self._list(work, target)
 
     async def read_late(self, work: Work) -> None:
         if work.source_key is None:
             return
         place = source_place(work.source_key)
-        places = {place, *self.listed(work), *_indexes(work.known | self.bare(work.source_key))}
+        places = self.followers(work) | self.listed(work)
         if work.given.verb is Verb.DELETE:
-            places |= _indexes(self._expected_before(work, None))
+            places |= _indexes(self.given_before(work))
             reads = [self.read(work, places, early=False)]
             if work.forward is None:
                 reads.append(self.find_forward(work))
@@ -427,7 +441,7 @@ class TargetAuthority(Authority):
         else:
             await self.read(work, places, early=False)
         work.ours.add(place)
-        work.previous = self._expected_before(work, work.early.get(place) or work.late.get(place))
+        work.previous = self.given_before(work, work.early.get(place) or work.late.get(place))
 
     def main_of(self, work: Work) -> EntityKey | None:
         return work.authority_key if work.expected else None
@@ -435,10 +449,8 @@ class TargetAuthority(Authority):
     def followers(self, work: Work) -> set[TargetKey]:
         return {source_place(work.old_key), *_indexes(work.known | self.bare(work.old_key))}
 
-    def listed(self, work: Work) -> set[TargetKey]:
-        main = self.main_of(work)
-        indexes = super().listed(work)
-        return indexes if main is None else {TargetKey(0, *main), *indexes}
+    def gives(self, work: Work, source_row: Row | None = None) -> Rows:
+        return self.reverse.expected_of(work.old_key, work.before, source_row)
 
     def expect(self, work: Work, row: Row) -> None:
         place = source_place(work.old_key)
@@ -599,12 +611,6 @@ class TargetAuthority(Authority):
             return True
         await self.reverse.propagate(source_key)
         return False
-
-    def _expected_before(self, work: Work, source_row: Row | None) -> Rows:
-        try:
-            return self.reverse.expected_of(work.old_key, work.before, source_row)
-        except RowRefused:
-            return {}
 
 
 def _others(work: Work, listed: Iterable[TargetKey]) -> list[TargetKey]:

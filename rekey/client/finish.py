@@ -80,7 +80,7 @@ class Leftover:
         return now.phase is ControlPhase.FREEZE or authority(now.phase) == self.authority
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Finisher:
     """Finishes the writes of one client.
 

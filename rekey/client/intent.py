@@ -22,7 +22,7 @@ from __future__ import annotations
 import secrets
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from rekey.client.authority import SourceAuthority, TargetAuthority, check_one_partition
 from rekey.client.work import ROW_TOO_BUSY, Flow, IntentRef, Work
@@ -47,8 +47,6 @@ from rekey.protocol.reverse import source_place
 from rekey.protocol.rules import SOURCE, Side
 from rekey.tables.base import Operation, Verb
 from rekey.tables.rules import check_batch
-
-T = TypeVar("T")
 
 _LOST_RACES = (RowExists, RowMissing, ConditionFailed)
 _ANSWERS = (*_LOST_RACES, RequestRejected)
@@ -81,17 +79,14 @@ def works_of(operations: Sequence[Operation], journal: Journal) -> list[Work]:
     return works
 
 
-async def _begin(flow: Flow, side: Side, keys: Sequence[tuple[Work, EntityKey]]) -> None:
-    """Make intents durable."""
-    ids = await flow.journal.begin(flow.client_id, flow.permit.epoch, side, [key for _, key in keys])
-    for (work, key), intent_id in zip(keys, ids, strict=True):
-        work.intents.append(IntentRef(intent_id, side, key))
+async def prepare(flow: Flow) -> bool:
+    """Do all that comes before the authority's write; False to begin again.
 
-
-async def _before_the_write(calls: Sequence[Awaitable[Any]]) -> list[Any]:
-    """Make the calls of a step; what fails before anything is written says so."""
+    Raises:
+        RekeyError: the caller's answer; nothing was written.
+    """
     try:
-        return await side_by_side(calls)
+        return await flow.prepare()
     except ServiceError as error:
         if isinstance(error, _ANSWERS) or error.code == ROW_TOO_BUSY:
             raise
@@ -104,24 +99,36 @@ async def _before_the_write(calls: Sequence[Awaitable[Any]]) -> list[Any]:
         ) from error
 
 
-async def _named(flow: Flow, work: Work, call: Callable[[Work], Awaitable[T]]) -> T:
-    """Make a call for one key; an error says which operation of a transaction it is about."""
-    try:
-        return await call(work)
-    except RekeyError as error:
-        if len(flow.works) > 1:
-            error.index = work.index
-        raise
+async def _begin(flow: Flow, side: Side, keys: Sequence[tuple[Work, EntityKey]]) -> None:
+    """Make intents durable."""
+    ids = await flow.journal.begin(flow.client_id, flow.permit.epoch, side, [key for _, key in keys])
+    for (work, key), intent_id in zip(keys, ids, strict=True):
+        work.intents.append(IntentRef(intent_id, side, key))
+
+
+async def _for_each(flow: Flow, call: Callable[[Work], Awaitable[Any]], *first: Awaitable[None]) -> list[Any]:
+    """Make a call for each key at the same time, and other calls of the step that come first in order. An
+    error says which operation of a transaction it is about."""
+
+    async def named(work: Work) -> Any:
+        try:
+            return await call(work)
+        except RekeyError as error:
+            if len(flow.works) > 1:
+                error.index = work.index
+            raise
+
+    return await side_by_side([*first, *(named(work) for work in flow.works)])
 
 
 class SameView(Flow):
     """The view's table is the authority."""
 
     async def prepare(self) -> bool:
-        calls: list[Awaitable[None]] = [_named(self, work, self.authority.prepare) for work in self.works]
+        first = []
         if not self.works[0].intents:
-            calls.insert(0, _begin(self, self.authority.side, [(work, work.key) for work in self.works]))
-        await _before_the_write(calls)
+            first = [_begin(self, self.authority.side, [(work, work.key) for work in self.works])]
+        await _for_each(self, self.authority.prepare, *first)
         return not any(work.outdated for work in self.works)
 
     def raced(self, error: RekeyError, work: Work, sent: Operation) -> bool:
@@ -137,7 +144,7 @@ class CrossView(Flow):
     authority: SourceAuthority | TargetAuthority
 
     async def prepare(self) -> bool:
-        await _before_the_write([_named(self, work, self.locate) for work in self.works])
+        await _for_each(self, self.locate)
         if self.authority.side == SOURCE:
             check_one_partition({work.old_key.partition for work in self.works})
         new = [
@@ -146,8 +153,8 @@ class CrossView(Flow):
             if all(intent.key != work.source_key for intent in work.intents)
         ]
         if new:
-            await _before_the_write([_begin(self, SOURCE, new)])
-        in_step = await _before_the_write([_named(self, work, self._look) for work in self.works])
+            await _begin(self, SOURCE, new)
+        in_step = await _for_each(self, self._look)
         return all(in_step) and not any(work.outdated for work in self.works)
 
     def raced(self, error: RekeyError, work: Work, sent: Operation) -> bool:  # noqa: ARG002
@@ -167,14 +174,6 @@ class CrossView(Flow):
         """Read the authority's row, and what the mapping lists for it."""
 
     @abstractmethod
-    def places(self, work: Work) -> set[TargetKey]:
-        """Return the places where replica rows may stand, the view's row among them."""
-
-    @abstractmethod
-    def shown(self, work: Work, view_row: Row | None) -> Row | None:
-        """Return the view's row as the authority's row gives it."""
-
-    @abstractmethod
     async def carry_over(self, work: Work, after: Row) -> None:
         """Work out what is sent to the authority for a view's row, and claim for it. Raises RowRefused."""
 
@@ -191,12 +190,15 @@ class CrossView(Flow):
 
     async def _look(self, work: Work) -> bool:
         """Read both rows and work out the write; False when they were out of step."""
+        place = work.place
+        if place is None:
+            raise AssertionError("the view's row is looked at before it was found")
         await self.read_authority(work)
-        await self.authority.read(work, self.places(work), early=True)
-        if work.place is None or work.place not in work.early:
+        await self.authority.read(work, {place, *self.authority.followers(work)}, early=True)
+        if place not in work.early:
             raise Unavailable("the row of this view could not be read; nothing was written", status=503)
-        view_row = work.early[work.place]
-        shown = self.shown(work, view_row)
+        view_row = work.early[place]
+        shown = self.authority.gives(work, view_row).get(place)
         in_step = same_content(shown, view_row) if shown and view_row else shown is view_row
         if not in_step:
             await self._bring_in_step(work)
@@ -249,12 +251,6 @@ class NewViewFirst(CrossView):
             ]
         )
 
-    def places(self, work: Work) -> set[TargetKey]:
-        return {TargetKey(0, *work.key), *work.known, *self.authority.bare(work.old_key)}
-
-    def shown(self, work: Work, view_row: Row | None) -> Row | None:  # noqa: ARG002
-        return self.authority.forward.expected_of(work.old_key, work.before).get(TargetKey(0, *work.key))
-
     async def carry_over(self, work: Work, after: Row) -> None:
         if work.before is not None and work.early.get(TargetKey(0, *work.key)) is None:
             raise self.authority.key_taken(work.key)
@@ -295,13 +291,6 @@ class OldViewAfter(CrossView):
     async def read_authority(self, work: Work) -> None:
         await self.authority.find_forward(work)
         work.before = await self.authority.reverse.authority(work.forward)
-
-    def places(self, work: Work) -> set[TargetKey]:
-        return self.authority.followers(work)
-
-    def shown(self, work: Work, view_row: Row | None) -> Row | None:
-        expected = self.authority.reverse.expected_of(work.key, work.before, view_row)
-        return expected.get(source_place(work.key))
 
     async def carry_over(self, work: Work, after: Row) -> None:
         place, now = source_place(work.key), work.before

@@ -34,7 +34,7 @@ import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 
 from rekey.client.reading import (
     LEASE_LOST,
@@ -161,50 +161,40 @@ async def _nothing_to_settle() -> None:
     """Settle a client without background work."""
 
 
+@dataclass(eq=False, repr=False)
 class ClientLease:
-    """Gives the operations of one client their permits (`rekey.protocol.permits.Permits`)."""
+    """Gives the operations of one client their permits (`rekey.protocol.permits.Permits`).
 
-    def __init__(
-        self,
-        restricted: TableService,
-        facts: ClientFacts,
-        *,
-        settings: LeaseSettings | None = None,
-        settle: Callable[[], Awaitable[None]] = _nothing_to_settle,
-        counters: Callable[[], Mapping[str, int]] = dict,
-        left: Callable[[], int] = int,
-        late_s: Callable[[], float] = lambda: SIGNED_S,
-        client_id: str | None = None,
-        monotonic: Callable[[], float] = rising_seconds,
-        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-        jitter: Callable[[], float] = _draw.random,
-    ) -> None:
-        """Prepare a lease; nothing is asked of the service yet.
+    Nothing is asked of the service before `start` or `poll`.
 
-        Args:
-            restricted: tables of the restricted account.
-            facts: what the client is made with.
-            settings: its times.
-            settle: ends the background work of older epochs (`Writer.settle`); awaited before an epoch is
-                acknowledged and at the end.
-            counters, left: what the client's row tells: counts by name, and the keys it still has to settle.
-            late_s: for how many seconds the service accepts what the client has signed.
-            client_id: lower case hexadecimal, of this lease alone; random by default.
-            monotonic, sleep, jitter: this machine's clock, waiting, and a draw of [0, 1); for tests.
-        """
-        self.client_id = client_id or secrets.token_hex(8)
-        self.facts = facts
-        self.settings = settings or LeaseSettings()
-        self._registry = Registry(restricted, facts.script_id)
-        self._store = ControlStore(restricted, facts.script_id)
-        self._settle = settle
-        self._counters = counters
-        self._left = left
-        self._late_s = late_s
-        self._monotonic = monotonic
-        self._sleep = sleep
-        self._jitter = jitter
-        self._version = installed_version()
+    Attributes:
+        restricted: tables of the restricted account.
+        facts: what the client is made with.
+        settings: its times.
+        settle: ends the background work of older epochs (`Writer.settle`); awaited before an epoch is
+            acknowledged and at the end.
+        counters, left: what the client's row tells: counts by name, and the keys it still has to settle.
+        late_s: for how many seconds the service accepts what the client has signed.
+        client_id: lower case hexadecimal, of this lease alone; random by default.
+        monotonic, sleep, jitter: this machine's clock, waiting, and a draw of [0, 1); for tests.
+    """
+
+    restricted: TableService
+    facts: ClientFacts
+    _: KW_ONLY
+    settings: LeaseSettings = field(default_factory=LeaseSettings)
+    settle: Callable[[], Awaitable[None]] = _nothing_to_settle
+    counters: Callable[[], Mapping[str, int]] = dict
+    left: Callable[[], int] = int
+    late_s: Callable[[], float] = lambda: SIGNED_S
+    client_id: str = field(default_factory=lambda: secrets.token_hex(8))
+    monotonic: Callable[[], float] = rising_seconds
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
+    jitter: Callable[[], float] = _draw.random
+
+    def __post_init__(self) -> None:
+        self._registry = Registry(self.restricted, self.facts.script_id)
+        self._store = ControlStore(self.restricted, self.facts.script_id)
         self._view = LeaseView(0, None)
         self._acknowledged = self._view
         self._reading = Reading(None)
@@ -229,7 +219,7 @@ class ClientLease:
     @property
     def trusted(self) -> bool:
         """Whether what was read may still be relied on."""
-        return self._monotonic() < self._trusted_until
+        return self.monotonic() < self._trusted_until
 
     @property
     def problem(self) -> RekeyError | None:
@@ -271,12 +261,12 @@ class ClientLease:
 
     def check(self, permit: Permit) -> None:
         """Refuse when the time of a permit is over: a process that was held up must not go on writing."""
-        if self._monotonic() >= _granted(permit).sends_until:
+        if self.monotonic() >= _granted(permit).sends_until:
             raise self._too_late()
 
     def in_time(self, permit: Permit) -> bool:
         """Tell whether an operation under this permit cannot have been given up yet."""
-        return self._monotonic() < _granted(permit).until
+        return self.monotonic() < _granted(permit).until
 
     async def look_again(self) -> Permit:
         """Look at the control row now, see `Permits.look_again`."""
@@ -333,9 +323,9 @@ class ClientLease:
 
     async def _end(self) -> None:
         if self._in_flight.given:
-            await self._settle()
+            await self.settle()
         self._trusted_until = float("-inf")
-        if not self._in_flight.any_open(self._monotonic()):
+        if not self._in_flight.any_open(self.monotonic()):
             await self._registry.delete(self.client_id)
 
     # --- permits ------------------------------------------------------------------------------------------
@@ -352,7 +342,7 @@ class ClientLease:
                 self._in_flight.enter(permit.number)
                 self._in_flight.given += 1
                 return permit
-            now = self._monotonic()
+            now = self.monotonic()
             if waits_until is None:
                 waits_until = now + self.settings.freeze_wait_s
             if now >= waits_until:
@@ -363,7 +353,7 @@ class ClientLease:
                     hint="repeat the operation: a freeze lasts seconds",
                     retryable=True,
                 )
-            await first_of(self._moved, self._sleep(waits_until - now))
+            await first_of(self._moved, self.sleep(waits_until - now))
 
     async def _require_trust(self) -> None:
         """Make sure that the lease is trusted now; looks first when it is over. Raises WritesRefused."""
@@ -405,7 +395,7 @@ class ClientLease:
         )
 
     def _grant(self) -> Granted:
-        now, settings, view = self._monotonic(), self.settings, self._view
+        now, settings, view = self.monotonic(), self.settings, self._view
         return Granted(
             view.phase,
             view.epoch,
@@ -436,7 +426,7 @@ class ClientLease:
 
     async def _look_now(self) -> None:
         """Beat, then read; only both together extend what is trusted."""
-        began = self._monotonic()
+        began = self.monotonic()
         try:
             await self._registry.beat(self._row())
             self._take(await self._store.read())
@@ -462,16 +452,16 @@ class ClientLease:
             view=self.facts.view,
             host=socket.gethostname(),
             pid=os.getpid(),
-            version=self._version,
+            version=installed_version(),
             epoch=self._acknowledged.epoch,
             lease_s=self.settings.lease_s,
             longest_s=self.settings.longest_operation_s,
             in_flight=self._in_flight.total,
-            left=self._left(),
-            counters=dict(self._counters()),
+            left=self.left(),
+            counters=dict(self.counters()),
             run_id=self._acknowledged.run_id,
             refuses=self._reading.refuses,
-            late_s=self._late_s(),
+            late_s=self.late_s(),
         )
 
     async def _acknowledge_all(self) -> None:
@@ -486,7 +476,7 @@ class ClientLease:
         self._settling = True
         try:
             if self._in_flight.given:
-                await self._settle()
+                await self.settle()
         finally:
             self._settling = False
         if not self._is_through(view):
@@ -495,14 +485,14 @@ class ClientLease:
         return True
 
     def _is_through(self, view: LeaseView) -> bool:
-        return not self._in_flight.any_before(view.number, self._monotonic())
+        return not self._in_flight.any_before(view.number, self.monotonic())
 
     # --- in the background --------------------------------------------------------------------------------
 
     async def _keep(self) -> None:
         """Look again and again. Settling goes on at the same time: beats must not wait for it."""
         while True:
-            await first_of(self._wanted, self._sleep(self._pause()))
+            await first_of(self._wanted, self.sleep(self._pause()))
             self._wanted.clear()
             await self._note("look", self._look())
             running = self._tasks.get("acknowledges")
@@ -515,7 +505,7 @@ class ClientLease:
 
     def _pause(self) -> float:
         share = _FREEZE_PAUSE if self._view.phase is ControlPhase.FREEZE else 1.0
-        return self.settings.poll_s * share * (0.9 + 0.2 * self._jitter())
+        return self.settings.poll_s * share * (0.9 + 0.2 * self.jitter())
 
     async def _note(self, what: str, work: Awaitable[None]) -> bool:
         """Await work; keep and log what it fails with. Tell whether it went well."""

@@ -167,18 +167,12 @@ def _differs(now: ControlRow, facts: ClientFacts) -> Refusal | None:
             reads_too=facts.view == "new",  # whose table may be another one, too
         )
     for name, fingerprint in sorted(now.fingerprints.items()):
-        if name not in facts.fingerprints:
-            return Refusal(
-                SECRET_MOVED,
-                f"this client has no secret {name}, which {facts.script_id} needs",
-                f"give it the secret {name} that `rekey apply` was run with",
-            )
-        if facts.fingerprints[name] != fingerprint:
-            return Refusal(
-                SECRET_MOVED,
-                f"the secret {name} of this client is not the one that {facts.script_id} was begun with",
-                f"give it the secret {name} that `rekey apply` was run with",
-            )
+        if facts.fingerprints.get(name) == fingerprint:
+            continue
+        what = f"this client has no secret {name}, which {facts.script_id} needs"
+        if name in facts.fingerprints:
+            what = f"the secret {name} of this client is not the one that {facts.script_id} was begun with"
+        return Refusal(SECRET_MOVED, what, f"give it the secret {name} that `rekey apply` was run with")
     return None
 
 

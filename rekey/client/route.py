@@ -23,7 +23,7 @@ from functools import partial
 
 from rekey.client.authority import SourceAuthority, TargetAuthority, send
 from rekey.client.finish import Finisher
-from rekey.client.intent import NewViewFirst, OldViewAfter, SameView, works_of
+from rekey.client.intent import NewViewFirst, OldViewAfter, SameView, prepare, works_of
 from rekey.client.replicas import follow
 from rekey.client.work import ROW_TOO_BUSY, Counters, Flow, IntentRef, State
 from rekey.errors import ServiceError, Unavailable
@@ -43,7 +43,7 @@ MAX_TRIES = 20
 """How often a write is worked out anew before its row is called too busy."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Writer:
     """Writes in one view of one migration: every write goes through here, in every phase.
 
@@ -210,7 +210,7 @@ async def _decide(flow: Flow) -> None:
         RekeyError: the caller's answer. Unless `flow.sent` says otherwise, nothing was written.
     """
     for _ in range(MAX_TRIES):
-        if await flow.prepare() and await send(flow):
+        if await prepare(flow) and await send(flow):
             return
         for work in flow.works:
             work.begin_again()

@@ -192,11 +192,7 @@ class Flow(ABC):
 
     @abstractmethod
     async def prepare(self) -> bool:
-        """Do all that comes before the authority's write; False to begin again.
-
-        Raises:
-            RekeyError: the caller's answer; nothing was written.
-        """
+        """Do all that comes before the authority's write, see `intent.prepare`."""
 
     @abstractmethod
     def raced(self, error: RekeyError, work: Work, sent: Operation) -> bool:

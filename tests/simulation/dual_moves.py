@@ -146,7 +146,7 @@ class MovingWorld(DualWorld):
         works = self.clients[name]
         lease = self.lease(name, str(works.view))
         writer = self.writer(name, works.view, lease)
-        lease._settle = writer.settle
+        lease.settle = writer.settle
 
         async def read(*given: Any) -> Row | None:
             async with lease.operation(writes=False):

@@ -285,7 +285,7 @@ class ReadsFirst(ClientLease):
     """Reads, then beats."""
 
     async def _look_now(self) -> None:
-        began = self._monotonic()
+        began = self.monotonic()
         read = await self._store.read()
         await self._registry.beat(self._row())
         self._take(read)
@@ -297,14 +297,14 @@ class TrustsFromTheEnd(ClientLease):
 
     async def _look_now(self) -> None:
         await super()._look_now()
-        self._trusted_until = self._monotonic() + self.settings.lease_s
+        self._trusted_until = self.monotonic() + self.settings.lease_s
 
 
 class TrustsTheBeat(ClientLease):
     """Takes a beat for a reading."""
 
     async def _look_now(self) -> None:
-        began = self._monotonic()
+        began = self.monotonic()
         try:
             await super()._look_now()
         except Unavailable:

@@ -165,13 +165,13 @@ async def test_a_replica_that_caught_up_meanwhile_is_ignored(
     made = setting(users)
     row = await users.source.get(old)
     await users.targets[0].delete(new)
-    under_way = made.shadow._under_way
+    under_way = made.shadow._is_being_written
 
     async def catching_up(pair: module._Pair) -> bool:
         await users.propagator.propagate(old)
         return await under_way(pair)
 
-    monkeypatch.setattr(made.shadow, "_under_way", catching_up)
+    monkeypatch.setattr(made.shadow, "_is_being_written", catching_up)
     assert await made.compare(old, row) == (0, 0, 1)
     await made.shadow.close()
 

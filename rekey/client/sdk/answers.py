@@ -24,13 +24,11 @@ from azure.core.rest import AsyncHttpResponse, HttpRequest, HttpResponse
 from azure.core.utils import case_insensitive_dict
 
 from rekey.client.sdk.calls import Write
-from rekey.client.sdk.errors import Problem
 from rekey.errors import RekeyError
 from rekey.model import ETAG, Row
 from rekey.tables.base import Verb
 
 _JSON = "application/json;odata=minimalmetadata;streaming=true;charset=utf-8"
-_BATCH = 202
 _RETURN_CONTENT = "return-content"
 _RETURN_NO_CONTENT = "return-no-content"
 _RETRY_AFTER_S = 1
@@ -54,22 +52,29 @@ def answer_of(write: Write, etags: Sequence[str | None]) -> Answer:
         _done(operation.verb, operation.row, etag, write.prefer)
         for operation, etag in zip(write.operations, etags, strict=True)
     ]
-    return Answer(_BATCH, parts=tuple(parts)) if write.batch else parts[0]
+    return answer_in_parts(parts) if write.batch else parts[0]
 
 
-def answer_to_problem(problem: Problem, *, batch: bool) -> Answer:
-    """Return the answer to a request that failed."""
-    message = problem.message
-    in_part = batch and not problem.whole
-    if in_part and problem.index is not None:
-        message = f"{problem.index}:{message}"
-    body = {"odata.error": {"code": problem.code, "message": {"lang": "en-US", "value": message}}}
-    headers = {"Content-Type": _JSON, "x-ms-error-code": problem.code}
-    if problem.status == HTTPStatus.SERVICE_UNAVAILABLE:
+def answer_in_parts(parts: Sequence[Answer]) -> Answer:
+    """Return the answer to a transaction: those to its operations."""
+    return Answer(HTTPStatus.ACCEPTED, parts=tuple(parts))
+
+
+def error_answer(
+    status: int, code: str, message: str, *, index: int | None = None, refusal: RekeyError | None = None
+) -> Answer:
+    """Return the answer to a request that failed.
+
+    Args:
+        status, code, message: as the service words them.
+        index: of the failing operation of a transaction, None when unknown.
+        refusal: set when only rekey refuses so.
+    """
+    body = {"odata.error": {"code": code, "message": {"lang": "en-US", "value": message}}}
+    headers = {"Content-Type": _JSON, "x-ms-error-code": code}
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
         headers["Retry-After"] = str(_RETRY_AFTER_S)
-    text = json.dumps(body).encode("ascii")
-    answer = Answer(problem.status, headers, text, refusal=problem.refusal, index=problem.index)
-    return Answer(_BATCH, parts=(answer,)) if in_part else answer
+    return Answer(status, headers, json.dumps(body).encode("ascii"), refusal=refusal, index=index)
 
 
 def _done(verb: Verb, row: Row, etag: str | None, prefer: str) -> Answer:
@@ -154,9 +159,7 @@ class SyncAnswer(_Answer, HttpResponse):
         """Iterate over the body."""
         return iter([self.content])
 
-    def iter_bytes(self, **_kwargs: Any) -> Iterator[bytes]:
-        """Iterate over the body."""
-        return iter([self.content])
+    iter_bytes = iter_raw
 
     def close(self) -> None:
         """Do nothing."""
@@ -184,9 +187,7 @@ class AsyncAnswer(_Answer, AsyncHttpResponse):
         """Iterate over the body."""
         yield self.content
 
-    async def iter_bytes(self, **_kwargs: Any) -> AsyncIterator[bytes]:
-        """Iterate over the body."""
-        yield self.content
+    iter_bytes = iter_raw
 
     async def close(self) -> None:
         """Do nothing."""

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
+from azure.core.credentials import AzureNamedKeyCredential
 from azure.core.pipeline.policies import CustomHookPolicy
 
 from rekey.client.reading import LeaseSettings
@@ -24,13 +25,15 @@ from rekey.client.sdk.plan import (
     AnyCredential,
     Plan,
     account_of,
-    configured,
     connect,
-    declared_of,
     prepared_with,
 )
 from rekey.declaration.migration import Declared
+from rekey.declaration.scripts import load_script
+from rekey.errors import ConfigurationError
 from rekey.mapping.wrapping import WrappingKey
+from rekey.migration.opening import Prepared
+from rekey.project.config import Account, account_key, load_config
 from rekey.protocol.rules import View
 
 CredentialT = TypeVar("CredentialT", bound=AnyCredential)
@@ -84,7 +87,7 @@ class DualWriting(ABC, Generic[CredentialT]):
             ConfigurationError, DeclarationError, SecretMissing: what is wrong with which of them.
         """
         plan = Plan(
-            prepared_with(declared_of(migration), secrets, wrapping_key),
+            prepared_with(migration, secrets, wrapping_key),
             table_name,
             view,
             tables=account_of(endpoint, credential, "tables"),
@@ -123,8 +126,36 @@ class DualWriting(ABC, Generic[CredentialT]):
         Raises:
             ConfigurationError, DeclarationError, SecretMissing: what is wrong with which of them.
         """
-        arguments, own = configured(path, script_id, table, view, cls._identity)
-        client = cls(**arguments, **kwargs)
+        if table is None and view is None:
+            raise ConfigurationError(
+                "neither a view nor a table is given", hint='say view="old" or view="new"'
+            )
+        config = load_config(Path(path))
+        prepared = Prepared.of(config, load_script(config.migrations / f"{script_id}.py"))
+        migration = prepared.declared.migration
+        if table is None:
+            table = migration.source if View(str(view)) is View.OLD else migration.target.table
+        own: list[Any] = []
+
+        def credential(account: Account) -> Any:
+            key = account_key(account)
+            if key is not None:
+                return AzureNamedKeyCredential(account.name, key)
+            own.append(cls._identity())
+            return own[-1]
+
+        client = cls(
+            config.tables.endpoint,
+            table,
+            credential=credential(config.tables),
+            migration=prepared.declared,
+            restricted_endpoint=config.restricted.endpoint,
+            restricted_credential=credential(config.restricted),
+            secrets=prepared.secrets,
+            wrapping_key=prepared.wrapping,
+            view=view,
+            **kwargs,
+        )
         client._own += own
         return client
 

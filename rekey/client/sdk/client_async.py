@@ -1,5 +1,9 @@
-"""`rekey.aio.DualWriteTableClient`: the SDK's asynchronous `TableClient` over the core, which lives on the
-loop that uses the client first."""
+"""`rekey.aio.DualWriteTableClient`: the SDK's asynchronous `TableClient` over the core.
+
+Rules kept here:
+
+* The core lives on the loop that uses the client first.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,10 @@
-"""`rekey.DualWriteTableClient`: the SDK's synchronous `TableClient` over the core, which is the asynchronous
-client's, on one background thread of this client (`thread.py`): no rule is written twice."""
+"""`rekey.DualWriteTableClient`: the SDK's synchronous `TableClient` over the core.
+
+Rules kept here:
+
+* The core is the asynchronous client's, on one background thread of this client (`thread.py`): no rule is
+  written twice.
+"""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class ClientCore:
 
     def __init__(self, plan: Plan, connect: Callable[[Plan], Accounts]) -> None:
         """Take the plan, and what connects the accounts when they are first needed."""
-        self.plan = plan
+        self.plan, self.table = plan, plan.table
         self.counters = Counters()
         self._connect = connect
         self._opening = asyncio.Lock()
@@ -114,11 +114,6 @@ class ClientCore:
         self._lease: ClientLease | None = None
         self._working: _Working | None = None
         self._closed = False
-
-    @property
-    def table(self) -> str:
-        """The table of the client."""
-        return self.plan.table
 
     async def open(self) -> ClientLease:
         """Register and look at the control row for the first time; later calls only return the lease."""
@@ -231,11 +226,6 @@ class ClientCore:
                 shadow.offer_page(decode_rows(body), whole=not read.partial)
         except ValueError:
             self.counters.ignored += 1  # asked for in another format, without ETags
-
-    async def shadows_compared(self) -> None:
-        """Wait until all shadow reads so far are compared."""
-        if self._working is not None:
-            await self._working.shadow.idle()
 
     # --- the table itself ---------------------------------------------------------------------------------
 

@@ -15,7 +15,6 @@ Rules kept here:
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from azure.core.exceptions import (
     AzureError,
@@ -27,6 +26,7 @@ from azure.core.exceptions import (
 from azure.core.rest import AsyncHttpResponse, HttpResponse
 from azure.data.tables import TableTransactionError
 
+from rekey.client.sdk.answers import Answer, answer_in_parts, error_answer
 from rekey.errors import (
     Ambiguous,
     Collision,
@@ -96,25 +96,6 @@ class TransactionRefused(DualWriteRefused, TableTransactionError):
         self.index = index
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """An error as the service would word it.
-
-    Attributes:
-        status, code, message: of the answer.
-        index: of the failing operation of a transaction, None when unknown.
-        whole: whether a transaction fails as a request and not because of one of its operations.
-        refusal: set when only rekey refuses so.
-    """
-
-    status: int
-    code: str
-    message: str
-    index: int | None = None
-    whole: bool = False
-    refusal: RekeyError | None = None
-
-
 def code_of(refusal: RekeyError) -> str:
     """Return the stable code of a refusal."""
     if isinstance(refusal, WritesRefused | RowRefused):
@@ -124,12 +105,13 @@ def code_of(refusal: RekeyError) -> str:
     return type(refusal).__name__
 
 
-def problem_of(error: RekeyError, table: str) -> Problem:
-    """Return the answer to give for an error of the writer.
+def answer_to_error(error: RekeyError, table: str, *, batch: bool = False) -> Answer:
+    """Return the answer to give for an error of the writer, as the service would word it.
 
     Args:
         error: what the writer raised.
         table: the table of the client. "No such table", said of another one, must not be taken for this one.
+        batch: whether it is the answer to a transaction.
 
     Raises:
         AzureError: there is no answer to give: the request was not sent, or its outcome is open.
@@ -137,7 +119,12 @@ def problem_of(error: RekeyError, table: str) -> Problem:
     if not isinstance(error, ServiceError) or (
         isinstance(error, TableMissing | CredentialRefused) and not _is_about(error, table)
     ):
-        return _refused(error)
+        status = _NOT_NOW
+        if isinstance(error, RowRefused | Collision):
+            status = _NEVER_AS_IT_IS
+        elif isinstance(error, WritesRefused) and error.retryable:
+            status = _LATER
+        return error_answer(status, code_of(error), str(error), index=error.index, refusal=error)
     failed = _without_answer(error)
     if failed is not None:
         raise failed
@@ -145,16 +132,11 @@ def problem_of(error: RekeyError, table: str) -> Problem:
     if error.hint and error.code not in _SAID_BY_THE_SERVICE:
         message = f"{message}\nNext: {error.hint}"
     whole = error.status in (401, 403, _TOO_LARGE) or error.status >= 500 or error.status in (408, 429)
-    return Problem(error.status, error.code, message, error.index, whole=whole)
-
-
-def _refused(error: RekeyError) -> Problem:
-    status = _NOT_NOW
-    if isinstance(error, RowRefused | Collision):
-        status = _NEVER_AS_IT_IS
-    elif isinstance(error, WritesRefused) and error.retryable:
-        status = _LATER
-    return Problem(status, code_of(error), str(error), error.index, whole=True, refusal=error)
+    if not batch or whole:
+        return error_answer(error.status, error.code, message, index=error.index)
+    if error.index is not None:
+        message = f"{error.index}:{message}"
+    return answer_in_parts([error_answer(error.status, error.code, message, index=error.index)])
 
 
 def _without_answer(error: ServiceError) -> AzureError | None:

@@ -20,7 +20,7 @@ Rules kept here:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -35,7 +35,6 @@ from rekey.declaration.scripts import load_script
 from rekey.errors import ConfigurationError, SecretMissing
 from rekey.mapping.wrapping import LocalWrappingKey, WrappingKey
 from rekey.migration.opening import Prepared
-from rekey.project.config import account_key, load_config
 from rekey.protocol.rules import View
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Accounts
@@ -116,11 +115,6 @@ class Plan:
         self.shadow_reads, self.shadow_seed = shadow_reads, shadow_seed
 
 
-def declared_of(migration: Declared | Path | str) -> Declared:
-    """Return a migration, loaded if a path is given. Raises DeclarationError."""
-    return migration if isinstance(migration, Declared) else load_script(Path(migration))
-
-
 def view_of(migration: Migration, table: str, view: View | str | None) -> tuple[View, str, bool]:
     """Return the view of a client, its table as declared, and whether that is an index table.
 
@@ -146,9 +140,17 @@ def view_of(migration: Migration, table: str, view: View | str | None) -> tuple[
 
 
 def prepared_with(
-    declared: Declared, secrets: Mapping[str, bytes], wrapping_key: bytes | WrappingKey | None
+    migration: Declared | Path | str,
+    secrets: Mapping[str, bytes],
+    wrapping_key: bytes | WrappingKey | None,
 ) -> Prepared:
-    """Return a migration with the secrets and the wrapping key that a caller gave."""
+    """Return a migration, loaded if a path is given, with the secrets and the wrapping key that a caller
+    gave.
+
+    Raises:
+        DeclarationError: the script cannot be used.
+    """
+    declared = migration if isinstance(migration, Declared) else load_script(Path(migration))
 
     def wrapping() -> WrappingKey:
         if wrapping_key is None:
@@ -160,55 +162,6 @@ def prepared_with(
         return LocalWrappingKey(wrapping_key) if isinstance(wrapping_key, bytes) else wrapping_key
 
     return Prepared(declared, lambda name: secrets.get(name, b""), wrapping)
-
-
-def configured(
-    path: Path | str,
-    script_id: str,
-    table: str | None,
-    view: View | str | None,
-    identity: Callable[[], Any],
-) -> tuple[dict[str, Any], list[Any]]:
-    """Read the configuration, the script and the secrets of a client.
-
-    Args:
-        path: of `rekey.toml`.
-        script_id: the migration, a file of its `[migrations]`.
-        table: the client's table; None for the source or the main target, as the view says.
-        view: `old` or `new`; None when a table is given.
-        identity: makes the credential for an account without a key.
-
-    Returns:
-        The arguments of a client, and the credentials that were made for it.
-
-    Raises:
-        ConfigurationError, DeclarationError, SecretMissing: what is wrong with which of them.
-    """
-    if table is None and view is None:
-        raise ConfigurationError("neither a view nor a table is given", hint='say view="old" or view="new"')
-    config = load_config(Path(path))
-    declared = load_script(config.migrations / f"{script_id}.py")
-    migration = declared.migration
-    if table is None:
-        table = migration.source if View(str(view)) is View.OLD else migration.target.table
-    prepared = Prepared.of(config, declared)
-    keys = {account: account_key(account) for account in (config.tables, config.restricted)}
-    made = {
-        account: identity() if key is None else AzureNamedKeyCredential(account.name, key)
-        for account, key in keys.items()
-    }
-    arguments = {
-        "endpoint": config.tables.endpoint,
-        "table_name": table,
-        "credential": made[config.tables],
-        "migration": declared,
-        "restricted_endpoint": config.restricted.endpoint,
-        "restricted_credential": made[config.restricted],
-        "secrets": prepared.secrets,
-        "wrapping_key": prepared.wrapping,
-        "view": view,
-    }
-    return arguments, [made[account] for account, key in keys.items() if key is None]
 
 
 # --- the two accounts -------------------------------------------------------------------------------------

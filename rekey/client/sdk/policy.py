@@ -18,10 +18,10 @@ from azure.core.pipeline import PipelineRequest, PipelineResponse
 from azure.core.pipeline.policies import AsyncHTTPPolicy, ContentDecodePolicy, CustomHookPolicy, HTTPPolicy
 from azure.core.rest import AsyncHttpResponse, HttpRequest, HttpResponse
 
-from rekey.client.sdk.answers import Answer, AsyncAnswer, SyncAnswer, answer_of, answer_to_problem
+from rekey.client.sdk.answers import Answer, AsyncAnswer, SyncAnswer, answer_of
 from rekey.client.sdk.calls import Call, Read, Table, Write, call_of
 from rekey.client.sdk.core import ClientCore
-from rekey.client.sdk.errors import problem_of
+from rekey.client.sdk.errors import answer_to_error
 from rekey.client.sdk.thread import LoopThread
 from rekey.errors import RekeyError, RequestRejected
 
@@ -48,7 +48,7 @@ class AsyncPolicy(AsyncHTTPPolicy[HttpRequest, AsyncHttpResponse]):
                 async with self._core.reading():
                     response = await self.next.send(request)
             except RekeyError as refused:
-                call = _refused(refused, self._core.table)
+                call = answer_to_error(refused, self._core.table)
             else:
                 found = response.http_response
                 if found.status_code in _JUDGED and self._core.shadows():
@@ -78,7 +78,7 @@ class SyncPolicy(HTTPPolicy[HttpRequest, HttpResponse]):
                 with self._thread.holding(self._core.reading):
                     response = self.next.send(request)
             except RekeyError as refused:
-                call = _refused(refused, self._core.table)
+                call = answer_to_error(refused, self._core.table)
             else:
                 found = response.http_response
                 if found.status_code in _JUDGED and self._core.shadows():
@@ -88,7 +88,7 @@ class SyncPolicy(HTTPPolicy[HttpRequest, HttpResponse]):
             try:
                 call = self._thread.run(_answer_to(self._core, call))
             except RekeyError as refused:  # closed, or left behind by a fork
-                call = _refused(refused, self._core.table)
+                call = answer_to_error(refused, self._core.table)
         if call is None:
             return self.next.send(request)
         return _answered(request, SyncAnswer(request.http_request, call), self._hooks)
@@ -102,7 +102,7 @@ def _understood(
     try:
         call = call_of(request.http_request, core.table)
     except RequestRejected as refused:
-        return _refused(refused, core.table)
+        return answer_to_error(refused, core.table)
     if isinstance(call, Write):
         hooks.on_request(request)
     return None if call in (Table.CREATE, Table.POLICY) else call
@@ -117,20 +117,14 @@ async def _answer_to(core: ClientCore, call: Write | Table) -> Answer | None:
             return None
         if not call.operations:
             empty = RequestRejected("a transaction without operations", code="InvalidInput", status=400)
-            return _refused(empty, core.table)
+            return answer_to_error(empty, core.table)
         return answer_of(call, await core.write(call.operations))
     except RekeyError as error:
-        batch = isinstance(call, Write) and call.batch
-        return answer_to_problem(problem_of(error, core.table), batch=batch)
+        return answer_to_error(error, core.table, batch=isinstance(call, Write) and call.batch)
     except TimeoutError:
         raise ServiceResponseTimeoutError(
             "the write took longer than the longest operation; it may have been applied"
         ) from None
-
-
-def _refused(error: RekeyError, table: str) -> Answer:
-    """Return the answer to a request that was refused as a whole."""
-    return answer_to_problem(problem_of(error, table), batch=False)
 
 
 def _answered(

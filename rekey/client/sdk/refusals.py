@@ -99,29 +99,27 @@ def _listed(method: Callable[..., Any]) -> Callable[..., Any]:
     return calling
 
 
-class _Pages(Iterator[Any]):
-    """The SDK's iterator over pages, raising refusals as such."""
+class _PagesOfTheSDK:
+    """One of the SDK's iterators over pages."""
 
     def __init__(self, pages: Any) -> None:
         self._pages = pages
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pages, name)
+
+
+class _Pages(_PagesOfTheSDK, Iterator[Any]):
+    """Pages, raising refusals as such."""
 
     def __next__(self) -> Any:
         with _raising():
             return next(self._pages)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._pages, name)
 
-
-class _AsyncPages(AsyncIterator[Any]):
-    """The SDK's asynchronous iterator over pages, raising refusals as such."""
-
-    def __init__(self, pages: Any) -> None:
-        self._pages = pages
+class _AsyncPages(_PagesOfTheSDK, AsyncIterator[Any]):
+    """Pages of the asynchronous client, raising refusals as such."""
 
     async def __anext__(self) -> Any:
         with _raising():
             return await anext(self._pages)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._pages, name)

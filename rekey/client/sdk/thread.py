@@ -20,6 +20,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, TypeVar
 
 from rekey.client.reading import CLOSED
+from rekey.core.concurrency import cancel
 from rekey.errors import WritesRefused
 
 T = TypeVar("T")
@@ -64,23 +65,21 @@ class LoopThread:
         entered: concurrent.futures.Future[T] = concurrent.futures.Future()
 
         async def hold() -> None:
-            try:
-                async with make() as value:
-                    entered.set_result(value)
-                    await released.wait()
-            except BaseException as error:
-                if entered.done():
-                    raise
-                entered.set_exception(error)
+            async with make() as value:
+                entered.set_result(value)
+                await released.wait()
 
         held = asyncio.run_coroutine_threadsafe(hold(), loop)
+        either: list[concurrent.futures.Future[Any]] = [entered, held]
         try:
-            value = entered.result()
+            concurrent.futures.wait(either, return_when=concurrent.futures.FIRST_COMPLETED)
         except BaseException:
             held.cancel()
             raise
+        if not entered.done():
+            held.result()
         try:
-            yield value
+            yield entered.result()
         finally:
             loop.call_soon_threadsafe(released.set)
         held.result()
@@ -108,9 +107,9 @@ class LoopThread:
             if self._closed:
                 raise WritesRefused(CLOSED, "this client is closed", hint="open another one")
             if self._loop is None:
-                runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
-                self._loop, self._pid = runner.get_loop(), os.getpid()
-                self._thread = threading.Thread(target=_serve, args=(runner,), name=_NAME, daemon=True)
+                self._loop = asyncio.new_event_loop()
+                self._pid = os.getpid()
+                self._thread = threading.Thread(target=_serve, args=(self._loop,), name=_NAME, daemon=True)
                 self._thread.start()
             elif self._pid != os.getpid():
                 raise WritesRefused(
@@ -121,7 +120,14 @@ class LoopThread:
             return self._loop
 
 
-def _serve(runner: asyncio.Runner) -> None:
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
     """Run the loop until it is stopped, then end what is left on it."""
-    with runner:
-        runner.get_loop().run_forever()
+    # Not asyncio.Runner: its end waits for calls on threads, and `close` would with it.
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+        loop.run_until_complete(cancel(asyncio.all_tasks(loop)))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
