@@ -28,7 +28,7 @@ from rekey.client.reading import LeaseSettings
 from rekey.client.sdk.answers import AsyncAnswer, SyncAnswer
 from rekey.client.sdk.calls import Read, Table, Write, call_of, row_of
 from rekey.client.sdk.client import policies_of
-from rekey.client.sdk.errors import TransactionRefused, answer_to_error
+from rekey.client.sdk.errors import TransactionRefused, answer_to_error, refusal_in
 from rekey.client.sdk.plan import (
     Endpoint,
     Plan,
@@ -37,7 +37,6 @@ from rekey.client.sdk.plan import (
     timeouts_for,
     view_of,
 )
-from rekey.client.sdk.refusals import refusal_in
 from rekey.client.sdk.thread import LoopThread
 from rekey.errors import (
     Ambiguous,

@@ -13,9 +13,9 @@ from azure.core.pipeline.policies import CustomHookPolicy
 from azure.data.tables.aio import TableClient
 
 from rekey.client.sdk.client import DualWriting
+from rekey.client.sdk.errors import raising_refusals
 from rekey.client.sdk.plan import AsyncCredential
 from rekey.client.sdk.policy import AsyncPolicy
-from rekey.client.sdk.refusals import raising_refusals
 
 
 @raising_refusals

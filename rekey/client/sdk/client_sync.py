@@ -14,9 +14,9 @@ from azure.core.pipeline.policies import CustomHookPolicy
 from azure.data.tables import TableClient
 
 from rekey.client.sdk.client import DualWriting
+from rekey.client.sdk.errors import raising_refusals
 from rekey.client.sdk.plan import SyncCredential
 from rekey.client.sdk.policy import SyncPolicy
-from rekey.client.sdk.refusals import raising_refusals
 from rekey.client.sdk.thread import LoopThread
 
 

@@ -14,8 +14,8 @@ Rules kept here:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -57,6 +57,7 @@ class _PermitsOfRun:
     def __init__(self, lease: ClientLease, run_id: str) -> None:
         self._lease = lease
         self._run_id = run_id
+        self.hold, self.check, self.in_time = lease.hold, lease.check, lease.in_time
 
     @asynccontextmanager
     async def operation(self, *, writes: bool) -> AsyncIterator[Permit]:
@@ -66,19 +67,8 @@ class _PermitsOfRun:
                 return
         raise OtherRun
 
-    @contextmanager
-    def hold(self, permit: Permit) -> Iterator[None]:
-        with self._lease.hold(permit):
-            yield
-
     def current(self) -> Permit | None:
         return self._lease.current() if self._is_current() else None
-
-    def check(self, permit: Permit) -> None:
-        self._lease.check(permit)
-
-    def in_time(self, permit: Permit) -> bool:
-        return self._lease.in_time(permit)
 
     async def look_again(self) -> Permit:
         permit = await self._lease.look_again()
@@ -146,10 +136,8 @@ class ClientCore:
         """Do one write, or a transaction; return the new ETags. Raises RekeyError, TimeoutError."""
         lease = await self.open()
         while True:
-            if self.plan.is_index:
-                return await self._write_index(lease, operations)
-            if lease.control is None:
-                etags = await self._write_before(lease, operations)
+            if self.plan.is_index or lease.control is None:
+                etags = await self._write_alone(lease, operations)
                 if etags is not None:
                     return etags
                 continue
@@ -159,38 +147,31 @@ class ClientCore:
             except OtherRun:
                 continue
 
-    async def _write_before(
+    async def _write_alone(
         self, lease: ClientLease, operations: Sequence[Operation]
     ) -> list[str | None] | None:
-        """Write while there is no control row; None when there is one by now."""
+        """Write to the client's table alone: an index table, or the source while there is no control row. None
+        when there is one by now."""
         async with lease.operation(writes=True) as permit:
-            if permit.phase is not None:
+            if self.plan.is_index:
+                code = index_write_refused(permit.phase)
+            elif permit.phase is not None:
                 return None
-            if self.plan.view is View.NEW:
-                raise refusal(NEW_VIEW_CLOSED, self.table)
+            else:
+                code = NEW_VIEW_CLOSED if self.plan.view is View.NEW else ""
+            if code:
+                raise refusal(code, self.table)
+            table = self._tables().tables.table(self.table)
             with while_allowed(partial(lease.check, permit)):
-                etags = await self._plainly(operations)
-            if not lease.in_time(permit):
+                async with asyncio.timeout(self.plan.settings.sending_s):
+                    etags = await apply_operations(table, operations)
+            self.counters.writes += len(operations)
+            if not self.plan.is_index and not lease.in_time(permit):
                 await lease.look_again()
                 if lease.control is not None:
                     working = await self._worker(lease, lease.control)
                     await working.writer.announce_late(operations, permit)
             return etags
-
-    async def _write_index(self, lease: ClientLease, operations: Sequence[Operation]) -> list[str | None]:
-        async with lease.operation(writes=True) as permit:
-            code = index_write_refused(permit.phase)
-            if code:
-                raise refusal(code, self.table)
-            with while_allowed(partial(lease.check, permit)):
-                return await self._plainly(operations)
-
-    async def _plainly(self, operations: Sequence[Operation]) -> list[str | None]:
-        table = self._tables().tables.table(self.table)
-        async with asyncio.timeout(self.plan.settings.sending_s):
-            etags = await apply_operations(table, operations)
-        self.counters.writes += len(operations)
-        return etags
 
     # --- reads --------------------------------------------------------------------------------------------
 
@@ -264,7 +245,7 @@ class ClientCore:
             if lease.control is not None:
                 await self._worker(lease, lease.control)
         except BaseException:
-            await lease.close()  # nobody would hear it beat
+            await lease.close()  # else it would go on beating
             await self._accounts.close()
             raise
         return lease
