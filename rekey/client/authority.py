@@ -71,7 +71,7 @@ async def send(flow: Flow) -> bool:
     """
     sent = [(work, operation) for work in flow.works for operation in work.sent]
     check_one_partition({operation.key.partition for _, operation in sent})
-    flow.permits.check(flow.permit)
+    flow.client.permits.check(flow.permit)
     flow.sent = True
     try:
         etags, *_ = await side_by_side(

@@ -23,14 +23,13 @@ from functools import partial
 
 from rekey.client.authority import MARGIN_S
 from rekey.client.replicas import leave, propagate, release
-from rekey.client.work import WIDTH, Counters, Flow, IntentRef, State, Work
+from rekey.client.work import WIDTH, ClientParts, Flow, IntentRef, State, Work
 from rekey.core.concurrency import cancel
 from rekey.errors import RekeyError
 from rekey.phases import ControlPhase
 from rekey.protocol.effects import in_turns
-from rekey.protocol.journal import Journal
 from rekey.protocol.operations import may_travel
-from rekey.protocol.permits import Permit, Permits
+from rekey.protocol.permits import Permit
 from rekey.protocol.rules import Side, authority
 from rekey.protocol.sweeper import Settler
 from rekey.tables.allowance import while_allowed
@@ -85,17 +84,12 @@ class Finisher:
     """Finishes the writes of one client.
 
     Attributes:
+        client: whose writes they are.
         settler: settles the key of an intent.
-        longest_operation_s: how long one attempt may take.
-        sleep: how leftovers wait.
     """
 
+    client: ClientParts
     settler: Settler
-    journal: Journal
-    permits: Permits
-    counters: Counters
-    longest_operation_s: float
-    sleep: Callable[[float], Awaitable[object]]
     _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
     # In the order in which they came, so that what happens once can be made to happen again.
     _kept: dict[Leftover, None] = field(default_factory=dict, init=False)
@@ -139,7 +133,7 @@ class Finisher:
             still_open: whether a request for it may still travel.
             decided: whether the authority has answered.
         """
-        self.counters.left += 1
+        self.client.counters.left += 1
         if len(self._kept) >= MAX_KEPT:
             return
         left = Leftover(intent, permit, decides, decided, self._travel_s if still_open else 0.0)
@@ -163,7 +157,7 @@ class Finisher:
             await asyncio.wait(tasks)
         due = [left for left in kept if left in self._kept and not left.travels_s]
         await in_turns([partial(self._try, left) for left in due], _LEFTOVERS_AT_ONCE)
-        now = self.permits.current()
+        now = self.client.permits.current()
         for left in kept:
             if now is None or left.permit.epoch != now.epoch:
                 self._kept.pop(left, None)
@@ -201,7 +195,7 @@ class Finisher:
     async def _end(self, flow: Flow, intents: Sequence[IntentRef]) -> None:
         try:
             if intents:
-                await self.journal.end([intent.id for intent in intents])
+                await self.client.journal.end([intent.id for intent in intents])
         except BaseException:
             self._keep(flow, intents, still_open=False, decided=True)
             raise
@@ -213,14 +207,14 @@ class Finisher:
     def _go_on(self, flow: Flow, work: Callable[[], Awaitable[None]]) -> None:
         """Go on in the background: under the operation's permit, until its deadline."""
         stack = ExitStack()
-        stack.enter_context(self.permits.hold(flow.permit))
+        stack.enter_context(self.client.permits.hold(flow.permit))
 
         async def bounded() -> None:
             try:
                 async with asyncio.timeout_at(flow.deadline):
                     await work()
             except (TimeoutError, RekeyError):
-                self.counters.replica_failures += 1
+                self.client.counters.replica_failures += 1
 
         def ended(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
@@ -234,7 +228,7 @@ class Finisher:
 
     @property
     def _travel_s(self) -> float:
-        return self.longest_operation_s + MARGIN_S
+        return self.client.longest_operation_s + MARGIN_S
 
     async def _keep_trying(self, left: Leftover) -> None:
         if not left.decided:
@@ -244,12 +238,12 @@ class Finisher:
             await self._try(left)
 
     async def _pause(self, left: Leftover, seconds: float) -> None:
-        await self.sleep(seconds)
+        await self.client.sleep(seconds)
         left.travels_s = max(0.0, left.travels_s - seconds)
 
     async def _try(self, left: Leftover) -> None:
         """Look at a key once; it is forgotten when there is nothing left to be done here."""
-        now = self.permits.current()
+        now = self.client.permits.current()
         if now is None:
             return
         if not left.is_decided_by(now):
@@ -258,11 +252,11 @@ class Finisher:
         left.trying = True
         left.attempts += 1
         try:
-            with self.permits.hold(now), while_allowed(partial(self.permits.check, now)):
-                async with asyncio.timeout(self.longest_operation_s):
+            with self.client.permits.hold(now), while_allowed(partial(self.client.permits.check, now)):
+                async with asyncio.timeout(self.client.longest_operation_s):
                     await self._settle(left, now)
         except (RekeyError, TimeoutError) as error:
-            self.counters.replica_failures += 1
+            self.client.counters.replica_failures += 1
             if may_travel(error):
                 left.travels_s = self._travel_s
         finally:
@@ -270,13 +264,13 @@ class Finisher:
 
     async def _settle(self, left: Leftover, now: Permit) -> None:
         intent = left.intent
-        await self.journal.touch(intent.id, now.epoch, intent.side, intent.key)
+        await self.client.journal.touch(intent.id, now.epoch, intent.side, intent.key)
         done = await self.settler.settle(left.authority, intent.side, intent.key)
-        self.counters.propagated += 1
+        self.client.counters.propagated += 1
         if done.open:
             left.travels_s = self._travel_s
         if not left.travels_s:
-            await self.journal.end([intent.id])
+            await self.client.journal.end([intent.id])
             self._kept.pop(left, None)
 
 

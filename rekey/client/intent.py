@@ -101,7 +101,9 @@ async def prepare(flow: Flow) -> bool:
 
 async def _begin(flow: Flow, side: Side, keys: Sequence[tuple[Work, EntityKey]]) -> None:
     """Make intents durable."""
-    ids = await flow.journal.begin(flow.client_id, flow.permit.epoch, side, [key for _, key in keys])
+    ids = await flow.client.journal.begin(
+        flow.client.client_id, flow.permit.epoch, side, [key for _, key in keys]
+    )
     for (work, key), intent_id in zip(keys, ids, strict=True):
         work.intents.append(IntentRef(intent_id, side, key))
 
@@ -218,7 +220,7 @@ class CrossView(Flow):
         except RekeyError:
             work.open = True
             raise
-        self.counters.propagated += 1
+        self.client.counters.propagated += 1
         work.open = work.open or done.open
         if is_conditional(work.given):
             raise ConditionFailed(

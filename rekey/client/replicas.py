@@ -39,13 +39,13 @@ async def _release(flow: Flow, work: Work) -> None:
     try:
         await flow.authority.release(work)
     except ServiceError:
-        flow.counters.replica_failures += 1  # it ends by time
+        flow.client.counters.replica_failures += 1  # it ends by time
 
 
 async def _write_replicas(flow: Flow, work: Work) -> None:
     try:
         if await _write_conditionally(flow, work):
-            flow.counters.fast += 1
+            flow.client.counters.fast += 1
             work.state = State.FOLLOWED
         else:
             await propagate(flow, work)
@@ -83,13 +83,13 @@ async def _write_conditionally(flow: Flow, work: Work) -> bool:
 async def propagate(flow: Flow, work: Work) -> None:
     """Make the replicas of a key equal what the authority says now."""
     done = await flow.authority.replicas.propagate(work.old_key)
-    flow.counters.propagated += 1
+    flow.client.counters.propagated += 1
     work.open = work.open or done.open
     work.state = State.LEFT if work.open else State.SETTLED
 
 
 def leave(flow: Flow, work: Work, error: Exception) -> None:
     """Note that the replicas of a key could not be made current."""
-    flow.counters.replica_failures += 1
+    flow.client.counters.replica_failures += 1
     work.open = work.open or may_travel(error)
     work.state = State.LEFT

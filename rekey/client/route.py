@@ -17,71 +17,52 @@ Rules kept here (ADR 0017):
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Sequence
 from functools import partial
 
 from rekey.client.authority import SourceAuthority, TargetAuthority, send
 from rekey.client.finish import Finisher
 from rekey.client.intent import NewViewFirst, OldViewAfter, SameView, prepare, works_of
 from rekey.client.replicas import follow
-from rekey.client.work import ROW_TOO_BUSY, Counters, Flow, IntentRef, State
+from rekey.client.work import ROW_TOO_BUSY, ClientParts, Flow, IntentRef, State
 from rekey.errors import ServiceError, Unavailable
 from rekey.phases import FOLLOWED
 from rekey.protocol.effects import apply_operations
-from rekey.protocol.journal import Journal
-from rekey.protocol.permits import Permit, Permits
-from rekey.protocol.propagate import Propagator
+from rekey.protocol.permits import Permit
 from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.rules import SOURCE, Route, View, authority, refusal, refusal_code, route
 from rekey.protocol.sweeper import Settler
 from rekey.tables.allowance import while_allowed
 from rekey.tables.base import Operation, Table
 
-LONGEST_OPERATION_S = 30.0
 MAX_TRIES = 20
 """How often a write is worked out anew before its row is called too busy."""
 
 
-@dataclass(eq=False, repr=False)
 class Writer:
     """Writes in one view of one migration: every write goes through here, in every phase.
 
     Attributes:
-        view: how the client addresses its rows.
-        client_id: names the client's partition of the journal.
-        propagator: the tables, the mapping and the mapper.
-        journal: the migration's journal.
-        permits: the client's lease.
-        counters: what is counted.
-        longest_operation_s: after how many seconds an operation ends, one way or the other.
-        sleep: how leftovers wait.
+        client: whose writes they are, and what they work with.
         finisher: finishes what is left of a write when its caller has the answer.
     """
 
-    view: View
-    client_id: str
-    _: KW_ONLY
-    propagator: Propagator
-    journal: Journal
-    permits: Permits
-    counters: Counters
-    longest_operation_s: float = LONGEST_OPERATION_S
-    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
-
-    def __post_init__(self) -> None:
-        reverse = ReversePropagator(self.propagator)
-        self._source = SourceAuthority(self.propagator)
-        self._target = TargetAuthority(reverse, self.longest_operation_s)
-        settler = Settler(self.propagator, reverse)
-        self.finisher = Finisher(
-            settler, self.journal, self.permits, self.counters, self.longest_operation_s, self.sleep
-        )
+    def __init__(self, client: ClientParts) -> None:
+        """Take what the writes of a client work with."""
+        reverse = ReversePropagator(client.propagator)
+        self.client = client
+        self.finisher = Finisher(client, Settler(client.propagator, reverse))
+        self._source = SourceAuthority(client.propagator)
+        self._target = TargetAuthority(reverse, client.longest_operation_s)
 
     @property
     def table(self) -> Table:
         """The table that the view addresses."""
-        return self.propagator.source if self.view is View.OLD else self.propagator.targets[0]
+        return (
+            self.client.propagator.source
+            if self.client.view is View.OLD
+            else self.client.propagator.targets[0]
+        )
 
     @property
     def left(self) -> int:
@@ -100,20 +81,20 @@ class Writer:
             Collision: a row maps to a key that belongs to another row.
             ServiceError: as tables do. Of a transaction, with the `index` of the operation.
         """
-        async with self.permits.operation(writes=True) as permit:
-            mapper = self.propagator.mapper
-            taken = route(permit.phase, self.view, copied=permit.copied, reverse=mapper.reversible)
+        async with self.client.permits.operation(writes=True) as permit:
+            mapper = self.client.propagator.mapper
+            taken = route(permit.phase, self.client.view, copied=permit.copied, reverse=mapper.reversible)
             if taken in (Route.REFUSED, Route.WAIT):
-                raise refusal(refusal_code(self.view, taken, copied=permit.copied), self.table.name)
-            deadline = asyncio.get_running_loop().time() + self.longest_operation_s
-            with while_allowed(partial(self.permits.check, permit)):
+                raise refusal(refusal_code(self.client.view, taken, copied=permit.copied), self.table.name)
+            deadline = asyncio.get_running_loop().time() + self.client.longest_operation_s
+            with while_allowed(partial(self.client.permits.check, permit)):
                 if taken is Route.PLAIN:
                     etags = await self._plain(operations, deadline)
                 else:
                     etags = await self._dual(self._flow(operations, permit, taken, deadline))
-            if not self.permits.in_time(permit):
+            if not self.client.permits.in_time(permit):
                 await self.announce_late(operations, permit)
-        self.counters.writes += len(operations)
+        self.client.counters.writes += len(operations)
         return etags
 
     async def announce_late(self, operations: Sequence[Operation], permit: Permit) -> None:
@@ -123,9 +104,9 @@ class Writer:
             ServiceError: the write may not count: the migration has moved on, or that cannot be told.
         """
         try:
-            now = await self.permits.look_again()
+            now = await self.client.permits.look_again()
             if now.phase in FOLLOWED:
-                with while_allowed(partial(self.permits.check, now)):
+                with while_allowed(partial(self.client.permits.check, now)):
                     await self._announce(operations, now)
         except Exception:  # noqa: BLE001 - after any error it cannot be told
             raise self._too_long(sent=True) from None
@@ -143,25 +124,22 @@ class Writer:
 
     async def _announce(self, operations: Sequence[Operation], now: Permit) -> None:
         keys = [one.key for one in operations]
-        ids = await self.journal.begin(self.client_id, now.epoch, self.view.side, keys)
+        ids = await self.client.journal.begin(self.client.client_id, now.epoch, self.client.view.side, keys)
         side = authority(now.phase)
         if side is not None:  # else a freeze: the runner settles it, or the next epoch's sweep
             for intent_id, key in zip(ids, keys, strict=True):
-                intent = IntentRef(intent_id, self.view.side, key)
+                intent = IntentRef(intent_id, self.client.view.side, key)
                 self.finisher.keep(intent, now, side, still_open=True, decided=True)
 
     def _flow(self, operations: Sequence[Operation], permit: Permit, taken: Route, deadline: float) -> Flow:
         kind: type[Flow] = SameView
         if taken is Route.CROSS_VIEW:
-            kind = NewViewFirst if self.view is View.NEW else OldViewAfter
+            kind = NewViewFirst if self.client.view is View.NEW else OldViewAfter
         return kind(
-            works_of(operations, self.journal),
+            works_of(operations, self.client.journal),
+            self.client,
             self._source if authority(permit.phase) == SOURCE else self._target,
-            self.client_id,
             permit,
-            self.permits,
-            self.journal,
-            self.counters,
             deadline,
         )
 

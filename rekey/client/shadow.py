@@ -20,16 +20,14 @@ import asyncio
 import logging
 import random
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 
-from rekey.client.work import Counters
+from rekey.client.work import ClientParts
 from rekey.core.concurrency import cancel
 from rekey.errors import RekeyError, RowRefused
 from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, EntityKey, Row, key_of
 from rekey.phases import ControlPhase
-from rekey.protocol.journal import Journal
-from rekey.protocol.permits import Permit, Permits
-from rekey.protocol.propagate import Propagator
+from rekey.protocol.permits import Permit
 from rekey.protocol.replicas import same_content
 from rekey.protocol.rules import SOURCE, TARGET, Side, View, authority
 
@@ -65,33 +63,16 @@ class _Pair:
         return None if row is None else row[ETAG]
 
 
-@dataclass(eq=False, repr=False)
 class Shadow:
-    """Compares reads of one client with the other side.
+    """Compares reads of one client with the other side."""
 
-    Attributes:
-        view: of the client.
-        propagator: knows tables, mapping and mapper.
-        journal: tells which keys are being written.
-        permits: tell the phase.
-        counters: counts what is found.
-        share: of the reads, 0 to 1.
-        seed: of the draw.
-    """
-
-    view: View
-    _: KW_ONLY
-    propagator: Propagator
-    journal: Journal
-    permits: Permits
-    counters: Counters
-    share: float
-    seed: int | None = None
-
-    def __post_init__(self) -> None:
-        self._main = self.propagator.targets[0]
-        self._mapper = self.propagator.mapper
-        self._draw = random.Random(self.seed)  # noqa: S311 - a sample, no secret
+    def __init__(self, client: ClientParts, share: float, seed: int | None = None) -> None:
+        """Take what the client works with, the share of its reads to compare, and the seed of the draw."""
+        self.client = client
+        self.share = share
+        self._main = client.propagator.targets[0]
+        self._mapper = client.propagator.mapper
+        self._draw = random.Random(seed)  # noqa: S311 - a sample, no secret
         self._queue: asyncio.Queue[_Seen] = asyncio.Queue(MAX_QUEUED)
         self._workers: list[asyncio.Task[None]] = []
 
@@ -112,7 +93,7 @@ class Shadow:
         try:
             self._queue.put_nowait(_Seen(key, row, whole))
         except asyncio.QueueFull:
-            self.counters.ignored += 1
+            self.client.counters.ignored += 1
             return
         if not self._workers:
             self._workers = [asyncio.create_task(self._work(), name="shadow reads") for _ in range(WORKERS)]
@@ -134,7 +115,7 @@ class Shadow:
         while not self._queue.empty():
             self._queue.get_nowait()
             self._queue.task_done()
-            self.counters.ignored += 1
+            self.client.counters.ignored += 1
 
     # --- comparing ----------------------------------------------------------------------------------------
 
@@ -146,7 +127,7 @@ class Shadow:
             except RekeyError as error:
                 # the other side could not be read, or the mapping refuses the row: nothing is known of it
                 _log.debug("shadow read: %s", type(error).__name__)
-                self.counters.ignored += 1
+                self.client.counters.ignored += 1
             finally:
                 self._queue.task_done()
 
@@ -154,35 +135,35 @@ class Shadow:
         permit = self._comparable()
         decides = None if permit is None else authority(permit.phase)
         if permit is None or decides is None:
-            self.counters.ignored += 1
+            self.client.counters.ignored += 1
             return
         if not seen.whole:
-            own = self.propagator.source if self.view is View.OLD else self._main
+            own = self.client.propagator.source if self.client.view is View.OLD else self._main
             seen = _Seen(seen.key, await own.get(seen.key), whole=True)
         first = await self._other_side(seen)
         if self._agrees(first, decides):
-            self.counters.matched += 1
+            self.client.counters.matched += 1
             return
         if await self._is_being_written(first):
-            self.counters.ignored += 1
+            self.client.counters.ignored += 1
             return
         second = await self._again(first, decides)
         changed = second.etag(decides) != first.etag(decides) or self._comparable() != permit
         if changed or self._agrees(second, decides):
-            self.counters.ignored += 1
+            self.client.counters.ignored += 1
             return
-        self.counters.mismatched += 1
+        self.client.counters.mismatched += 1
         if first.source_key is not None:
-            row_id = self.propagator.row_id(first.source_key)
+            row_id = self.client.propagator.row_id(first.source_key)
         else:
-            ids = self.propagator.mapping.rows.ids
+            ids = self.client.propagator.mapping.rows.ids
             row_id = ids.short(self._main.name, first.target_key or EntityKey("", ""))
-        tables = self.propagator.source.name, self._main.name
+        tables = self.client.propagator.source.name, self._main.name
         _log.warning("shadow read: row %s differs between %s and %s", row_id, *tables)
 
     def _comparable(self) -> Permit | None:
         """Return the permit while one side follows the other completely."""
-        permit = self.permits.current()
+        permit = self.client.permits.current()
         if permit is None or permit.phase not in _FOLLOWED or not permit.copied:
             return None
         if permit.phase is ControlPhase.CUTOVER and not self._mapper.reversible:
@@ -190,8 +171,8 @@ class Shadow:
         return Permit(permit.phase, permit.epoch, permit.copied)
 
     async def _other_side(self, seen: _Seen) -> _Pair:
-        mapping = self.propagator.mapping
-        if self.view is View.OLD:
+        mapping = self.client.propagator.mapping
+        if self.client.view is View.OLD:
             target_key = await self._main_key(seen)
             target = None if target_key is None else await self._main.get(target_key)
             return _Pair(seen.key, target_key, seen.row, target)
@@ -202,18 +183,18 @@ class Shadow:
             return _Pair(None, seen.key, None, None)
         else:
             source_key = owner.source
-        return _Pair(source_key, seen.key, await self.propagator.source.get(source_key), seen.row)
+        return _Pair(source_key, seen.key, await self.client.propagator.source.get(source_key), seen.row)
 
     async def _main_key(self, seen: _Seen) -> EntityKey | None:
         """Return the main target key of a source key: its row's, or without one that of a row left over."""
         if seen.row is not None:
             return key_of(self._mapper.map(seen.row)[0].row)
-        forward = await self.propagator.mapping.forward(seen.key)
+        forward = await self.client.propagator.mapping.forward(seen.key)
         for target in sorted(forward.targets if forward else ()):
             if (
                 target.table == 0
                 and await self._main.get(target.key) is not None
-                and await self.propagator.is_owner(seen.key, target.key)
+                and await self.client.propagator.is_owner(seen.key, target.key)
             ):
                 return target.key
         return None
@@ -225,7 +206,7 @@ class Shadow:
         try:
             mapped = self._mapper.map(pair.source)[0].row
         except RowRefused:
-            if self.view is View.OLD:
+            if self.client.view is View.OLD:
                 raise
             return False
         if key_of(mapped) != pair.target_key:
@@ -238,7 +219,7 @@ class Shadow:
     async def _is_being_written(self, pair: _Pair) -> bool:
         """Tell whether the journal has an intent for the row."""
         keys = {(SOURCE, pair.source_key), (TARGET, pair.target_key)}
-        async for intents in self.journal.scan():
+        async for intents in self.client.journal.scan():
             if any((intent.side, intent.key) in keys for intent in intents):
                 return True
         return False
@@ -248,7 +229,7 @@ class Shadow:
         source = target = None
         for side in (TARGET, SOURCE) if decides == SOURCE else (SOURCE, TARGET):
             if side == SOURCE and pair.source_key is not None:
-                source = await self.propagator.source.get(pair.source_key)
+                source = await self.client.propagator.source.get(pair.source_key)
             if side == TARGET and pair.target_key is not None:
                 target = await self._main.get(pair.target_key)
         return _Pair(pair.source_key, pair.target_key, source, target)

@@ -9,9 +9,10 @@ Rules kept here:
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -20,13 +21,15 @@ from rekey.mapping.rows import Forward, TargetKey
 from rekey.model import EntityKey, Row
 from rekey.protocol.journal import Journal
 from rekey.protocol.permits import Permit, Permits
+from rekey.protocol.propagate import Propagator
 from rekey.protocol.replicas import Rows
-from rekey.protocol.rules import Side
+from rekey.protocol.rules import Side, View
 from rekey.tables.base import Operation
 
 if TYPE_CHECKING:
     from rekey.client.authority import Authority
 
+LONGEST_OPERATION_S = 30.0
 ROW_TOO_BUSY = "RowTooBusy"
 """The code of a write that other writes of the same row kept from being done; to be repeated."""
 WIDTH = 32
@@ -59,6 +62,32 @@ class Counters:
     def as_dict(self) -> dict[str, int]:
         """Return the counts by name."""
         return asdict(self)
+
+
+@dataclass(eq=False, repr=False)
+class ClientParts:
+    """What one client of a migration works with.
+
+    Attributes:
+        view: how it addresses its rows.
+        client_id: names its partition of the journal.
+        propagator: the tables, the mapping and the mapper.
+        journal: the migration's journal.
+        permits: its lease.
+        counters: what is counted.
+        longest_operation_s: after how many seconds an operation ends, one way or the other.
+        sleep: how leftovers wait.
+    """
+
+    view: View
+    client_id: str
+    _: KW_ONLY
+    propagator: Propagator
+    journal: Journal
+    permits: Permits
+    counters: Counters
+    longest_operation_s: float = LONGEST_OPERATION_S
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
 
 
 class State(Enum):
@@ -173,20 +202,17 @@ class Flow(ABC):
 
     Attributes:
         works: its keys.
+        client: whose call it is.
         authority: the side that decides.
-        client_id: names the client's partition of the journal.
         permit: what the call runs under.
         deadline: by when the call and its work after the answer end, by the loop's clock.
         sent: whether a request for the authority may have been applied, or may be yet.
     """
 
     works: list[Work]
+    client: ClientParts
     authority: Authority
-    client_id: str
     permit: Permit
-    permits: Permits
-    journal: Journal
-    counters: Counters
     deadline: float
     sent: bool = False
 

@@ -18,7 +18,7 @@ from unittest import mock
 from rekey.client import replicas
 from rekey.client.authority import Authority, TargetAuthority
 from rekey.client.route import Writer
-from rekey.client.work import Flow, Work
+from rekey.client.work import ClientParts, Flow, Work
 from rekey.mapping.rows import Forward, TargetKey
 from rekey.model import EntityKey, Row, key_of
 from rekey.protocol import effects, propagate, reverse
@@ -45,8 +45,8 @@ class LateIntents(Journal):
 class ForgetsOpenWrites(Writer):
     """Removes the intent of a write whose outcome nobody knows, as if nothing had been sent."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __init__(self, client: ClientParts) -> None:
+        super().__init__(client)
         give_up = self.finisher.give_up
 
         def forgets(flow: Flow) -> None:

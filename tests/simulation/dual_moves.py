@@ -22,7 +22,7 @@ from typing import Any
 from unittest import mock
 
 from rekey.client.lease import ClientFacts, ClientLease, LeaseSettings
-from rekey.client.work import Counters
+from rekey.client.work import ClientParts, Counters
 from rekey.declaration.migration import Migration
 from rekey.errors import RekeyError
 from rekey.mapping.rows import CONTROL_TABLE
@@ -179,12 +179,14 @@ class MovingWorld(DualWorld):
 
     def writer(self, name: str, view: Any, permits: Any = None) -> Any:
         return self.dual.writer(
-            view,
-            name.replace(" ", ""),
-            propagator=self.propagator(),
-            journal=self.journal(name),
-            permits=permits,
-            counters=Counters(),
+            ClientParts(
+                view,
+                name.replace(" ", ""),
+                propagator=self.propagator(),
+                journal=self.journal(name),
+                permits=permits,
+                counters=Counters(),
+            )
         )
 
     async def _look(self, lease: ClientLease) -> None:

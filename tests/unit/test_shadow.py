@@ -9,7 +9,7 @@ import pytest
 
 from rekey.client import shadow as module
 from rekey.client.shadow import Shadow
-from rekey.client.work import Counters
+from rekey.client.work import ClientParts, Counters
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import EntityKey, Row, key_of
 from rekey.phases import ControlPhase
@@ -42,13 +42,16 @@ class Setting:
         self.permits = Told(permit)
         self.counters = Counters()
         self.shadow = Shadow(
-            view,
-            propagator=world.propagator,
-            journal=journal,
-            permits=self.permits,
-            counters=self.counters,
-            share=1.0,
-            seed=7,
+            ClientParts(
+                view,
+                "c1",
+                propagator=world.propagator,
+                journal=journal,
+                permits=self.permits,
+                counters=self.counters,
+            ),
+            1.0,
+            7,
         )
 
     @property
@@ -256,13 +259,16 @@ def test_the_share_of_reads_is_drawn_from_a_seed(memory: MemoryTableService) -> 
     def drawn(share: float, seed: int) -> list[bool]:
         world = World(memory, USERS)
         made = Shadow(
-            View.OLD,
-            propagator=world.propagator,
-            journal=Journal(memory.table(JOURNAL_TABLE), "s"),
-            permits=Told(None),
-            counters=Counters(),
-            share=share,
-            seed=seed,
+            ClientParts(
+                View.OLD,
+                "c1",
+                propagator=world.propagator,
+                journal=Journal(memory.table(JOURNAL_TABLE), "s"),
+                permits=Told(None),
+                counters=Counters(),
+            ),
+            share,
+            seed,
         )
         return [made.drawn() for _ in range(200)]
 

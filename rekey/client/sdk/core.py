@@ -26,7 +26,7 @@ from rekey.client.route import Writer
 from rekey.client.sdk.calls import Read
 from rekey.client.sdk.plan import Plan
 from rekey.client.shadow import Shadow
-from rekey.client.work import Counters
+from rekey.client.work import ClientParts, Counters
 from rekey.errors import Moved, WritesRefused
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.migration.opening import open_migration
@@ -150,8 +150,8 @@ class ClientCore:
     async def _write_alone(
         self, lease: ClientLease, operations: Sequence[Operation]
     ) -> list[str | None] | None:
-        """Write to the client's table alone: an index table, or the source while there is no control row. None
-        when there is one by now."""
+        """Write to the client's table alone: an index table, or the source while there is no control row.
+        None when there is one by now."""
         async with lease.operation(writes=True) as permit:
             if self.plan.is_index:
                 code = index_write_refused(permit.phase)
@@ -275,26 +275,17 @@ class ClientCore:
         open_s = plan.settings.longest_operation_s + SAFETY_S
         journal_table = accounts.restricted.table(JOURNAL_TABLE)
         journal = Journal(journal_table, plan.declared.script_id, mapping.keyring, open_s=open_s)
-        permits = _PermitsOfRun(lease, control.run_id)
-        writer = Writer(
+        client = ClientParts(
             plan.view,
             lease.client_id,
             propagator=propagator,
             journal=journal,
-            permits=permits,
+            permits=_PermitsOfRun(lease, control.run_id),
             counters=self.counters,
             longest_operation_s=plan.settings.sending_s,
         )
-        shadow = Shadow(
-            plan.view,
-            propagator=propagator,
-            journal=journal,
-            permits=permits,
-            counters=self.counters,
-            share=plan.shadow_reads,
-            seed=plan.shadow_seed,
-        )
-        return _Working(control.run_id, writer, shadow)
+        shadow = Shadow(client, plan.shadow_reads, plan.shadow_seed)
+        return _Working(control.run_id, Writer(client), shadow)
 
     def _tables(self) -> Accounts:
         if self._accounts is None:
