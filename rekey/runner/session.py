@@ -25,6 +25,7 @@ from rekey.core.clock import Clock, ServiceClock, SystemClock, format_ticks
 from rekey.core.progress import Progress, Silent
 from rekey.declaration.migration import Declared
 from rekey.errors import StateUnusable
+from rekey.evidence.checkpoints import make_checkpoint
 from rekey.evidence.keys import Signer
 from rekey.evidence.signing import open_signer
 from rekey.mapping.cursors import SealedKeys
@@ -45,7 +46,6 @@ from rekey.runner.freeze import leave_old_freeze
 from rekey.runner.intents import announcing
 from rekey.runner.phases import PHASES
 from rekey.runner.quiet import hand_over, until_quiet
-from rekey.runner.record import make_checkpoint
 from rekey.runner.run import Options, Run, StopFlag
 from rekey.runner.steering import Steering, follow
 from rekey.state.align import aligned
