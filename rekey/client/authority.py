@@ -485,7 +485,12 @@ class TargetAuthority(Authority):
             row_after(work.given, work.before)
             work.sent = [as_sent(work.given, work.before)]
         if work.before is None and work.given.verb in CREATES:
-            await self._check_not_taken(work)
+            rows = work.others
+            if rows is None:
+                rows = await self.forward.read(_others(work, work.known))
+            for target, other in rows.items():
+                if other is not None and await self.forward.is_owner(source_key, target.key):
+                    raise self.key_taken(work.key)
         await self.claim(work)
 
     async def _prepare_delete(self, work: Work) -> None:
@@ -516,15 +521,6 @@ class TargetAuthority(Authority):
             ]
         )
         work.forward = made or read
-
-    async def _check_not_taken(self, work: Work) -> None:
-        """Refuse a new row whose old key has a row in the main target already."""
-        rows = work.others
-        if rows is None:
-            rows = await self.forward.read(_others(work, work.known))
-        for target, row in rows.items():
-            if row is not None and await self.forward.is_owner(work.old_key, target.key):
-                raise self.key_taken(found(work.authority_key))
 
     async def _list(self, work: Work, target: TargetKey) -> None:
         """List a main target key in the forward row before a row is written under it."""

@@ -203,7 +203,19 @@ class CrossView(Flow):
         shown = self.authority.gives(work, view_row).get(place)
         in_step = same_content(shown, view_row) if shown and view_row else shown is view_row
         if not in_step:
-            await self._bring_in_step(work)
+            try:
+                done = await self.authority.replicas.propagate(work.old_key)
+            except RekeyError:
+                work.open = True
+                raise
+            self.client.counters.propagated += 1
+            work.open = work.open or done.open
+            if is_conditional(work.given):
+                raise ConditionFailed(
+                    "the row was changed meanwhile (UpdateConditionNotSatisfied)",
+                    code="UpdateConditionNotSatisfied",
+                    status=412,
+                )
             return False
         after = row_after(work.given, view_row)
         if after is not None:
@@ -213,21 +225,6 @@ class CrossView(Flow):
             work.sent = [Operation(Verb.DELETE, work.before, etag_of(work.before))]
             work.authority_key = key_of(work.before)
         return True
-
-    async def _bring_in_step(self, work: Work) -> None:
-        try:
-            done = await self.authority.replicas.propagate(work.old_key)
-        except RekeyError:
-            work.open = True
-            raise
-        self.client.counters.propagated += 1
-        work.open = work.open or done.open
-        if is_conditional(work.given):
-            raise ConditionFailed(
-                "the row was changed meanwhile (UpdateConditionNotSatisfied)",
-                code="UpdateConditionNotSatisfied",
-                status=412,
-            )
 
 
 class NewViewFirst(CrossView):

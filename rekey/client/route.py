@@ -106,8 +106,14 @@ class Writer:
         try:
             now = await self.client.permits.look_again()
             if now.phase in FOLLOWED:
+                keys, side = [one.key for one in operations], self.client.view.side
                 with while_allowed(partial(self.client.permits.check, now)):
-                    await self._announce(operations, now)
+                    ids = await self.client.journal.begin(self.client.client_id, now.epoch, side, keys)
+                    decides = authority(now.phase)
+                    if decides is not None:  # else a freeze: the runner settles it, or the next epoch's sweep
+                        for intent_id, key in zip(ids, keys, strict=True):
+                            intent = IntentRef(intent_id, side, key)
+                            self.finisher.keep(intent, now, decides, still_open=True, decided=True)
         except Exception:  # noqa: BLE001 - after any error it cannot be told
             raise self._too_long(sent=True) from None
         if now.epoch != permit.epoch:
@@ -121,15 +127,6 @@ class Writer:
     async def close(self) -> None:
         """Settle, once no operation is running any more. What cannot be settled stays in the journal."""
         await self.finisher.close()
-
-    async def _announce(self, operations: Sequence[Operation], now: Permit) -> None:
-        keys = [one.key for one in operations]
-        ids = await self.client.journal.begin(self.client.client_id, now.epoch, self.client.view.side, keys)
-        side = authority(now.phase)
-        if side is not None:  # else a freeze: the runner settles it, or the next epoch's sweep
-            for intent_id, key in zip(ids, keys, strict=True):
-                intent = IntentRef(intent_id, self.client.view.side, key)
-                self.finisher.keep(intent, now, side, still_open=True, decided=True)
 
     def _flow(self, operations: Sequence[Operation], permit: Permit, taken: Route, deadline: float) -> Flow:
         kind: type[Flow] = SameView

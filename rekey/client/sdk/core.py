@@ -180,12 +180,8 @@ class ClientCore:
         """Hold the permit of one read of the client's table. Raises WritesRefused."""
         lease = await self.open()
         async with lease.operation(writes=False) as permit:
-            code = reads_refused(
-                permit.phase,
-                self.plan.view,
-                copied=permit.copied,
-                reverse=self.plan.declared.migration.reverse,
-            )
+            view, reverse = self.plan.view, self.plan.declared.migration.reverse
+            code = reads_refused(permit.phase, view, copied=permit.copied, reverse=reverse)
             if code:
                 raise refusal(code, self.table)
             yield permit
