@@ -105,7 +105,7 @@ def check_one_partition(partitions: set[str]) -> None:
 
 
 class Authority(ABC):
-    """One of the two sides, as the authority of dual writes."""
+    """The source or the main target, as the authority of dual writes."""
 
     side: Side
 

@@ -2,7 +2,7 @@
 
 Rules kept here (ADR 0017):
 
-* Whatever is not known to be finished keeps its intent, and is looked at again by this client. The intent
+* A key that is not known to be finished keeps its intent, and is looked at again by this client. The intent
   stays in the journal meanwhile: what this process forgets, the runner's sweeper settles.
 * Work after the answer runs under the operation's permit and ends with its deadline.
 * Each attempt at a leftover runs under a permit that is good now, makes the intent young first, and takes no

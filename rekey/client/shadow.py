@@ -50,7 +50,7 @@ class _Seen:
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """Both sides of one row. A side's key is None while it is unknown."""
+    """One row in the source and in the main target. A key is None while it is unknown."""
 
     source_key: EntityKey | None
     target_key: EntityKey | None
@@ -200,7 +200,7 @@ class Shadow:
         return None
 
     def _agrees(self, pair: _Pair, decides: Side) -> bool:
-        """Tell whether both sides say the same of a row."""
+        """Tell whether source and target say the same of a row."""
         if pair.source is None:
             return pair.target is None
         try:
@@ -225,7 +225,7 @@ class Shadow:
         return False
 
     async def _again(self, pair: _Pair, decides: Side) -> _Pair:
-        """Read both sides once more: the replica first, then the authority."""
+        """Read both once more: the replica first, then the authority."""
         source = target = None
         for side in (TARGET, SOURCE) if decides == SOURCE else (SOURCE, TARGET):
             if side == SOURCE and pair.source_key is not None:

@@ -229,7 +229,7 @@ class Flow(ABC):
         return [work.etag for work in self.works]
 
     async def after_propagate(self, work: Work) -> None:  # noqa: B027 - nothing, in the authority's own view
-        """Find out what a caller needs besides, when propagate brought the replicas in step."""
+        """Find out what else a caller needs, when propagate brought the replicas in step."""
 
 
 def found(key: EntityKey | None) -> EntityKey:

@@ -1,4 +1,4 @@
-"""Dual writes with one rule of DESIGN section 5 switched off, to see the search find what it is there for.
+"""Dual writes with one of its rules (ADR 0017) switched off, to see the search find what it is there for.
 
 Rules kept here:
 

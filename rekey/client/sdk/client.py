@@ -2,7 +2,7 @@
 
 Rules kept here:
 
-* A client is the SDK's: whatever is not said here (methods, arguments, types, exceptions) is the SDK's.
+* A client is the SDK's: what is not said here (methods, arguments, types, exceptions) is the SDK's.
 * Nothing is connected, and no thread is started, before the first use.
 * Closing the client closes what it opened; credentials that were given stay their owner's.
 """

@@ -8,7 +8,7 @@ Rules kept here:
   are in it; a writer never works under a permit of another run than the one it was made for.
 * An index table is read in the new view, and written only once the migration is complete.
 * A table that a migration works with is not deleted through a client.
-* Closing ends shadow reads, lets the lease settle what is under way, and closes the connections last.
+* Closing ends shadow reads, lets the lease settle what is in flight, and closes the connections last.
 """
 
 from __future__ import annotations
