@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rekey.client.counters import Counters
 from rekey.client.lease import ClientLease
 from rekey.client.reading import ClientFacts, LeaseSettings
-from rekey.client.writer import Writer
+from rekey.client.route import Writer
+from rekey.client.work import ClientParts, Counters
 from rekey.core.clock import TICKS_PER_SECOND
 from rekey.core.concurrency import cancel
 from rekey.declaration.mapper import Mapper
@@ -296,13 +296,15 @@ class Client:
             mapping,
         )
         return Writer(
-            self.view,
-            self.lease.client_id,
-            propagator=propagator,
-            journal=await project.journal(self.company.script_id),
-            permits=self.lease,
-            counters=self.counters,
-            sleep=project.clock.sleep,
+            ClientParts(
+                self.view,
+                self.lease.client_id,
+                propagator=propagator,
+                journal=await project.journal(self.company.script_id),
+                permits=self.lease,
+                counters=self.counters,
+                sleep=project.clock.sleep,
+            )
         )
 
     async def _settle(self) -> None:

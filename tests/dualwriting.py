@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 from rekey import Index, Migration, Target, keys, props
-from rekey.client.counters import Counters
-from rekey.client.writer import Writer
+from rekey.client.route import Writer
+from rekey.client.work import ClientParts, Counters
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase
@@ -120,14 +120,16 @@ class DualWorld(World):
     ) -> Writer:
         """Return a writer as one client has it."""
         made = Writer(
-            view,
-            client,
-            propagator=self.propagator,
-            journal=self.journal,
-            permits=self.permits,
-            counters=self.counters,
-            sleep=sleep or self.service.clock.sleep,
-            longest_operation_s=longest,
+            ClientParts(
+                view,
+                client,
+                propagator=self.propagator,
+                journal=self.journal,
+                permits=self.permits,
+                counters=self.counters,
+                sleep=sleep or self.service.clock.sleep,
+                longest_operation_s=longest,
+            )
         )
         self._writers.append(made)
         return made

@@ -1,70 +1,146 @@
-"""What a dual write does around the write of the authority, whichever side that is.
+"""Step 3 of a write: the authority, which is the source in `dual_write` and the main target in `cutover`.
 
-Rules kept here (DESIGN section 5, ADR 0017):
+`send` writes it. What each of the two needs read, claimed and checked before, during and after that write is
+said by its class.
+
+Rules kept here (ADR 0017, ADR 0026):
 
 * Before the authority is written: rows that the mapping refuses, and collisions, end the write; the main
   target key is claimed; replica rows whose keys are known are read.
-* Beside that write: the forward row is extended, rows under older target keys are read. No row is written
+* During that write: the forward row is extended, rows under older target keys are read. No row is written
   under a key before both its mapping rows are durable.
 * A replica that cannot be read makes the write slow, never fails it.
 * Afterwards (`is_settled`): the authority's row is still the one that was written, no other writer listed a
   target key meanwhile, and the key that a new row stands under has not passed on.
+
+Where the source is the authority:
+
+* What a write gives in the targets is worked out before anything is written: from the caller's row, or for a
+  merge from the row that was read.
+* A mapping that reads the service's Timestamp cannot foresee its rows: they are left to propagate.
+
+Where the main target is the authority:
+
+* A row is written only if the source can express it (`inverse`), and if no other row of the main target
+  stands for the same old key: otherwise it is refused before anything is written.
+* A new row is claimed before the authority is written, forward and reverse: a reader that looks for the row
+  of an old key looks where the mapping says.
+* Where keys come from content, one old key can have many main keys, and no condition spans them. A writer
+  that makes a row reserves its key in the forward row, on the condition of the forward row that was read
+  before other rows of the old key were looked for: no other write began to make one in between, and while it
+  lasts none begins. It is given up when the authority has answered; where that stayed open it ends by time.
+  Every other write is sent on the condition that its row is there.
+* A target key passes to another old key only when its row is gone and the former owner's source row too.
 """
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable
+from typing import TypeVar
 
-from rekey.client.work import Work
-from rekey.errors import RowRefused, ServiceError
-from rekey.mapping.rows import Forward, TargetKey, pointer_of
-from rekey.model import EntityKey
-from rekey.protocol.effects import side_by_side
-from rekey.protocol.operations import CREATES
-from rekey.protocol.propagate import Propagated, Propagator, version_of, yield_or_collide
-from rekey.protocol.rules import Side
-from rekey.tables.base import Table
+from rekey.client.work import ROW_TOO_BUSY, Flow, State, Work, found
+from rekey.errors import RekeyError, RequestRejected, RowRefused, ServiceError, Unavailable
+from rekey.mapping.rows import Forward, Reservation, TargetKey, pointer_of
+from rekey.model import TIMESTAMP, EntityKey, Row
+from rekey.protocol.effects import apply_operations, side_by_side
+from rekey.protocol.inverse import STAND_IN
+from rekey.protocol.operations import CREATES, FULL, MERGES, as_sent, may_travel, row_after
+from rekey.protocol.propagate import MAX_ROUNDS, Propagator, version_of, yield_or_collide
+from rekey.protocol.replicas import Rows
+from rekey.protocol.reverse import ReversePropagator, source_place
+from rekey.protocol.rules import SOURCE, TARGET, Side
+from rekey.tables.base import Table, Verb
 
-ROW_TOO_BUSY = "RowTooBusy"
-"""The code of a write that other writes of the same row kept from being done; to be repeated."""
+V = TypeVar("V")
+
+MARGIN_S = 5.0
+"""Added to the longest operation before an open outcome is taken for over."""
+_RELEASES = 3
+"""How often a reservation is tried to be given up; what stays ends by time."""
 _REMEMBERED = 10_000
+"""Keys of which a client remembers what it saw of their mapping rows."""
 
 
-class AuthoritySide(ABC):
-    """One side as the authority of dual writes."""
+async def send(flow: Flow) -> bool:
+    """Write the authority, and read during that write what could not be read before; False to begin again.
+
+    Raises:
+        RekeyError: the caller's answer. `flow.sent` tells whether the write may have been applied.
+    """
+    sent = [(work, operation) for work in flow.works for operation in work.sent]
+    check_one_partition({operation.key.partition for _, operation in sent})
+    flow.client.permits.check(flow.permit)
+    flow.sent = True
+    try:
+        etags, *_ = await side_by_side(
+            [
+                apply_operations(flow.authority.table, [operation for _, operation in sent]),
+                *(flow.authority.while_writing(work) for work in flow.works),
+            ]
+        )
+    except RekeyError as error:
+        flow.sent = may_travel(error)
+        work, operation = sent[error.index or 0]
+        if flow.raced(error, work, operation):
+            return False
+        if error.index is not None:
+            error.index = work.index if len(flow.works) > 1 else None
+        raise
+    for (work, _), etag in zip(sent, etags, strict=True):
+        work.etag, work.state = etag, State.DECIDED
+    return True
+
+
+def check_one_partition(partitions: set[str]) -> None:
+    """Refuse a transaction over several partitions of the authority. Raises RequestRejected."""
+    if len(partitions) > 1:
+        raise RequestRejected(
+            "rows of one transaction lie in several partitions of the table that is written first",
+            code="CommandsInBatchActOnDifferentPartitions",
+            status=400,
+            hint="while the migration runs, write these rows one by one or in the other view",
+        )
+
+
+class Authority(ABC):
+    """The source or the main target, as the authority of dual writes."""
 
     side: Side
-    authority: Table
 
-    def __init__(self, propagator: Propagator) -> None:
-        """Take the forward propagator: it knows tables, mapping and mapper."""
+    def __init__(
+        self, table: Table, propagator: Propagator, replicas: Propagator | ReversePropagator
+    ) -> None:
+        """Take the authority's table and both propagators.
+
+        Args:
+            table: the authority's.
+            propagator: the forward one: it knows tables, mapping and mapper.
+            replicas: the one that makes this authority's replicas follow.
+        """
+        self.table = table
         self.forward = propagator
+        self.replicas = replicas
         self.mapper = propagator.mapper
         self.mapping = propagator.mapping
         self._owners: dict[EntityKey, EntityKey] = {}
+        """Owners that were seen: their keys are not claimed for nothing. Never trusted."""
 
-    # --- what differs from side to side -----------------------------------------------------------------
+    # --- what differs -----------------------------------------------------------------------------------
 
     @abstractmethod
     async def prepare(self, work: Work) -> None:
         """Read, check and claim what must be before the authority is written (same view)."""
 
     @abstractmethod
-    async def claim(self, work: Work) -> None:
-        """Make this key the owner of what it is about to be written under. Raises Collision, RowRefused."""
+    async def claim_main(self, work: Work, target: TargetKey) -> None:
+        """Make this key the owner of the main target key it is about to be written under, and do what must be
+        done before a row is written there. Raises Collision, RowRefused."""
 
     @abstractmethod
-    async def read_beside(self, work: Work) -> None:
-        """Read beside the write of the authority what could not be read before."""
-
-    @abstractmethod
-    async def propagate(self, source_key: EntityKey) -> Propagated:
-        """Make the replicas of a key equal what this side says."""
-
-    @abstractmethod
-    async def still_owns(self, source_key: EntityKey, target: TargetKey) -> bool:
-        """Tell whether a key's row exists now, by this authority, and stands under or maps to `target`."""
+    async def read_late(self, work: Work) -> None:
+        """Read during the write of the authority what could not be read before."""
 
     @abstractmethod
     def main_of(self, work: Work) -> EntityKey | None:
@@ -74,15 +150,28 @@ class AuthoritySide(ABC):
     def followers(self, work: Work) -> set[TargetKey]:
         """Return the places where a replica row of this key may stand, as far as the mapping tells."""
 
+    @abstractmethod
+    def gives(self, work: Work, source_row: Row | None = None) -> Rows:
+        """Return the replicas' rows by the authority's row as read. Raises RowRefused.
+
+        Args:
+            work: the key.
+            source_row: the source row as it is, where that is a replica: it keeps what the mapping drops.
+        """
+
+    @abstractmethod
+    def expect(self, work: Work, row: Row) -> None:
+        """Work out the replicas' rows for the authority's row as it will be. Raises RowRefused."""
+
     async def release(self, work: Work) -> None:  # noqa: B027 - the source needs no reservations
         """Give up what was reserved for the write: the authority has answered, nothing of it travels."""
 
-    # --- what is the same on both -----------------------------------------------------------------------
+    # --- what is the same -------------------------------------------------------------------------------
 
-    async def beside(self, work: Work) -> None:
-        """Do what may be done beside the write of the authority. What fails makes the write slow."""
+    async def while_writing(self, work: Work) -> None:
+        """Do what may be done during the write of the authority. What fails makes the write slow."""
         try:
-            await side_by_side([self._extend(work), self.read_beside(work)])
+            await side_by_side([self._extend(work), self.read_late(work)])
         except (ServiceError, RowRefused):
             work.slow = True
         mains = work.main_keys
@@ -91,13 +180,13 @@ class AuthoritySide(ABC):
                 work.ours.add(target)
 
     async def is_settled(self, work: Work) -> bool:
-        """Tell, after the replicas were written, whether nobody came in between."""
+        """Tell, after the replicas were written, whether no other writer came in between."""
         key, source_key, main = work.authority_key, work.source_key, self.main_of(work)
         if key is None or source_key is None:
             return False
 
         async def same_row() -> bool:
-            return version_of(await self.authority.get(key)) == work.etag
+            return version_of(await self.table.get(key)) == work.etag
 
         async def same_list() -> bool:
             return _version(await self.mapping.forward(source_key)) == _version(work.forward)
@@ -133,73 +222,407 @@ class AuthoritySide(ABC):
 
         await side_by_side(read_one(place) for place in missing)
 
+    async def read_before(self, work: Work) -> None:
+        """Read the authority's row as it is before the write."""
+        work.before = await self.table.get(found(work.authority_key))
+
+    async def owner_of(self, main: EntityKey) -> EntityKey | None:
+        """Return the old key that owns a main target key."""
+        owner = await self.mapping.owner(main)
+        return None if owner is None else owner.source
+
     async def find_owner(self, work: Work, main: EntityKey, *, claims: bool) -> None:
-        """Read who owns a main target key, and claim it beside that if nobody is known to."""
-        source_key = old_key(work)
+        """Read which old key owns a main target key; at the same time claim it if none is known to."""
+        source_key = work.old_key
         if not claims or self._owners.get(main) == source_key:
-            owner = await self.mapping.owner(main)
-            work.owner = None if owner is None else owner.source
+            work.owner = await self.owner_of(main)
         else:
-            found, claimed = await side_by_side(
-                [self.mapping.owner(main), self.mapping.claim_absent(source_key, main)]
+            owner, claimed = await side_by_side(
+                [self.owner_of(main), self.mapping.claim_absent(source_key, main)]
             )
-            work.owner = source_key if claimed else None if found is None else found.source
+            work.owner = source_key if claimed else owner
         if work.owner == source_key:
-            self._remember(main, source_key)
+            _remember(self._owners, main, source_key)
 
     async def find_forward(self, work: Work) -> None:
         """Read the forward row of a key."""
-        work.forward = await self.mapping.forward(old_key(work))
+        work.forward = await self.mapping.forward(work.old_key)
 
     async def note_owned(self, work: Work, places: Collection[TargetKey]) -> None:
         """Note which main target keys belong to this key."""
         mains = sorted(place for place in places if place.table == 0 and place not in work.ours)
 
         async def note(place: TargetKey) -> None:
-            if await self.forward.is_owner(old_key(work), place.key):
+            if await self.forward.is_owner(work.old_key, place.key):
                 work.ours.add(place)
 
         await side_by_side(note(place) for place in mains)
 
-    async def check_indexes(self, work: Work) -> None:
-        """Look at index rows of others where ours belong. Raises Collision."""
+    async def claim(self, work: Work) -> None:
+        """Claim what the row is about to be written under; index rows of other keys there are looked at.
+
+        Raises:
+            RowRefused: it fans out to more keys than the mapping can list, or as `claim_main`.
+            Collision: a key belongs to another row.
+        """
+        main, wanted = self.main_of(work), self.listed(work)
+        if not wanted <= work.known:
+            self.mapping.rows.require_fits(work.old_key, work.known | wanted)
+        if main is not None:
+            await self.claim_main(work, TargetKey(0, *main))
         for target in work.expected or ():
             row = work.early.get(target)
             if target.table > 0 and row is not None and pointer_of(row) not in work.main_keys:
-                await yield_or_collide(self.mapping, self.still_owns, old_key(work), target, row)
+                await yield_or_collide(self.mapping, self.replicas.still_owns, work.old_key, target, row)
                 work.ours.add(target)
 
-    def check_list(self, work: Work) -> None:
-        """Refuse a row that fans out to more keys than the mapping can list. Raises RowRefused."""
-        wanted = self.listed(work)
-        if not wanted <= work.known:
-            self.mapping.rows.require_fits(old_key(work), work.known | wanted)
+    def given_before(self, work: Work, source_row: Row | None = None) -> Rows:
+        """Return what `gives` does, or nothing where that cannot be told."""
+        try:
+            return self.gives(work, source_row)
+        except RowRefused:
+            return {}
 
     def listed(self, work: Work) -> set[TargetKey]:
         """Return the target keys that the forward row must list for this write."""
-        return {target for target in work.expected or () if target.table >= 0}
+        main = self.main_of(work)
+        mains = set[TargetKey]() if main is None else {TargetKey(0, *main)}
+        return mains | {target for target in work.expected or () if target.table >= 0}
+
+    def target_id(self, main: EntityKey) -> str:
+        """Return the safe id of a main target row."""
+        return self.mapping.rows.ids.short(self.forward.targets[0].name, main)
+
+    def named_key(self, work: Work, row: Row) -> EntityKey:
+        """Return the old key that a row of the main target names. Raises RowRefused."""
+        try:
+            return self.mapper.source_key(row)
+        except RowRefused as refused:
+            raise refused.for_row(self.target_id(work.key)) from None
+
+    def key_taken(self, main: EntityKey) -> RowRefused:
+        """Return the error for a row whose old key has another row in the main target."""
+        return RowRefused(
+            "key-taken",
+            "target",
+            "another row of the table stands for the same old key",
+            cure="delete the other row first, or write this one in its place",
+            row_id=self.target_id(main),
+        )
 
     async def _extend(self, work: Work) -> None:
         missing = self.listed(work) - work.known
         if not missing:
             return
-        source_key = old_key(work)
-        after = await self.mapping.extend(source_key, work.forward, missing)
-        work.forward = after or await self.mapping.forward(source_key)
+        after = await self.mapping.extend(work.old_key, work.forward, missing)
+        work.forward = after or await self.mapping.forward(work.old_key)
         work.slow = work.slow or not missing <= work.known
 
-    def _remember(self, main: EntityKey, source_key: EntityKey) -> None:
-        """Remember an owner that was seen: its key is not claimed for nothing. It is never trusted."""
-        if len(self._owners) >= _REMEMBERED:
-            self._owners.clear()
-        self._owners[main] = source_key
+
+class SourceAuthority(Authority):
+    """The source as the authority (`dual_write`): main target and index tables follow."""
+
+    side = SOURCE
+
+    def __init__(self, propagator: Propagator) -> None:
+        super().__init__(propagator.source, propagator, propagator)
+
+    async def prepare(self, work: Work) -> None:
+        operation = work.given
+        work.source_key = work.authority_key = work.key
+        work.sent = [operation]
+        if operation.verb in FULL:
+            self.expect(work, operation.row)
+        elif operation.verb is Verb.DELETE:
+            work.expected = {}
+        bare = self.bare(work.key)
+        reads = [self.find_forward(work), self.read(work, {*(work.expected or ()), *bare}, early=True)]
+        if operation.verb in MERGES or self.mapper.content_derived:
+            reads.append(self.read_before(work))  # a merge is worked out on it; older rows are known by it
+        main = self.main_of(work)
+        if main is not None:
+            reads.append(self.find_owner(work, main, claims=True))
+        elif operation.verb is Verb.DELETE:
+            reads.append(self.note_owned(work, bare))
+        await side_by_side(reads)
+        if operation.verb in MERGES:
+            after = row_after(operation, work.before)
+            work.sent = [as_sent(operation, work.before)]
+            self.expect(work, after or {})
+            main = self.main_of(work)
+            reads = [self.read(work, work.expected or (), early=True)]
+            if main is not None:
+                reads.append(self.find_owner(work, main, claims=True))
+            await side_by_side(reads)
+        work.previous = self.given_before(work)
+        if operation.verb is not Verb.DELETE:
+            await self.claim(work)
+
+    async def claim_main(self, work: Work, target: TargetKey) -> None:
+        if work.owner != work.old_key:
+            await self.mapping.claim_main(work.old_key, target, self.replicas.still_owns)
+        work.ours.add(target)
+
+    async def read_late(self, work: Work) -> None:
+        older = work.known - set(work.expected or ())
+        await side_by_side([self.read(work, older, early=False), self.note_owned(work, older)])
+
+    def main_of(self, work: Work) -> EntityKey | None:
+        return next((target.key for target in work.expected or () if target.table == 0), None)
+
+    def followers(self, work: Work) -> set[TargetKey]:
+        return {*work.known, *self.bare(work.old_key)}
+
+    def gives(self, work: Work, source_row: Row | None = None) -> Rows:  # noqa: ARG002
+        return self.forward.expected_of(work.old_key, work.before)
+
+    def expect(self, work: Work, row: Row) -> None:
+        timed = {**row, TIMESTAMP: STAND_IN} if self.mapper.needs_timestamp else row
+        work.expected = self.forward.expected_of(work.old_key, timed)
+        if self.mapper.needs_timestamp:
+            work.slow = True
 
 
-def old_key(work: Work) -> EntityKey:
-    """Return the old key of a work, which is known by now."""
-    if work.source_key is None:
-        raise AssertionError("the old key is asked for before it was found")
-    return work.source_key
+class TargetAuthority(Authority):
+    """The main target as the authority (`cutover`): source and index tables follow."""
+
+    side = TARGET
+
+    def __init__(self, reverse: ReversePropagator, longest_operation_s: float) -> None:
+        super().__init__(reverse.main, reverse.forward, reverse)
+        self.reverse = reverse
+        self._longest = longest_operation_s
+        self._seen: dict[EntityKey, tuple[Reservation, float]] = {}
+        """Reservations of others, and since when they are known, in seconds of the loop's clock."""
+        self._forwards: dict[EntityKey, Forward] = {}
+        """Forward rows of rows that this client deleted, as last seen: it may make them anew at once. Never
+        trusted: what is written on one holds only if it still stands."""
+
+    async def prepare(self, work: Work) -> None:
+        operation = work.given
+        work.authority_key = work.key
+        work.sent = [operation]
+        if operation.verb in FULL:
+            await self._prepare_row(work, operation.row)
+        elif operation.verb is Verb.DELETE:
+            await self._prepare_delete(work)
+        else:
+            await self.read_before(work)
+            work.sent = [as_sent(operation, work.before)]
+            await self._prepare_row(work, row_after(operation, work.before) or {})
+
+    async def claim_main(self, work: Work, target: TargetKey) -> None:
+        if work.owner != work.old_key:
+            if work.before is not None and work.owner is not None:
+                raise RowRefused(
+                    "not-reversible",
+                    "target",
+                    "its old key would change",
+                    cure="leave the properties that hold a row's old key as they are until `complete`",
+                    row_id=self.target_id(target.key),
+                )
+            await self.mapping.claim_main(work.old_key, target, self._keeps)
+        if self.mapper.content_derived and any(one.verb is Verb.INSERT for one in work.sent):
+            await self._reserve(work, target)
+        else:
+            await self._list(work, target)
+
+    async def read_late(self, work: Work) -> None:
+        if work.source_key is None:
+            return
+        place = source_place(work.source_key)
+        places = self.followers(work) | self.listed(work)
+        if work.given.verb is Verb.DELETE:
+            places |= _indexes(self.given_before(work))
+            reads = [self.read(work, places, early=False)]
+            if work.forward is None:
+                reads.append(self.find_forward(work))
+            await side_by_side(reads)
+        else:
+            await self.read(work, places, early=False)
+        work.ours.add(place)
+        work.previous = self.given_before(work, work.early.get(place) or work.late.get(place))
+
+    def main_of(self, work: Work) -> EntityKey | None:
+        return work.authority_key if work.expected else None
+
+    def followers(self, work: Work) -> set[TargetKey]:
+        return {source_place(work.old_key), *_indexes(work.known | self.bare(work.old_key))}
+
+    def gives(self, work: Work, source_row: Row | None = None) -> Rows:
+        return self.reverse.expected_of(work.old_key, work.before, source_row)
+
+    def expect(self, work: Work, row: Row) -> None:
+        place = source_place(work.old_key)
+        try:
+            work.expected = self.reverse.expected_of(work.old_key, row, work.early.get(place))
+        except RowRefused:
+            if place in work.early:
+                raise
+            # Without the source row it cannot be told whether the way back loses anything.
+            raise Unavailable(
+                "the source row could not be read, so it is not known whether this row can be kept in step",
+                hint="repeat the operation when the service is back",
+            ) from None
+
+    # --- one operation ----------------------------------------------------------------------------------
+
+    async def _prepare_row(self, work: Work, row: Row) -> None:
+        source_key = work.source_key = self.named_key(work, row)
+        bare = self.bare(source_key)
+        reads = [
+            self.find_owner(work, work.key, claims=True),
+            self._find_forward(work, {TargetKey(0, *work.key), *bare}),
+            self.read(work, {source_place(source_key), *_indexes(bare)}, early=True),
+        ]
+        if work.before is None:
+            reads.append(self.read_before(work))
+        await side_by_side(reads)
+        self.expect(work, row)
+        work.ours.add(source_place(source_key))
+        if self.mapper.content_derived and work.given.verb in (Verb.INSERT, Verb.INSERT_OR_REPLACE):
+            # Only what is reserved may make a row: an upsert is sent as one thing or the other.
+            row_after(work.given, work.before)
+            work.sent = [as_sent(work.given, work.before)]
+        if work.before is None and work.given.verb in CREATES:
+            rows = work.others
+            if rows is None:
+                rows = await self.forward.read(_others(work, work.known))
+            for target, other in rows.items():
+                if other is not None and await self.forward.is_owner(source_key, target.key):
+                    raise self.key_taken(work.key)
+        await self.claim(work)
+
+    async def _prepare_delete(self, work: Work) -> None:
+        """Find the old key of a row; a row that none owns has nothing that follows it."""
+        work.expected = {}
+
+        async def read_owner() -> None:
+            work.owner = await self.owner_of(work.key)
+
+        await side_by_side([read_owner(), self.read_before(work)])
+        work.source_key = work.owner
+
+    async def _find_forward(self, work: Work, targets: set[TargetKey]) -> None:
+        """Read the forward row; at the same time write it for a row that may be new."""
+        if work.given.verb not in CREATES:
+            await self.find_forward(work)
+            return
+        known = self._forwards.pop(work.old_key, None)
+        if self.mapper.content_derived and known is not None and known.reserved is None:
+            await self._reserve_on(work, known, targets)
+            if work.forward is not None:
+                return
+        reserved = self._reservation(work, None) if self.mapper.content_derived else None
+        read, made = await side_by_side(
+            [
+                self.mapping.forward(work.old_key),
+                self.mapping.reserve(work.old_key, None, targets, reserved),
+            ]
+        )
+        work.forward = made or read
+
+    async def _list(self, work: Work, target: TargetKey) -> None:
+        """List a main target key in the forward row before a row is written under it."""
+        for _ in range(MAX_ROUNDS):
+            if target in work.known:
+                return
+            after = await self.mapping.extend(work.old_key, work.forward, self.listed(work))
+            work.forward = after or await self.mapping.forward(work.old_key)
+        raise self.forward.too_busy(work.old_key)
+
+    # --- reservations -----------------------------------------------------------------------------------
+
+    async def release(self, work: Work) -> None:
+        for _ in range(_RELEASES):
+            reserved = None if work.forward is None else work.forward.reserved
+            if reserved is None or work.word not in reserved.writers:
+                break
+            after = await self.mapping.reserve(work.old_key, work.forward, (), reserved.without(work.word))
+            work.forward = after or await self.mapping.forward(work.old_key)
+        if work.given.verb is Verb.DELETE and work.forward is not None:
+            _remember(self._forwards, work.old_key, work.forward)
+
+    async def _reserve_on(self, work: Work, known: Forward, targets: set[TargetKey]) -> None:
+        """Reserve on a forward row as it was last seen, and look for other rows at the same time.
+
+        If it still stands, no write has begun to make a row since: a row that is not found now will not come.
+        """
+
+        # Each sets what it has done, so that a reservation is given up when the other fails.
+        async def reserve() -> None:
+            work.forward = await self.mapping.reserve(
+                work.old_key, known, targets, self._reservation(work, None)
+            )
+
+        async def look() -> None:
+            work.others = await self.forward.read(_others(work, known.targets))
+
+        await side_by_side([reserve(), look()])
+        if work.forward is None:
+            work.others = None
+
+    async def _reserve(self, work: Work, target: TargetKey) -> None:
+        """Reserve the key that a new row will stand under, on the condition of the forward row that was read
+        before other rows of the old key were looked for. Raises Unavailable."""
+        reserved = None if work.forward is None else work.forward.reserved
+        mine = reserved if reserved is not None and reserved.key == target.key else None
+        if mine is not None and work.word in mine.writers and target in work.known:
+            return
+        if reserved is not None and mine is None and not self._is_over(work, reserved):
+            raise Unavailable(
+                f"row {self.forward.row_id(work.old_key)} is being written under another key by another"
+                " write, or was when that was cut off; nothing was written",
+                code=ROW_TOO_BUSY,
+                status=503,
+                hint="repeat the operation; a write that was cut off is over after its longest time",
+            )
+        forward = await self.mapping.reserve(
+            work.old_key, work.forward, self.listed(work), self._reservation(work, mine)
+        )
+        work.forward, work.outdated = forward or work.forward, forward is None
+
+    def _reservation(self, work: Work, others: Reservation | None) -> Reservation:
+        key = found(work.authority_key)
+        if others is None:
+            return Reservation(key, frozenset({work.word}), self._longest)
+        return Reservation(key, others.writers | {work.word}, max(others.seconds, self._longest))
+
+    def _is_over(self, work: Work, reserved: Reservation) -> bool:
+        """Tell whether nothing of a reservation can take effect any more: only this write holds it, or it has
+        been seen for so long, unchanged, that even a request that was held up has landed or never will."""
+        if reserved.writers <= {work.word}:
+            return True
+        now = asyncio.get_running_loop().time()
+        seen, since = self._seen.get(work.old_key, (reserved, now))
+        if seen != reserved:
+            since = now
+        _remember(self._seen, work.old_key, (reserved, since))
+        return now - since > reserved.seconds + MARGIN_S
+
+    async def _keeps(self, source_key: EntityKey, target: TargetKey) -> bool:
+        """Tell whether the owner of a main target key keeps it. Before it passes on, the owner's source row,
+        for which no row stands any more, is removed."""
+        if await self.table.get(target.key) is not None:
+            return True
+        await self.reverse.propagate(source_key)
+        return False
+
+
+def _others(work: Work, listed: Iterable[TargetKey]) -> list[TargetKey]:
+    """Return the other main target keys that the row of an old key may stand under."""
+    return sorted(one for one in listed if one.table == 0 and one.key != work.authority_key)
+
+
+def _indexes(places: Iterable[TargetKey]) -> set[TargetKey]:
+    return {one for one in places if one.table > 0}
+
+
+def _remember(memory: dict[EntityKey, V], key: EntityKey, value: V) -> None:
+    """Put a value into a memory of bounded size."""
+    if len(memory) >= _REMEMBERED:
+        memory.clear()
+    memory[key] = value
 
 
 def _version(forward: Forward | None) -> str | None:

@@ -1,20 +1,25 @@
 """The lease of a client: what it may rely on, for how long, and when it has let go of an older epoch.
 
-Rules kept here (DESIGN sections 4 and 5, ADR 0018):
+Rules kept here (ADR 0018):
 
 * A client writes its own row first (the beat) and reads the control row after that. So a runner that moved
   the control row and then lists the clients either finds this one, or this one reads the move.
 * What was read is trusted until `lease_s` after the *beginning* of the beat before it, by a clock of this
   machine that only rises. The runner waits from the row's Timestamp on, by the service's clock. No two
-  clocks are compared; a beat without a reading behind it, or whose answer was lost, extends nothing.
-* Whatever begins while the lease is trusted has taken effect `longest_operation_s` later, or never does: the
-  writer bounds operations and background work alike by that. So a client is over at a known moment.
+  clocks are compared; a beat without a reading after it, or whose answer was lost, extends nothing.
+* An operation that begins while the lease is trusted has taken effect `longest_operation_s` later, or never
+  does: the writer bounds operations and background work alike by that. So a client is over at a known moment.
 * A process may stand still at any step, for longer than that, and be given up. So whether it may write is
   asked when a request is sent, and an operation that ends after its time looks at the control row again.
-* A newer epoch is acknowledged when nothing of an older one is under way, in the background neither, and
-  `settle` has been through. New operations go by the newest epoch at once: two epochs side by side in one
+* What the client has read is numbered: one more with each epoch or run. Epochs alone would not do: another
+  run counts them from 1 again.
+* A newer epoch is acknowledged when nothing of an older one is in flight, in the background neither, and
+  `settle` has been through. New operations go by the newest epoch at once: two epochs at the same time in one
   client are no more than two clients that are one epoch apart.
-* A write that waits in a freeze is not under way; it is woken when the phase moves.
+* A write without a journal (nothing follows it yet) whose outcome is open counts as in flight until it can no
+  longer take effect: after an acknowledged `dual_write` it would be seen by none. Later writes have an intent
+  for that, whose age is told by the longest operation in the client's row: so that row stays for as long.
+* A write that waits in a freeze is not in flight; it is woken when the phase moves.
 * What goes wrong in the background is kept in `problem`, logged, and said by the next refusal.
 """
 
@@ -26,27 +31,29 @@ import os
 import random
 import secrets
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import KW_ONLY, dataclass, field
 
-from rekey.client.in_flight import Going, Granted, UnderWay, first_of, granted
 from rekey.client.reading import (
+    LEASE_LOST,
     ClientFacts,
     LeaseSettings,
     Reading,
     closed,
-    frozen,
-    lease_lost,
     reading,
-    too_late,
 )
 from rekey.core.clock import rising_seconds
+from rekey.core.concurrency import first_of
 from rekey.core.distribution import installed_version
-from rekey.errors import RekeyError, ServiceError, Unavailable
+from rekey.errors import RekeyError, ServiceError, Unavailable, WritesRefused
 from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow, ControlStore
+from rekey.protocol.operations import may_travel
 from rekey.protocol.permits import Permit
 from rekey.protocol.registry import ClientRow, Registry
+from rekey.protocol.rules import FROZEN
 from rekey.tables.base import SIGNED_S, TableService
 
 _log = logging.getLogger(__name__)
@@ -56,59 +63,143 @@ _FREEZE_PAUSE = 0.25
 """Share of the usual pause while writes wait."""
 
 
+@dataclass(frozen=True, slots=True)
+class LeaseView:
+    """What a client goes by: a control row, or None while there is none, and the number of that reading."""
+
+    number: int
+    control: ControlRow | None
+
+    @property
+    def run_id(self) -> str:
+        """The run, "" without a control row."""
+        return "" if self.control is None else self.control.run_id
+
+    @property
+    def epoch(self) -> int:
+        """The epoch, 0 without a control row."""
+        return 0 if self.control is None else self.control.epoch
+
+    @property
+    def phase(self) -> ControlPhase | None:
+        """The phase, None without a control row."""
+        return None if self.control is None else self.control.phase
+
+
+@dataclass(frozen=True, slots=True)
+class Granted(Permit):
+    """A permit of a lease.
+
+    Attributes:
+        number: of the `LeaseView` it was given under.
+        sends_until: until when requests may be sent for it, by the client's clock.
+        until: by when its work must have taken effect.
+    """
+
+    number: int
+    sends_until: float
+    until: float
+
+
+class InFlight:
+    """The operations of one client that are in flight, counted by the number of their lease view."""
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self.given = 0
+        """Operations that have begun since the client began."""
+        self._running: Counter[int] = Counter()
+        self._open_until: dict[int, float] = {}
+        self._any_open_until = float("-inf")
+        self._quiet = asyncio.Event()
+
+    @property
+    def total(self) -> int:
+        """How many are in flight."""
+        return self._running.total()
+
+    def enter(self, number: int) -> None:
+        """Count one more."""
+        self._running[number] += 1
+
+    def leave(self, number: int) -> bool:
+        """Count one less; tell whether it was the last of its number."""
+        self._running[number] -= 1
+        last = not self._running[number]
+        if last:
+            del self._running[number]
+        if not self._running:
+            self._quiet.set()
+        return last
+
+    def failed(self, permit: Granted, error: BaseException) -> None:
+        """Note that a write ended with an error, after which it may yet be applied or not."""
+        if not may_travel(error):
+            return
+        self._any_open_until = max(permit.until, self._any_open_until)
+        if permit.phase in (None, ControlPhase.SOURCE):
+            before = self._open_until.get(permit.number, permit.until)
+            self._open_until[permit.number] = max(permit.until, before)
+
+    def any_open(self, now: float) -> bool:
+        """Tell whether a write whose outcome is open may still take effect."""
+        return now < self._any_open_until
+
+    def any_before(self, number: int, now: float) -> bool:
+        """Tell whether an operation that was begun under an older number is in flight."""
+        self._open_until = {older: until for older, until in self._open_until.items() if now < until}
+        return any(older < number for older in (*self._running, *self._open_until))
+
+    async def quiet(self) -> None:
+        """Wait until nothing runs."""
+        while self._running:
+            self._quiet.clear()
+            await self._quiet.wait()
+
+
 async def _nothing_to_settle() -> None:
     """Settle a client without background work."""
 
 
+@dataclass(eq=False, repr=False)
 class ClientLease:
-    """Gives the operations of one client their permits (`rekey.protocol.permits.Permits`)."""
+    """Gives the operations of one client their permits (`rekey.protocol.permits.Permits`).
 
-    def __init__(
-        self,
-        restricted: TableService,
-        facts: ClientFacts,
-        *,
-        settings: LeaseSettings | None = None,
-        settle: Callable[[], Awaitable[None]] = _nothing_to_settle,
-        counters: Callable[[], Mapping[str, int]] = dict,
-        left: Callable[[], int] = int,
-        late_s: Callable[[], float] = lambda: SIGNED_S,
-        client_id: str | None = None,
-        monotonic: Callable[[], float] = rising_seconds,
-        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-        jitter: Callable[[], float] = _draw.random,
-    ) -> None:
-        """Prepare a lease; nothing is asked of the service yet.
+    Nothing is asked of the service before `start` or `poll`.
 
-        Args:
-            restricted: tables of the restricted account.
-            facts: what the client is made with.
-            settings: its times.
-            settle: ends the background work of older epochs (`Writer.settle`); awaited before an epoch is
-                acknowledged and at the end.
-            counters, left: what the client's row tells: counts by name, and the keys it still has to settle.
-            late_s: for how many seconds the service accepts what the client has signed.
-            client_id: lower case hexadecimal, of this lease alone; random by default.
-            monotonic, sleep, jitter: this machine's clock, waiting, and a draw of [0, 1); for tests.
-        """
-        self.client_id = client_id or secrets.token_hex(8)
-        self.facts = facts
-        self.settings = settings or LeaseSettings()
-        self._registry = Registry(restricted, facts.script_id)
-        self._store = ControlStore(restricted, facts.script_id)
-        self._settle = settle
-        self._counters = counters
-        self._left = left
-        self._late_s = late_s
-        self._monotonic = monotonic
-        self._sleep = sleep
-        self._jitter = jitter
-        self._version = installed_version()
-        self._going = Going(0, None)
-        self._acknowledged = self._going
+    Attributes:
+        restricted: tables of the restricted account.
+        facts: what the client is made with.
+        settings: its times.
+        settle: ends the background work of older epochs (`Writer.settle`); awaited before an epoch is
+            acknowledged and at the end.
+        counters, left: what the client's row tells: counts by name, and the keys it still has to settle.
+        late_s: for how many seconds the service accepts what the client has signed.
+        client_id: lower case hexadecimal, of this lease alone; random by default.
+        monotonic, sleep, jitter: this machine's clock, waiting, and a draw of [0, 1); for tests.
+    """
+
+    restricted: TableService
+    facts: ClientFacts
+    _: KW_ONLY
+    settings: LeaseSettings = field(default_factory=LeaseSettings)
+    settle: Callable[[], Awaitable[None]] = _nothing_to_settle
+    counters: Callable[[], Mapping[str, int]] = dict
+    left: Callable[[], int] = int
+    late_s: Callable[[], float] = lambda: SIGNED_S
+    client_id: str = field(default_factory=lambda: secrets.token_hex(8))
+    monotonic: Callable[[], float] = rising_seconds
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
+    jitter: Callable[[], float] = _draw.random
+
+    def __post_init__(self) -> None:
+        self._registry = Registry(self.restricted, self.facts.script_id)
+        self._store = ControlStore(self.restricted, self.facts.script_id)
+        self._view = LeaseView(0, None)
+        self._acknowledged = self._view
         self._reading = Reading(None)
         self._trusted_until = float("-inf")
-        self._under_way = UnderWay()
+        self._in_flight = InFlight()
         self._problems: dict[str, RekeyError] = {}
         self._settling = False
         self._closed = False
@@ -123,12 +214,12 @@ class ClientLease:
     @property
     def control(self) -> ControlRow | None:
         """The control row the client goes by, None while there is none."""
-        return self._going.control
+        return self._view.control
 
     @property
     def trusted(self) -> bool:
         """Whether what was read may still be relied on."""
-        return self._monotonic() < self._trusted_until
+        return self.monotonic() < self._trusted_until
 
     @property
     def problem(self) -> RekeyError | None:
@@ -137,13 +228,13 @@ class ClientLease:
 
     @asynccontextmanager
     async def operation(self, *, writes: bool) -> AsyncIterator[Permit]:
-        """Enter an operation, see `Permits.operation`. Whoever enters bounds it by the longest operation."""
+        """Enter an operation, see `Permits.operation`. The caller bounds it by the longest operation."""
         permit = await self._enter(writes)
         try:
             yield permit
         except BaseException as error:
             if writes:
-                self._under_way.failed(permit, error)
+                self._in_flight.failed(permit, error)
             raise
         finally:
             self._leave(permit.number)
@@ -153,12 +244,12 @@ class ClientLease:
         """Keep a permit in use beyond its operation, see `Permits.hold`.
 
         Raises:
-            WritesRefused: a newer epoch was acknowledged, so nobody waits for this work any more.
+            WritesRefused: a newer epoch was acknowledged, so the runner waits for this work no more.
         """
-        number = granted(permit).number
+        number = _granted(permit).number
         if number < self._acknowledged.number:
-            raise too_late(self.facts.script_id).error()
-        self._under_way.enter(number)
+            raise self._too_late()
+        self._in_flight.enter(number)
         try:
             yield
         finally:
@@ -170,12 +261,12 @@ class ClientLease:
 
     def check(self, permit: Permit) -> None:
         """Refuse when the time of a permit is over: a process that was held up must not go on writing."""
-        if self._monotonic() >= granted(permit).sends_until:
-            raise too_late(self.facts.script_id).error()
+        if self.monotonic() >= _granted(permit).sends_until:
+            raise self._too_late()
 
     def in_time(self, permit: Permit) -> bool:
-        """Tell whether nobody can have given up an operation under this permit yet."""
-        return self._monotonic() < granted(permit).until
+        """Tell whether an operation under this permit cannot have been given up yet."""
+        return self.monotonic() < _granted(permit).until
 
     async def look_again(self) -> Permit:
         """Look at the control row now, see `Permits.look_again`."""
@@ -205,7 +296,7 @@ class ClientLease:
         await self._acknowledge_all()
 
     async def close(self) -> None:
-        """Refuse what comes, let end what is under way, settle, and delete the client's row. Idempotent.
+        """Refuse what comes, let end what is in flight, settle, and delete the client's row. Idempotent.
 
         A row that cannot be deleted, or must stay because the outcome of a write is open, ends by itself.
         """
@@ -215,11 +306,11 @@ class ClientLease:
         self._moved.set()
         looks = self._tasks.get("looks")
         if looks is not None:
-            # A beat cut off now could land behind the delete, and bring the row back.
+            # A beat cut off now could land after the delete, and bring the row back.
             async with self._looking:
                 looks.cancel()
             await asyncio.wait([looks])
-        await self._under_way.quiet()
+        await self._in_flight.quiet()
         if self._tasks:
             await asyncio.wait(self._tasks.values())
         if not await self._note("settle", self._end()):
@@ -231,10 +322,10 @@ class ClientLease:
         self._raise_faults()
 
     async def _end(self) -> None:
-        if self._under_way.given:
-            await self._settle()
+        if self._in_flight.given:
+            await self.settle()
         self._trusted_until = float("-inf")
-        if not self._under_way.any_open(self._monotonic()):
+        if not self._in_flight.any_open(self.monotonic()):
             await self._registry.delete(self.client_id)
 
     # --- permits ------------------------------------------------------------------------------------------
@@ -246,17 +337,23 @@ class ClientLease:
             refusal = self._reading.refusal
             if refusal is not None and (writes or refusal.reads_too):
                 raise refusal.error()
-            if not writes or self._going.phase is not ControlPhase.FREEZE:
+            if not writes or self._view.phase is not ControlPhase.FREEZE:
                 permit = self._grant()
-                self._under_way.enter(permit.number)
-                self._under_way.given += 1
+                self._in_flight.enter(permit.number)
+                self._in_flight.given += 1
                 return permit
-            now = self._monotonic()
+            now = self.monotonic()
             if waits_until is None:
                 waits_until = now + self.settings.freeze_wait_s
             if now >= waits_until:
-                raise frozen(self.facts.script_id, self.settings.freeze_wait_s).error()
-            await first_of(self._moved, self._sleep(waits_until - now))
+                raise WritesRefused(
+                    FROZEN,
+                    f"writes wait while {self.facts.script_id} moves the authority; this one has waited"
+                    f" {self.settings.freeze_wait_s:g} s",
+                    hint="repeat the operation: a freeze lasts seconds",
+                    retryable=True,
+                )
+            await first_of(self._moved, self.sleep(waits_until - now))
 
     async def _require_trust(self) -> None:
         """Make sure that the lease is trusted now; looks first when it is over. Raises WritesRefused."""
@@ -268,7 +365,14 @@ class ClientLease:
         if not self.trusted:
             problem = self._problems.get("look")
             said = "that took longer than the lease" if problem is None else _code(problem)
-            raise lease_lost(self.facts.script_id, said).error()
+            raise WritesRefused(
+                LEASE_LOST,
+                f"this client's lease on {self.facts.script_id} is over and the control row could not be"
+                f" read: {said}",
+                hint="repeat the operation once the restricted store can be reached: look at [restricted],"
+                " its credential and the network",
+                retryable=True,
+            )
 
     def _require_open(self) -> None:
         self._raise_faults()
@@ -281,12 +385,28 @@ class ClientLease:
             if task.done() and not task.cancelled():
                 task.result()
 
+    def _too_late(self) -> WritesRefused:
+        """Return the error for work that was held up beyond the time its permit was good for."""
+        return WritesRefused(
+            LEASE_LOST,
+            f"this operation of a client of {self.facts.script_id} was held up for longer than it may take",
+            hint="repeat it; if it happens again, see what keeps the process from running",
+            retryable=True,
+        )
+
     def _grant(self) -> Granted:
-        now, settings = self._monotonic(), self.settings
-        return self._going.grant(now + settings.sending_s, now + settings.longest_operation_s)
+        now, settings, view = self.monotonic(), self.settings, self._view
+        return Granted(
+            view.phase,
+            view.epoch,
+            copied=view.control is not None and view.control.copied,
+            number=view.number,
+            sends_until=now + settings.sending_s,
+            until=now + settings.longest_operation_s,
+        )
 
     def _leave(self, number: int) -> None:
-        if self._under_way.leave(number) and number < self._going.number:
+        if self._in_flight.leave(number) and number < self._view.number:
             self._wanted.set()  # perhaps the newer epoch can be acknowledged now
 
     # --- looking and acknowledging ------------------------------------------------------------------------
@@ -306,7 +426,7 @@ class ClientLease:
 
     async def _look_now(self) -> None:
         """Beat, then read; only both together extend what is trusted."""
-        began = self._monotonic()
+        began = self.monotonic()
         try:
             await self._registry.beat(self._row())
             self._take(await self._store.read())
@@ -317,10 +437,11 @@ class ClientLease:
 
     def _take(self, read: ControlRow | None) -> None:
         """Go by what was read, or refuse to."""
-        before = self._going
+        before = self._view
         self._reading = reading(before.control, read, self.facts)
-        self._going = before.next(self._reading.control)
-        if self._going.number != before.number:
+        self._view = then = LeaseView(before.number, self._reading.control)
+        if (then.run_id, then.epoch) != (before.run_id, before.epoch):
+            self._view = LeaseView(before.number + 1, then.control)
             self._moved.set()
             self._moved = asyncio.Event()
 
@@ -331,16 +452,16 @@ class ClientLease:
             view=self.facts.view,
             host=socket.gethostname(),
             pid=os.getpid(),
-            version=self._version,
+            version=installed_version(),
             epoch=self._acknowledged.epoch,
             lease_s=self.settings.lease_s,
             longest_s=self.settings.longest_operation_s,
-            in_flight=self._under_way.total,
-            left=self._left(),
-            counters=dict(self._counters()),
+            in_flight=self._in_flight.total,
+            left=self.left(),
+            counters=dict(self.counters()),
             run_id=self._acknowledged.run_id,
             refuses=self._reading.refuses,
-            late_s=self._late_s(),
+            late_s=self.late_s(),
         )
 
     async def _acknowledge_all(self) -> None:
@@ -349,42 +470,42 @@ class ClientLease:
 
     async def _acknowledge(self) -> bool:
         """Let go of older epochs if nothing of them is left; tell whether there is something new to tell."""
-        going = self._going
-        if self._settling or going.number == self._acknowledged.number or not self._is_through(going):
+        view = self._view
+        if self._settling or view.number == self._acknowledged.number or not self._is_through(view):
             return False
         self._settling = True
         try:
-            if self._under_way.given:
-                await self._settle()
+            if self._in_flight.given:
+                await self.settle()
         finally:
             self._settling = False
-        if not self._is_through(going):
+        if not self._is_through(view):
             return False
-        self._acknowledged = going
+        self._acknowledged = view
         return True
 
-    def _is_through(self, going: Going) -> bool:
-        return not self._under_way.any_before(going.number, self._monotonic())
+    def _is_through(self, view: LeaseView) -> bool:
+        return not self._in_flight.any_before(view.number, self.monotonic())
 
     # --- in the background --------------------------------------------------------------------------------
 
     async def _keep(self) -> None:
-        """Look again and again. Settling goes on beside it: beats must not wait for it."""
+        """Look again and again. Settling goes on at the same time: beats must not wait for it."""
         while True:
-            await first_of(self._wanted, self._sleep(self._pause()))
+            await first_of(self._wanted, self.sleep(self._pause()))
             self._wanted.clear()
             await self._note("look", self._look())
-            beside = self._tasks.get("acknowledges")
-            if self._going.number != self._acknowledged.number and (beside is None or beside.done()):
+            running = self._tasks.get("acknowledges")
+            if self._view.number != self._acknowledged.number and (running is None or running.done()):
                 self._raise_faults()
-                self._tasks["acknowledges"] = asyncio.create_task(self._acknowledge_beside())
+                self._tasks["acknowledges"] = asyncio.create_task(self._acknowledge_in_background())
 
-    async def _acknowledge_beside(self) -> None:
+    async def _acknowledge_in_background(self) -> None:
         await self._note("settle", self._acknowledge_all())
 
     def _pause(self) -> float:
-        share = _FREEZE_PAUSE if self._going.phase is ControlPhase.FREEZE else 1.0
-        return self.settings.poll_s * share * (0.9 + 0.2 * self._jitter())
+        share = _FREEZE_PAUSE if self._view.phase is ControlPhase.FREEZE else 1.0
+        return self.settings.poll_s * share * (0.9 + 0.2 * self.jitter())
 
     async def _note(self, what: str, work: Awaitable[None]) -> bool:
         """Await work; keep and log what it fails with. Tell whether it went well."""
@@ -399,6 +520,13 @@ class ClientLease:
             return False
         self._problems.pop(what, None)
         return True
+
+
+def _granted(permit: Permit) -> Granted:
+    """Return a permit as the lease gave it. Raises TypeError for one that no lease has given."""
+    if not isinstance(permit, Granted):
+        raise TypeError("a permit that no lease has given")
+    return permit
 
 
 def _code(error: RekeyError) -> str:

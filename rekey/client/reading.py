@@ -5,7 +5,7 @@ Rules kept here:
 * A client goes by a newer epoch of its run as soon as it has read it. It goes by another run only if nothing
   followed its writes so far: there was no control row yet, or it said `source`.
 * A row that is gone, of another run or of an older epoch, after clients were told more than `source`, is
-  refused, reads too: nobody can say which table is the authority then.
+  refused, reads too: it is unknown which table is the authority then.
 * Another declaration, or other secrets, would give other keys. That is refused where replicas follow; before
   and after that it is told in the client's row, so that the runner can refuse to go on.
 """
@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from rekey.errors import WritesRefused
 from rekey.phases import FOLLOWED, ControlPhase
 from rekey.protocol.control import ControlRow
-from rekey.protocol.rules import FROZEN
 
 CONTROL_GONE = "control-gone"
 OTHER_RUN = "other-run"
@@ -27,7 +26,6 @@ DIGEST_MOVED = "digest-moved"
 SECRET_MOVED = "secret-moved"  # noqa: S105 - a code
 LEASE_LOST = "lease-lost"
 CLOSED = "closed"
-
 
 _SERVICE_SHARE = 3
 """One request may take this part of the longest operation on the service."""
@@ -136,7 +134,7 @@ def _lost(before: ControlRow | None, now: ControlRow | None, script_id: str) -> 
     if now is None:
         return Refusal(
             CONTROL_GONE,
-            f"the control row of {script_id} is gone: nobody can say which table is the authority",
+            f"the control row of {script_id} is gone: it is unknown which table is the authority",
             f"see with `rekey status {script_id}` whether the migration was taken back: if so, restart this"
             " client; if not, find out who deleted the row",
             reads_too=True,
@@ -169,57 +167,13 @@ def _differs(now: ControlRow, facts: ClientFacts) -> Refusal | None:
             reads_too=facts.view == "new",  # whose table may be another one, too
         )
     for name, fingerprint in sorted(now.fingerprints.items()):
-        if name not in facts.fingerprints:
-            return Refusal(
-                SECRET_MOVED,
-                f"this client has no secret {name}, which {facts.script_id} needs",
-                f"give it the secret {name} that `rekey apply` was run with",
-            )
-        if facts.fingerprints[name] != fingerprint:
-            return Refusal(
-                SECRET_MOVED,
-                f"the secret {name} of this client is not the one that {facts.script_id} was begun with",
-                f"give it the secret {name} that `rekey apply` was run with",
-            )
+        if facts.fingerprints.get(name) == fingerprint:
+            continue
+        what = f"this client has no secret {name}, which {facts.script_id} needs"
+        if name in facts.fingerprints:
+            what = f"the secret {name} of this client is not the one that {facts.script_id} was begun with"
+        return Refusal(SECRET_MOVED, what, f"give it the secret {name} that `rekey apply` was run with")
     return None
-
-
-def lease_lost(script_id: str, problem: str) -> Refusal:
-    """Return the refusal of a client whose lease is over and who cannot read the control row.
-
-    Args:
-        script_id: the migration.
-        problem: what keeps it from that, without keys.
-    """
-    return Refusal(
-        LEASE_LOST,
-        f"this client's lease on {script_id} is over and the control row could not be read: {problem}",
-        "repeat the operation once the restricted store can be reached: look at [restricted], its credential"
-        " and the network",
-        retryable=True,
-        reads_too=True,
-    )
-
-
-def too_late(script_id: str) -> Refusal:
-    """Return the refusal of work that was held up beyond the time its permit was good for."""
-    return Refusal(
-        LEASE_LOST,
-        f"this operation of a client of {script_id} was held up for longer than it may take",
-        "repeat it; if it happens again, see what keeps the process from running",
-        retryable=True,
-        reads_too=True,
-    )
-
-
-def frozen(script_id: str, waited_s: float) -> Refusal:
-    """Return the refusal of a write that waited in a freeze as long as it may."""
-    return Refusal(
-        FROZEN,
-        f"writes wait while {script_id} moves the authority; this one has waited {waited_s:g} s",
-        "repeat the operation: a freeze lasts seconds",
-        retryable=True,
-    )
 
 
 def closed(script_id: str) -> Refusal:

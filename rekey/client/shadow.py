@@ -7,7 +7,7 @@ Rules kept here:
 * Compared is what the mapping makes of the source row with the main target row, whichever of the two the
   application read and whichever is the authority. Once the target is the authority, copies of the source's
   Timestamp are left out: writing back gives the source another one.
-* A first look that disagrees proves nothing: a write may be under way. So the journal is asked, and *then*
+* A first look that disagrees proves nothing: the row may just be written. So the journal is asked, and *then*
   the replica is read again, and then the authority. With an intent for the key, or an authority that changed
   since the first look, or another phase, nothing can be said: ignored. An intent stays until the replica is
   current: a pair that still disagrees, without intent before and without change of the authority, mismatches.
@@ -22,14 +22,12 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rekey.client.counters import Counters
+from rekey.client.work import ClientParts
 from rekey.core.concurrency import cancel
 from rekey.errors import RekeyError, RowRefused
 from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, EntityKey, Row, key_of
 from rekey.phases import ControlPhase
-from rekey.protocol.journal import Journal
-from rekey.protocol.permits import Permit, Permits
-from rekey.protocol.propagate import Propagator
+from rekey.protocol.permits import Permit
 from rekey.protocol.replicas import same_content
 from rekey.protocol.rules import SOURCE, TARGET, Side, View, authority
 
@@ -52,7 +50,7 @@ class _Seen:
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """Both sides of one row. A side's key is None while nobody knows it."""
+    """One row in the source and in the main target. A key is None while it is unknown."""
 
     source_key: EntityKey | None
     target_key: EntityKey | None
@@ -68,43 +66,19 @@ class _Pair:
 class Shadow:
     """Compares reads of one client with the other side."""
 
-    def __init__(
-        self,
-        view: View,
-        *,
-        propagator: Propagator,
-        journal: Journal,
-        permits: Permits,
-        counters: Counters,
-        share: float,
-        seed: int | None = None,
-    ) -> None:
-        """Take the view, both sides (in the propagator), and what to count in.
-
-        Args:
-            view: of the client.
-            propagator: knows tables, mapping and mapper.
-            journal: tells what is under way.
-            permits: tell the phase.
-            counters: counts what is found.
-            share: of the reads, 0 to 1.
-            seed: of the draw.
-        """
-        self._view = view
-        self._propagator = propagator
-        self._main = propagator.targets[0]
-        self._mapper = propagator.mapper
-        self._journal = journal
-        self._permits = permits
-        self._counters = counters
-        self._share = share
+    def __init__(self, client: ClientParts, share: float, seed: int | None = None) -> None:
+        """Take what the client works with, the share of its reads to compare, and the seed of the draw."""
+        self.client = client
+        self.share = share
+        self._main = client.propagator.targets[0]
+        self._mapper = client.propagator.mapper
         self._draw = random.Random(seed)  # noqa: S311 - a sample, no secret
         self._queue: asyncio.Queue[_Seen] = asyncio.Queue(MAX_QUEUED)
         self._workers: list[asyncio.Task[None]] = []
 
     def drawn(self) -> bool:
         """Draw whether a read is also done on the other side."""
-        return self._draw.random() < self._share
+        return self._draw.random() < self.share
 
     def offer(self, key: EntityKey, row: Row | None, *, whole: bool = True) -> None:
         """Compare what was read under a key some time.
@@ -119,7 +93,7 @@ class Shadow:
         try:
             self._queue.put_nowait(_Seen(key, row, whole))
         except asyncio.QueueFull:
-            self._counters.ignored += 1
+            self.client.counters.ignored += 1
             return
         if not self._workers:
             self._workers = [asyncio.create_task(self._work(), name="shadow reads") for _ in range(WORKERS)]
@@ -141,7 +115,7 @@ class Shadow:
         while not self._queue.empty():
             self._queue.get_nowait()
             self._queue.task_done()
-            self._counters.ignored += 1
+            self.client.counters.ignored += 1
 
     # --- comparing ----------------------------------------------------------------------------------------
 
@@ -153,7 +127,7 @@ class Shadow:
             except RekeyError as error:
                 # the other side could not be read, or the mapping refuses the row: nothing is known of it
                 _log.debug("shadow read: %s", type(error).__name__)
-                self._counters.ignored += 1
+                self.client.counters.ignored += 1
             finally:
                 self._queue.task_done()
 
@@ -161,29 +135,35 @@ class Shadow:
         permit = self._comparable()
         decides = None if permit is None else authority(permit.phase)
         if permit is None or decides is None:
-            self._counters.ignored += 1
+            self.client.counters.ignored += 1
             return
         if not seen.whole:
-            own = self._propagator.source if self._view is View.OLD else self._main
+            own = self.client.propagator.source if self.client.view is View.OLD else self._main
             seen = _Seen(seen.key, await own.get(seen.key), whole=True)
         first = await self._other_side(seen)
         if self._agrees(first, decides):
-            self._counters.matched += 1
+            self.client.counters.matched += 1
             return
-        if await self._under_way(first):
-            self._counters.ignored += 1
+        if await self._is_being_written(first):
+            self.client.counters.ignored += 1
             return
         second = await self._again(first, decides)
         changed = second.etag(decides) != first.etag(decides) or self._comparable() != permit
         if changed or self._agrees(second, decides):
-            self._counters.ignored += 1
+            self.client.counters.ignored += 1
             return
-        self._counters.mismatched += 1
-        _log.warning("shadow read: row %s differs between %s and %s", self._name(first), *self._tables())
+        self.client.counters.mismatched += 1
+        if first.source_key is not None:
+            row_id = self.client.propagator.row_id(first.source_key)
+        else:
+            ids = self.client.propagator.mapping.rows.ids
+            row_id = ids.short(self._main.name, first.target_key or EntityKey("", ""))
+        tables = self.client.propagator.source.name, self._main.name
+        _log.warning("shadow read: row %s differs between %s and %s", row_id, *tables)
 
     def _comparable(self) -> Permit | None:
         """Return the permit while one side follows the other completely."""
-        permit = self._permits.current()
+        permit = self.client.permits.current()
         if permit is None or permit.phase not in _FOLLOWED or not permit.copied:
             return None
         if permit.phase is ControlPhase.CUTOVER and not self._mapper.reversible:
@@ -191,8 +171,8 @@ class Shadow:
         return Permit(permit.phase, permit.epoch, permit.copied)
 
     async def _other_side(self, seen: _Seen) -> _Pair:
-        mapping = self._propagator.mapping
-        if self._view is View.OLD:
+        mapping = self.client.propagator.mapping
+        if self.client.view is View.OLD:
             target_key = await self._main_key(seen)
             target = None if target_key is None else await self._main.get(target_key)
             return _Pair(seen.key, target_key, seen.row, target)
@@ -203,30 +183,30 @@ class Shadow:
             return _Pair(None, seen.key, None, None)
         else:
             source_key = owner.source
-        return _Pair(source_key, seen.key, await self._propagator.source.get(source_key), seen.row)
+        return _Pair(source_key, seen.key, await self.client.propagator.source.get(source_key), seen.row)
 
     async def _main_key(self, seen: _Seen) -> EntityKey | None:
         """Return the main target key of a source key: its row's, or without one that of a row left over."""
         if seen.row is not None:
             return key_of(self._mapper.map(seen.row)[0].row)
-        forward = await self._propagator.mapping.forward(seen.key)
+        forward = await self.client.propagator.mapping.forward(seen.key)
         for target in sorted(forward.targets if forward else ()):
             if (
                 target.table == 0
                 and await self._main.get(target.key) is not None
-                and await self._propagator.is_owner(seen.key, target.key)
+                and await self.client.propagator.is_owner(seen.key, target.key)
             ):
                 return target.key
         return None
 
     def _agrees(self, pair: _Pair, decides: Side) -> bool:
-        """Tell whether both sides say the same of a row."""
+        """Tell whether source and target say the same of a row."""
         if pair.source is None:
             return pair.target is None
         try:
             mapped = self._mapper.map(pair.source)[0].row
         except RowRefused:
-            if self._view is View.OLD:
+            if self.client.view is View.OLD:
                 raise
             return False
         if key_of(mapped) != pair.target_key:
@@ -236,31 +216,20 @@ class Shadow:
         timed = self._mapper.timestamp_copies[0] if decides == TARGET else frozenset[str]()
         return same_content(mapped, pair.target, timed)
 
-    async def _under_way(self, pair: _Pair) -> bool:
+    async def _is_being_written(self, pair: _Pair) -> bool:
         """Tell whether the journal has an intent for the row."""
         keys = {(SOURCE, pair.source_key), (TARGET, pair.target_key)}
-        async for intents in self._journal.scan():
+        async for intents in self.client.journal.scan():
             if any((intent.side, intent.key) in keys for intent in intents):
                 return True
         return False
 
     async def _again(self, pair: _Pair, decides: Side) -> _Pair:
-        """Read both sides once more: the replica first, then the authority."""
+        """Read both once more: the replica first, then the authority."""
         source = target = None
         for side in (TARGET, SOURCE) if decides == SOURCE else (SOURCE, TARGET):
             if side == SOURCE and pair.source_key is not None:
-                source = await self._propagator.source.get(pair.source_key)
+                source = await self.client.propagator.source.get(pair.source_key)
             if side == TARGET and pair.target_key is not None:
                 target = await self._main.get(pair.target_key)
         return _Pair(pair.source_key, pair.target_key, source, target)
-
-    # --- naming -------------------------------------------------------------------------------------------
-
-    def _tables(self) -> tuple[str, str]:
-        return self._propagator.source.name, self._main.name
-
-    def _name(self, pair: _Pair) -> str:
-        if pair.source_key is not None:
-            return self._propagator.row_id(pair.source_key)
-        ids = self._propagator.mapping.rows.ids
-        return ids.short(self._main.name, pair.target_key or EntityKey("", ""))

@@ -1,23 +1,93 @@
-"""One key on its way through a dual write: what was asked, what was read, what was sent.
+"""A dual write on its way: each of its keys, and what was asked, read and sent for it.
 
 Rules kept here:
 
-* What was read before the authority is written and what was read beside that are kept apart: only the first
-  is surely older than the write.
+* What was read before the authority is written and what was read during that write are kept apart: only the
+  first is surely older than the write.
 * What another try must not rely on is forgotten together (`begin_again`); intents are not, they stay durable.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
+from rekey.errors import RekeyError
 from rekey.mapping.rows import Forward, TargetKey
 from rekey.model import EntityKey, Row
+from rekey.protocol.journal import Journal
+from rekey.protocol.permits import Permit, Permits
+from rekey.protocol.propagate import Propagator
 from rekey.protocol.replicas import Rows
-from rekey.protocol.rules import Side
+from rekey.protocol.rules import Side, View
 from rekey.tables.base import Operation
+
+if TYPE_CHECKING:
+    from rekey.client.authority import Authority
+
+LONGEST_OPERATION_S = 30.0
+ROW_TOO_BUSY = "RowTooBusy"
+"""The code of a write that other writes of the same row kept from being done; to be repeated."""
+WIDTH = 32
+"""Keys of a transaction whose replicas are written at the same time."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """What one client has done since it started; changed by its own tasks only.
+
+    Attributes:
+        writes: write operations that were acknowledged to the caller; a transaction counts each of its own.
+        fast: keys whose replicas were current by conditional writes alone, without propagate.
+        propagated: keys that propagate made current.
+        replica_failures: attempts to make replicas current that failed.
+        left: keys whose replicas were not current when the caller had its answer or its error, with an
+            intent left in the journal.
+        matched, mismatched, ignored: shadow reads that agreed, disagreed, or could not be judged.
+    """
+
+    writes: int = 0
+    fast: int = 0
+    propagated: int = 0
+    replica_failures: int = 0
+    left: int = 0
+    matched: int = 0
+    mismatched: int = 0
+    ignored: int = 0
+
+    def as_dict(self) -> dict[str, int]:
+        """Return the counts by name."""
+        return asdict(self)
+
+
+@dataclass(eq=False, repr=False)
+class ClientParts:
+    """What one client of a migration works with.
+
+    Attributes:
+        view: how it addresses its rows.
+        client_id: names its partition of the journal.
+        propagator: the tables, the mapping and the mapper.
+        journal: the migration's journal.
+        permits: its lease.
+        counters: what is counted.
+        longest_operation_s: after how many seconds an operation ends, one way or the other.
+        sleep: how leftovers wait.
+    """
+
+    view: View
+    client_id: str
+    _: KW_ONLY
+    propagator: Propagator
+    journal: Journal
+    permits: Permits
+    counters: Counters
+    longest_operation_s: float = LONGEST_OPERATION_S
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
 
 
 class State(Enum):
@@ -35,6 +105,15 @@ class State(Enum):
     """Not known to be: the intent stays."""
 
 
+@dataclass(frozen=True, slots=True)
+class IntentRef:
+    """An intent that this process wrote: its id in the journal, and what it is about."""
+
+    id: EntityKey
+    side: Side
+    key: EntityKey
+
+
 @dataclass(slots=True)
 class Work:
     """One operation, and all that was learned for its key.
@@ -43,14 +122,15 @@ class Work:
         index: its position in the call.
         given: the operation as the caller gave it, as stored.
         key: the key it addresses, in the view.
+        word: names this write where it reserves a key, over all its tries.
         source_key: the old key of the row, as soon as it is known.
         sent: what is sent to the authority: the operation itself, or what it comes to there.
         before: the authority's row as read, if it was.
-        owner: who owns the main target key, as read or as claimed.
+        owner: the old key that owns the main target key, as read or as claimed.
         forward: the forward row as read, or as extended.
         expected: the replicas' rows after the write; None while unknown.
         early: replica rows read before the authority is written.
-        late: replica rows read beside that.
+        late: replica rows read during that write.
         previous: the replicas' rows as expected before the write, as far as known.
         ours: places whose rows belong to this key.
         authority_key: where the row stands in the authority afterwards.
@@ -62,7 +142,6 @@ class Work:
         state: how far its replicas are.
         open: a request for it may still travel.
         intents: its intents, and what they are about.
-        word: names this write where it reserves a key, over all its tries.
         others: rows under other main keys of its old key, where they were read while the key was reserved.
         outdated: what the mapping says has changed since it was read: to be worked out anew.
     """
@@ -70,6 +149,7 @@ class Work:
     index: int
     given: Operation
     key: EntityKey
+    word: str
     source_key: EntityKey | None = None
     sent: Sequence[Operation] = ()
     before: Row | None = None
@@ -89,7 +169,6 @@ class Work:
     state: State = State.UNDECIDED
     open: bool = False
     intents: list[IntentRef] = field(default_factory=list)
-    word: str = ""
     others: Mapping[TargetKey, Row | None] | None = None
     outdated: bool = False
 
@@ -99,6 +178,11 @@ class Work:
         self.early, self.late, self.previous, self.ours = {}, {}, {}, set()
         self.owner, self.authority_key, self.slow, self.look_again = None, None, False, False
         self.outdated, self.others = False, None
+
+    @property
+    def old_key(self) -> EntityKey:
+        """The old key of the row, in steps in which it is known."""
+        return found(self.source_key)
 
     @property
     def known(self) -> frozenset[TargetKey]:
@@ -111,15 +195,45 @@ class Work:
         places = (*self.known, *(self.expected or ()), *self.early)
         return {target.key for target in places if target.table == 0}
 
-    def read_row(self, place: TargetKey) -> Row | None:
-        """Return a replica row as it was read, None when it was not there or not read."""
-        return self.early.get(place) or self.late.get(place)
+
+@dataclass(slots=True)
+class Flow(ABC):
+    """One call, an operation or a transaction, with what its steps work with.
+
+    Attributes:
+        works: its keys.
+        client: whose call it is.
+        authority: the side that decides.
+        permit: what the call runs under.
+        deadline: by when the call and its work after the answer end, by the loop's clock.
+        sent: whether a request for the authority may have been applied, or may be yet.
+    """
+
+    works: list[Work]
+    client: ClientParts
+    authority: Authority
+    permit: Permit
+    deadline: float
+    sent: bool = False
+
+    @abstractmethod
+    async def prepare(self) -> bool:
+        """Do all that comes before the authority's write, see `intent.prepare`."""
+
+    @abstractmethod
+    def raced(self, error: RekeyError, work: Work, sent: Operation) -> bool:
+        """Tell whether the authority refused only on a condition of ours."""
+
+    def etags(self) -> list[str | None]:
+        """Return the caller's ETags, None for deletes."""
+        return [work.etag for work in self.works]
+
+    async def after_propagate(self, work: Work) -> None:  # noqa: B027 - nothing, in the authority's own view
+        """Find out what else a caller needs, when propagate brought the replicas in step."""
 
 
-@dataclass(frozen=True, slots=True)
-class IntentRef:
-    """An intent that this process wrote: its id in the journal, and what it is about."""
-
-    id: EntityKey
-    side: Side
-    key: EntityKey
+def found(key: EntityKey | None) -> EntityKey:
+    """Return a key that an earlier step has found."""
+    if key is None:
+        raise AssertionError("a key is asked for before it was found")
+    return key

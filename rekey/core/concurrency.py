@@ -45,3 +45,12 @@ async def cancel(tasks: Iterable[asyncio.Future[Any]]) -> None:
     for task in pending:
         task.cancel()
     await asyncio.gather(*pending, return_exceptions=True)
+
+
+async def first_of(event: asyncio.Event, sleep: Awaitable[object]) -> None:
+    """Wait for an event, at most as long as `sleep` takes."""
+    waits = [asyncio.ensure_future(event.wait()), asyncio.ensure_future(sleep)]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await cancel(waits)

@@ -22,10 +22,9 @@ from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from rekey.client.in_flight import first_of
 from rekey.client.reading import LeaseSettings
 from rekey.core.clock import TICKS_PER_SECOND, Clock, format_ticks, ticks_of
-from rekey.core.concurrency import cancel
+from rekey.core.concurrency import cancel, first_of
 from rekey.errors import Refused, Unavailable
 from rekey.model import EntityKey
 from rekey.protocol.control import ControlRow

@@ -355,7 +355,7 @@ async def test_a_client_registers_counts_and_leaves(setting: Setting, sync: bool
         await client.raw("create_entity", post())
         await client.raw("get_entity", "blog", "one")
         await client.raw("list_entities", select=["Month"])
-        compared = client.client._core.shadows_compared()
+        compared = client.client._core._working.shadow.idle()
         await (asyncio.to_thread(client.client._thread.run, compared) if sync else compared)
         counters = client.client._core.counters
         assert (counters.writes, counters.matched, counters.mismatched) == (1, 1, 0)
@@ -363,7 +363,7 @@ async def test_a_client_registers_counts_and_leaves(setting: Setting, sync: bool
         await client.raw("get_entity", "blog", "one", headers=bare)
         await client.raw("list_entities", headers=bare)
         await client.raw("get_entity", "blog", "one")
-        compared = client.client._core.shadows_compared()
+        compared = client.client._core._working.shadow.idle()
         await (asyncio.to_thread(client.client._thread.run, compared) if sync else compared)
         assert (counters.matched, counters.mismatched, counters.ignored) == (2, 0, 1)
         [row] = await setting.clients()

@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from rekey.client.writer import Writer
+from rekey.client.route import Writer
 from rekey.declaration.migration import Migration
 from rekey.model import Row, content_of, key_of
 from rekey.phases import ControlPhase

@@ -56,7 +56,7 @@ async def test_settling_waits_for_the_attempt_under_way_and_not_for_the_pause_be
         await fails.wait()
         raise Unavailable("busy", code="ServerBusy", status=503)
 
-    monkeypatch.setattr(writer._leftovers._settler, "settle", settle)
+    monkeypatch.setattr(writer.finisher.settler, "settle", settle)
     memory.faults = PlannedFaults(Planned(Fault(FaultKind.NOT_SENT), table="UsersV2", times=1_000))
     await writer.write([insert(user("ann@example.com"))])
     await tried.wait()
@@ -90,7 +90,7 @@ async def test_a_transaction_cut_off_behind_its_answer_leaves_all_its_intents_to
 
     memory.gate = gate
     await writer.write([insert(row) for row in rows])
-    await writer._wait()
+    await writer.finisher.wait()
     assert (world.intents, writer.left) == (2, 2)
     memory.gate = _pass
     await writer.settle()

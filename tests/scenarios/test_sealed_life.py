@@ -18,7 +18,7 @@ import pytest
 from azure.core.credentials import AzureNamedKeyCredential
 
 from rekey.client.sdk.core import ClientCore
-from rekey.client.sdk.plan import Endpoint, make_plan
+from rekey.client.sdk.plan import Endpoint, Plan, prepared_with
 from rekey.errors import (
     Findings,
     Interrupted,
@@ -421,16 +421,9 @@ def core(ours: Company, wrapping_key: bytes) -> ClientCore:
     """The core of the SDK's clients, on the tables in memory."""
     nowhere = Endpoint("http://127.0.0.1:1/none", AzureNamedKeyCredential("none", "a2V5"))
     project = ours.project
-    plan = make_plan(
-        declared=project.scripts[ours.script_id],
-        table="Users",
-        view=None,
-        secrets={"users": resolve_secret(project.config, "users")},
-        tables=nowhere,
-        restricted=nowhere,
-        wrapping_key=wrapping_key,
-        shadow_reads=0.0,
-    )
+    secrets = {"users": resolve_secret(project.config, "users")}
+    prepared = prepared_with(project.scripts[ours.script_id], secrets, wrapping_key)
+    plan = Plan(prepared, "Users", tables=nowhere, restricted=nowhere, shadow_reads=0.0)
     return ClientCore(plan, lambda _: project.connect(project.config))
 
 

@@ -1,4 +1,4 @@
-"""Dual writes with one rule of DESIGN section 5 switched off, to see the search find what it is there for.
+"""Dual writes with one of its rules (ADR 0017) switched off, to see the search find what it is there for.
 
 Rules kept here:
 
@@ -15,11 +15,10 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from rekey.client import flow
-from rekey.client.authority import AuthoritySide
-from rekey.client.target_side import TargetSide
-from rekey.client.work import Work
-from rekey.client.writer import Writer
+from rekey.client import replicas
+from rekey.client.authority import Authority, TargetAuthority
+from rekey.client.route import Writer
+from rekey.client.work import ClientParts, Flow, Work
 from rekey.mapping.rows import Forward, TargetKey
 from rekey.model import EntityKey, Row, key_of
 from rekey.protocol import effects, propagate, reverse
@@ -46,11 +45,17 @@ class LateIntents(Journal):
 class ForgetsOpenWrites(Writer):
     """Removes the intent of a write whose outcome nobody knows, as if nothing had been sent."""
 
-    def _give_up(self, flow: Any, *given: Any) -> None:
-        flow.sent = False
-        for work in flow.works:
-            work.open = False
-        super()._give_up(flow, *given)
+    def __init__(self, client: ClientParts) -> None:
+        super().__init__(client)
+        give_up = self.finisher.give_up
+
+        def forgets(flow: Flow) -> None:
+            flow.sent = False
+            for work in flow.works:
+                work.open = False
+            give_up(flow)
+
+        self.finisher.give_up = forgets  # type: ignore[method-assign]
 
 
 def unconditional() -> Any:
@@ -61,16 +66,16 @@ def unconditional() -> Any:
             operation = replace(operation, etag="*")
         return await _apply_for_etag(table, operation)
 
-    return _in((effects, flow), "apply_for_etag", apply_for_etag)
+    return _in((effects, replicas), "apply_for_etag", apply_for_etag)
 
 
 def no_last_look() -> Any:
     """Do not look at the authority again after the replicas were written."""
 
-    async def is_settled(_self: AuthoritySide, _work: Work) -> bool:
+    async def is_settled(_self: Authority, _work: Work) -> bool:
         return True
 
-    return mock.patch.object(AuthoritySide, "is_settled", is_settled)
+    return mock.patch.object(Authority, "is_settled", is_settled)
 
 
 def no_round_after_insert() -> Any:
@@ -81,37 +86,37 @@ def no_round_after_insert() -> Any:
 def unlisted() -> Any:
     """Write rows under target keys that the forward row does not list."""
 
-    async def extend(_self: AuthoritySide, _work: Work) -> None:
+    async def extend(_self: Authority, _work: Work) -> None:
         return
 
-    return mock.patch.object(AuthoritySide, "_extend", extend)
+    return mock.patch.object(Authority, "_extend", extend)
 
 
 def unclaimed() -> Any:
     """Write rows under main target keys that nobody has claimed."""
 
-    async def find_owner(self: AuthoritySide, work: Work, main: EntityKey, *, claims: bool) -> None:
+    async def find_owner(self: Authority, work: Work, main: EntityKey, *, claims: bool) -> None:
         work.owner = work.source_key
 
-    return mock.patch.object(AuthoritySide, "find_owner", find_owner)
+    return mock.patch.object(Authority, "find_owner", find_owner)
 
 
 @contextmanager
 def reads_after() -> Iterator[None]:
-    """Take rows that were read beside the write of the authority for rows read before it."""
+    """Take rows that were read during the write of the authority for rows read before it."""
 
-    async def read(self: AuthoritySide, work: Work, places: Any, *, early: bool) -> None:
+    async def read(self: Authority, work: Work, places: Any, *, early: bool) -> None:
         if not early:
             await _read(self, work, places, early=True)
 
     def followers(work: Work) -> set[Any]:
         return {*work.known, *(work.expected or ())}
 
-    async def beside(self: AuthoritySide, work: Work) -> None:
-        await _beside(self, work)
+    async def while_writing(self: Authority, work: Work) -> None:
+        await _while_writing(self, work)
         await self.read(work, followers(work), early=False)
 
-    with mock.patch.multiple(AuthoritySide, read=read, beside=beside):
+    with mock.patch.multiple(Authority, read=read, while_writing=while_writing):
         yield
 
 
@@ -134,10 +139,10 @@ def stale_list() -> Iterator[None]:
 def no_reservations() -> Any:
     """Make rows under new main keys without reserving them."""
 
-    async def reserve(self: TargetSide, work: Work, target: TargetKey) -> None:
+    async def reserve(self: TargetAuthority, work: Work, target: TargetKey) -> None:
         await self._list(work, target)
 
-    return mock.patch.object(TargetSide, "_reserve", reserve)
+    return mock.patch.object(TargetAuthority, "_reserve", reserve)
 
 
 async def nothing_moved(*_: Any, **__: Any) -> int:
@@ -177,5 +182,5 @@ def _in(modules: Sequence[Any], name: str, thing: Callable[..., Any] | Awaitable
 
 _apply_for_etag = effects.apply_for_etag
 _propagate_back = ReversePropagator.propagate
-_read = AuthoritySide.read
-_beside = AuthoritySide.beside
+_read = Authority.read
+_while_writing = Authority.while_writing

@@ -29,8 +29,8 @@ from typing import Any, ClassVar
 from unittest import mock
 
 from rekey.client.reading import ClientFacts, LeaseSettings
-from rekey.client.sdk import connect
 from rekey.client.sdk.core import ClientCore
+from rekey.client.sdk.plan import timeouts_for
 from rekey.declaration.mapper import Mapper
 from rekey.errors import (
     Collision,
@@ -293,7 +293,7 @@ class Life:
     def client(self, view: View) -> Client:
         """Return a client that has not begun to work."""
         name = f"{view}-{next(self._numbers)}"
-        service = connect.timeouts_for(self.settings).service or 0
+        service = timeouts_for(self.settings).service or 0
         draw = random.Random(f"{self.kind} {self.seed} {name}")
         slowness = draw.choice((1.0, 1.0, 1.0, 10.0))
         process = Process(name, float(service), self.failing, slowness, unasked=0.5)
@@ -302,7 +302,7 @@ class Life:
         )
         facts = ClientFacts(SCRIPT, self.declared.digest, prepared.fingerprints, str(view), name)
         plan = plan_for(prepared, facts, self.settings, 0.0)
-        accounts = connect.Accounts(self.project.tables, self.project.restricted)
+        accounts = Accounts(self.project.tables, self.project.restricted)
         client = Client(
             process,
             view,

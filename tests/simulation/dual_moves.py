@@ -21,8 +21,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from rekey.client.counters import Counters
 from rekey.client.lease import ClientFacts, ClientLease, LeaseSettings
+from rekey.client.work import ClientParts, Counters
 from rekey.declaration.migration import Migration
 from rekey.errors import RekeyError
 from rekey.mapping.rows import CONTROL_TABLE
@@ -146,7 +146,7 @@ class MovingWorld(DualWorld):
         works = self.clients[name]
         lease = self.lease(name, str(works.view))
         writer = self.writer(name, works.view, lease)
-        lease._settle = writer.settle
+        lease.settle = writer.settle
 
         async def read(*given: Any) -> Row | None:
             async with lease.operation(writes=False):
@@ -179,12 +179,14 @@ class MovingWorld(DualWorld):
 
     def writer(self, name: str, view: Any, permits: Any = None) -> Any:
         return self.dual.writer(
-            view,
-            name.replace(" ", ""),
-            propagator=self.propagator(),
-            journal=self.journal(name),
-            permits=permits,
-            counters=Counters(),
+            ClientParts(
+                view,
+                name.replace(" ", ""),
+                propagator=self.propagator(),
+                journal=self.journal(name),
+                permits=permits,
+                counters=Counters(),
+            )
         )
 
     async def _look(self, lease: ClientLease) -> None:

@@ -367,17 +367,14 @@ class Client:
 
 def plan_for(prepared: Prepared, facts: Any, settings: Any, share: float) -> Plan:
     """Return the plan of a client, with accounts that nobody connects to."""
-    mapper = prepared.mapper
-    view = View(facts.view)
+    old = View(facts.view) is View.OLD
     return Plan(
-        prepared=prepared,
-        view=view,
-        table=prepared.declared.migration.source if view is View.OLD else mapper.tables[0],
-        is_index=False,
-        facts=facts,
-        settings=settings,
+        prepared,
+        prepared.declared.migration.source if old else prepared.mapper.tables[0],
         tables=None,  # type: ignore[arg-type]
         restricted=None,  # type: ignore[arg-type]
+        name=facts.name,
+        settings=settings,
         shadow_reads=share,
         shadow_seed=1,
     )

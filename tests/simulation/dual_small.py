@@ -23,8 +23,8 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rekey.client.counters import Counters
-from rekey.client.writer import Writer
+from rekey.client.route import Writer
+from rekey.client.work import ClientParts, Counters
 from rekey.copy.sweep import settle_moved
 from rekey.core.clock import FakeClock, format_ticks
 from rekey.declaration.mapper import Mapper
@@ -227,12 +227,14 @@ class DualWorld(SmallWorld):
     def writer(self, name: str, view: View) -> Writer:
         """Return a writer of one's own, as each process has."""
         return self.dual.writer(
-            view,
-            name.replace(" ", ""),
-            propagator=self.propagator(),
-            journal=self.journal(name),
-            permits=FixedPermits(self.permit),
-            counters=Counters(),
+            ClientParts(
+                view,
+                name.replace(" ", ""),
+                propagator=self.propagator(),
+                journal=self.journal(name),
+                permits=FixedPermits(self.permit),
+                counters=Counters(),
+            )
         )
 
     def journal(self, name: str) -> Journal:

@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from rekey.client.in_flight import Going
-from rekey.client.lease import ClientLease
+from rekey.client.lease import ClientLease, LeaseView
 from rekey.client.reading import LeaseSettings
 from rekey.errors import Unavailable, WritesRefused
 from rekey.model import EntityKey, Row
@@ -286,7 +285,7 @@ class ReadsFirst(ClientLease):
     """Reads, then beats."""
 
     async def _look_now(self) -> None:
-        began = self._monotonic()
+        began = self.monotonic()
         read = await self._store.read()
         await self._registry.beat(self._row())
         self._take(read)
@@ -298,14 +297,14 @@ class TrustsFromTheEnd(ClientLease):
 
     async def _look_now(self) -> None:
         await super()._look_now()
-        self._trusted_until = self._monotonic() + self.settings.lease_s
+        self._trusted_until = self.monotonic() + self.settings.lease_s
 
 
 class TrustsTheBeat(ClientLease):
     """Takes a beat for a reading."""
 
     async def _look_now(self) -> None:
-        began = self._monotonic()
+        began = self.monotonic()
         try:
             await super()._look_now()
         except Unavailable:
@@ -316,7 +315,7 @@ class TrustsTheBeat(ClientLease):
 class WaitsForNothing(ClientLease):
     """Acknowledges what it has read at once."""
 
-    def _is_through(self, going: Going) -> bool:
+    def _is_through(self, view: LeaseView) -> bool:
         return True
 
 
@@ -325,7 +324,7 @@ class ForgetsOpenWrites(ClientLease):
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        self._under_way.failed = lambda permit, error: None  # type: ignore[method-assign]
+        self._in_flight.failed = lambda permit, error: None  # type: ignore[method-assign]
 
 
 class NeverOver(ClientLease):

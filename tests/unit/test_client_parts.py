@@ -23,14 +23,20 @@ from azure.core.exceptions import (
 from azure.core.rest import HttpRequest
 from azure.data.tables import TableTransactionError
 
+from rekey import DualWriteTableClient
 from rekey.client.reading import LeaseSettings
-from rekey.client.sdk.answers import AsyncAnswer, SyncAnswer, answer_to_problem
+from rekey.client.sdk.answers import AsyncAnswer, SyncAnswer
 from rekey.client.sdk.calls import Read, Table, Write, call_of, row_of
-from rekey.client.sdk.connect import timeouts_for
-from rekey.client.sdk.credentials import account_of
-from rekey.client.sdk.errors import TransactionRefused, problem_of
-from rekey.client.sdk.plan import Endpoint, Plan, configured, make_plan, policies_of, view_of
-from rekey.client.sdk.refusals import refusal_in
+from rekey.client.sdk.client import policies_of
+from rekey.client.sdk.errors import TransactionRefused, answer_to_error, refusal_in
+from rekey.client.sdk.plan import (
+    Endpoint,
+    Plan,
+    account_of,
+    prepared_with,
+    timeouts_for,
+    view_of,
+)
 from rekey.client.sdk.thread import LoopThread
 from rekey.errors import (
     Ambiguous,
@@ -140,19 +146,19 @@ def test_an_error_without_an_answer_is_the_sdks_error_for_that() -> None:
         (CredentialRefused("insert into Users: no token"), ClientAuthenticationError),
     ):
         with pytest.raises(kind):
-            problem_of(error, "Users")
+            answer_to_error(error, "Users")
 
 
 def test_an_error_of_another_table_is_not_taken_for_one_of_this_table() -> None:
     """`delete_entity` of the SDK takes any 404 for "there was no such row"."""
-    own = problem_of(TableMissing("insert into Users: 404", code="TableNotFound", status=404), "users")
+    own = answer_to_error(TableMissing("insert into Users: 404", code="TableNotFound", status=404), "users")
     assert (own.status, own.refusal) == (404, None)
     for what in ("insert into rekeyjournal: 404", "insert into UsersV2: 404"):
-        other = problem_of(TableMissing(what, code="TableNotFound", status=404), "Users")
+        other = answer_to_error(TableMissing(what, code="TableNotFound", status=404), "Users")
         assert other.status == 403
         assert other.refusal is not None
     credential = CredentialRefused("insert into rekeyjournal: 403", code="AuthorizationFailure", status=403)
-    assert problem_of(credential, "Users").refusal is credential
+    assert answer_to_error(credential, "Users").refusal is credential
 
 
 @pytest.mark.parametrize(
@@ -168,9 +174,8 @@ def test_an_error_of_another_table_is_not_taken_for_one_of_this_table() -> None:
 def test_a_refusal_says_what_happened_and_what_to_do_and_is_an_error_of_the_sdk(
     error: Any, status: int, code: str
 ) -> None:
-    problem = problem_of(error, "Users")
-    assert (problem.status, problem.code) == (status, code)
-    response = SyncAnswer(request("POST", "Users"), answer_to_problem(problem, batch=False))
+    response = SyncAnswer(request("POST", "Users"), answer_to_error(error, "Users"))
+    assert (response.status_code, response.headers["x-ms-error-code"]) == (status, code)
     refusal = refusal_in(HttpResponseError(response=response))
     assert isinstance(refusal, HttpResponseError)
     assert str(refusal) == str(error)
@@ -185,9 +190,7 @@ def test_a_refusal_says_what_happened_and_what_to_do_and_is_an_error_of_the_sdk(
 def test_a_refused_transaction_names_the_operation() -> None:
     error = RowRefused("empty-key", "target.row_key", "it is empty", cure="fill it")
     error.index = 3
-    response = AsyncAnswer(
-        request("POST", "$batch"), answer_to_problem(problem_of(error, "Users"), batch=True)
-    )
+    response = AsyncAnswer(request("POST", "$batch"), answer_to_error(error, "Users", batch=True))
     refusal = refusal_in(HttpResponseError(response=response), transaction=True)
     assert isinstance(refusal, TransactionRefused)
     assert isinstance(refusal, TableTransactionError)
@@ -197,7 +200,7 @@ def test_a_refused_transaction_names_the_operation() -> None:
 
 async def test_an_answer_keeps_what_azure_core_asks_of_a_response() -> None:
     exists = RowExists("insert", code="EntityAlreadyExists", status=409, index=2)
-    answer = answer_to_problem(problem_of(exists, "Users"), batch=True)
+    answer = answer_to_error(exists, "Users", batch=True)
     asked = request(
         "POST", "$batch", headers={"x-ms-client-request-id": "mine", "x-ms-version": "2019-02-02"}
     )
@@ -245,16 +248,10 @@ def test_a_table_that_cannot_be_is_refused_when_the_client_is_made(
 def plan(**more: Any) -> Plan:
     """Return a plan of a client of USERS."""
     account = Endpoint(BASE, AzureNamedKeyCredential("account", "a2V5"))
-    usual: dict[str, Any] = {
-        "declared": declared_as("0001_users", USERS),
-        "table": "Users",
-        "view": None,
-        "secrets": SECRETS,
-        "tables": account,
-        "restricted": account,
-        "wrapping_key": WRAPPING_KEY,
-    }
-    return make_plan(**{**usual, **more})
+    given = {"secrets": SECRETS, "wrapping_key": WRAPPING_KEY, **more}
+    secrets, wrapping_key = given.pop("secrets"), given.pop("wrapping_key")
+    prepared = prepared_with(declared_as("0001_users", USERS), secrets, wrapping_key)
+    return Plan(prepared, "Users", tables=account, restricted=account, **given)
 
 
 def test_a_plan_shows_no_secret_and_no_credential() -> None:
@@ -276,7 +273,7 @@ def test_what_cannot_work_is_refused_when_the_client_is_made() -> None:
     with pytest.raises(ConfigurationError, match="shadow_reads"):
         plan(shadow_reads=1.5)
     with pytest.raises(ConfigurationError, match="view"):
-        configured("rekey.toml", "0001_users", None, None, dict)
+        DualWriteTableClient.from_config("rekey.toml", "0001_users")
 
 
 def test_policies_are_taken_as_the_sdk_takes_them() -> None:
@@ -294,10 +291,10 @@ def test_what_is_sent_has_taken_effect_within_the_longest_operation_or_never_doe
 
 def test_an_endpoint_and_its_credential_are_understood_as_by_the_sdk() -> None:
     named = AzureNamedKeyCredential("account", "a2V5")
-    assert account_of("account.table.core.windows.net/", named, "tables") == (BASE, named)
-    bare, found = account_of(f"{BASE}?sv=2019-02-02&sig=abc", None, "tables")
-    assert bare == BASE
-    assert isinstance(found, AzureSasCredential)
+    assert account_of("account.table.core.windows.net/", named, "tables") == Endpoint(BASE, named)
+    found = account_of(f"{BASE}?sv=2019-02-02&sig=abc", None, "tables")
+    assert found.address == BASE
+    assert isinstance(found.credential, AzureSasCredential)
     with pytest.raises(ConfigurationError, match="restricted"):
         account_of(BASE, None, "restricted")
 
@@ -323,7 +320,7 @@ class AskedAsync(Asked):
 
 async def test_a_credential_is_asked_off_the_loop_and_stays_its_owners() -> None:
     for credential in (Asked(), AskedAsync()):
-        _, found = account_of(BASE, credential, "tables")
+        found = account_of(BASE, credential, "tables").credential
         async with found as borrowed:
             token = (await borrowed.get_token("scope")).token
         await found.close()

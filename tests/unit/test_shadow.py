@@ -8,8 +8,8 @@ import logging
 import pytest
 
 from rekey.client import shadow as module
-from rekey.client.counters import Counters
 from rekey.client.shadow import Shadow
+from rekey.client.work import ClientParts, Counters
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import EntityKey, Row, key_of
 from rekey.phases import ControlPhase
@@ -42,13 +42,16 @@ class Setting:
         self.permits = Told(permit)
         self.counters = Counters()
         self.shadow = Shadow(
-            view,
-            propagator=world.propagator,
-            journal=journal,
-            permits=self.permits,
-            counters=self.counters,
-            share=1.0,
-            seed=7,
+            ClientParts(
+                view,
+                "c1",
+                propagator=world.propagator,
+                journal=journal,
+                permits=self.permits,
+                counters=self.counters,
+            ),
+            1.0,
+            7,
         )
 
     @property
@@ -165,13 +168,13 @@ async def test_a_replica_that_caught_up_meanwhile_is_ignored(
     made = setting(users)
     row = await users.source.get(old)
     await users.targets[0].delete(new)
-    under_way = made.shadow._under_way
+    under_way = made.shadow._is_being_written
 
     async def catching_up(pair: module._Pair) -> bool:
         await users.propagator.propagate(old)
         return await under_way(pair)
 
-    monkeypatch.setattr(made.shadow, "_under_way", catching_up)
+    monkeypatch.setattr(made.shadow, "_is_being_written", catching_up)
     assert await made.compare(old, row) == (0, 0, 1)
     await made.shadow.close()
 
@@ -256,13 +259,16 @@ def test_the_share_of_reads_is_drawn_from_a_seed(memory: MemoryTableService) -> 
     def drawn(share: float, seed: int) -> list[bool]:
         world = World(memory, USERS)
         made = Shadow(
-            View.OLD,
-            propagator=world.propagator,
-            journal=Journal(memory.table(JOURNAL_TABLE), "s"),
-            permits=Told(None),
-            counters=Counters(),
-            share=share,
-            seed=seed,
+            ClientParts(
+                View.OLD,
+                "c1",
+                propagator=world.propagator,
+                journal=Journal(memory.table(JOURNAL_TABLE), "s"),
+                permits=Told(None),
+                counters=Counters(),
+            ),
+            share,
+            seed,
         )
         return [made.drawn() for _ in range(200)]
 

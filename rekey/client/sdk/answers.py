@@ -16,7 +16,6 @@ from collections.abc import AsyncIterator, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from http import HTTPStatus
-from types import TracebackType
 from typing import Any
 from uuid import uuid4
 
@@ -25,13 +24,11 @@ from azure.core.rest import AsyncHttpResponse, HttpRequest, HttpResponse
 from azure.core.utils import case_insensitive_dict
 
 from rekey.client.sdk.calls import Write
-from rekey.client.sdk.errors import Problem
 from rekey.errors import RekeyError
 from rekey.model import ETAG, Row
 from rekey.tables.base import Verb
 
 _JSON = "application/json;odata=minimalmetadata;streaming=true;charset=utf-8"
-_BATCH = 202
 _RETURN_CONTENT = "return-content"
 _RETURN_NO_CONTENT = "return-no-content"
 _RETRY_AFTER_S = 1
@@ -55,27 +52,29 @@ def answer_of(write: Write, etags: Sequence[str | None]) -> Answer:
         _done(operation.verb, operation.row, etag, write.prefer)
         for operation, etag in zip(write.operations, etags, strict=True)
     ]
-    return Answer(_BATCH, parts=tuple(parts)) if write.batch else parts[0]
+    return answer_in_parts(parts) if write.batch else parts[0]
 
 
-def answer_to_problem(problem: Problem, *, batch: bool) -> Answer:
-    """Return the answer to a request that failed."""
-    message = problem.message
-    in_part = batch and not problem.whole
-    if in_part and problem.index is not None:
-        message = f"{problem.index}:{message}"
-    body = {"odata.error": {"code": problem.code, "message": {"lang": "en-US", "value": message}}}
-    headers = {"Content-Type": _JSON, "x-ms-error-code": problem.code}
-    if problem.status == HTTPStatus.SERVICE_UNAVAILABLE:
+def answer_in_parts(parts: Sequence[Answer]) -> Answer:
+    """Return the answer to a transaction: those to its operations."""
+    return Answer(HTTPStatus.ACCEPTED, parts=tuple(parts))
+
+
+def error_answer(
+    status: int, code: str, message: str, *, index: int | None = None, refusal: RekeyError | None = None
+) -> Answer:
+    """Return the answer to a request that failed.
+
+    Args:
+        status, code, message: as the service words them.
+        index: of the failing operation of a transaction, None when unknown.
+        refusal: set when only rekey refuses so.
+    """
+    body = {"odata.error": {"code": code, "message": {"lang": "en-US", "value": message}}}
+    headers = {"Content-Type": _JSON, "x-ms-error-code": code}
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
         headers["Retry-After"] = str(_RETRY_AFTER_S)
-    answer = Answer(
-        problem.status,
-        headers,
-        json.dumps(body).encode("ascii"),
-        refusal=problem.refusal,
-        index=problem.index,
-    )
-    return Answer(_BATCH, parts=(answer,)) if in_part else answer
+    return Answer(status, headers, json.dumps(body).encode("ascii"), refusal=refusal, index=index)
 
 
 def _done(verb: Verb, row: Row, etag: str | None, prefer: str) -> Answer:
@@ -91,11 +90,19 @@ def _done(verb: Verb, row: Row, etag: str | None, prefer: str) -> Answer:
 
 
 class _Answer:
-    """What both interfaces of azure-core ask of a response."""
+    """What both interfaces of azure-core ask of a response; there is no connection, the body is in memory."""
+
+    is_closed = is_stream_consumed = True
+    encoding: str | None = "utf-8"
+    content_type: str | None = None
+    status_code, reason, url, content = 0, "", "", b""
 
     def __init__(self, request: HttpRequest, answer: Answer) -> None:
         self._request = request
         self.answer = answer
+        self.status_code, self.url, self.content = int(answer.status), request.url, answer.body
+        self.reason = HTTPStatus(answer.status).phrase
+        self.content_type = answer.headers.get("Content-Type")
         self._headers: MutableMapping[str, str] = case_insensitive_dict(
             {
                 "Date": formatdate(usegmt=True),
@@ -114,73 +121,31 @@ class _Answer:
         return self._request
 
     @property
-    def status_code(self) -> int:
-        """The HTTP status."""
-        return int(self.answer.status)
-
-    @property
     def headers(self) -> MutableMapping[str, str]:
-        """The headers, whatever their case."""
+        """The headers, in any case."""
         return self._headers
 
-    @property
-    def reason(self) -> str:
-        """The name of the status."""
-        return HTTPStatus(self.answer.status).phrase
-
-    @property
-    def content_type(self) -> str | None:
-        """The type of the body, None without one."""
-        return self._headers.get("Content-Type")
-
-    @property
-    def is_closed(self) -> bool:
-        """Always: there is no connection."""
-        return True
-
-    @property
-    def is_stream_consumed(self) -> bool:
-        """Always: the body is in memory."""
-        return True
-
-    @property
-    def encoding(self) -> str | None:
-        """Always UTF-8."""
-        return "utf-8"
-
-    @encoding.setter
-    def encoding(self, value: str | None) -> None:
-        pass
-
-    @property
-    def url(self) -> str:
-        """The address of the request."""
-        return self._request.url
-
-    @property
-    def content(self) -> bytes:
-        """The body."""
-        return self.answer.body
+    def raise_for_status(self) -> None:
+        """Raise HttpResponseError for an error status."""
+        response: Any = self
+        if self.status_code >= HTTPStatus.BAD_REQUEST:
+            raise HttpResponseError(response=response)
 
     def body(self) -> bytes:
         """Return the body."""
-        return self.answer.body
+        return self.content
 
     def text(self, encoding: str | None = None) -> str:
         """Return the body as text."""
-        return self.answer.body.decode(encoding or "utf-8")
+        return self.content.decode(encoding or "utf-8")
 
     def json(self) -> Any:
         """Return the body as JSON."""
-        return json.loads(self.answer.body)
+        return json.loads(self.content)
 
 
 class SyncAnswer(_Answer, HttpResponse):
     """An answer in the synchronous pipeline."""
-
-    def raise_for_status(self) -> None:
-        """Raise HttpResponseError for an error status."""
-        _raise_for_status(self)
 
     def parts(self) -> Iterator[SyncAnswer]:
         """Return the parts of the answer to a transaction."""
@@ -188,15 +153,13 @@ class SyncAnswer(_Answer, HttpResponse):
 
     def read(self) -> bytes:
         """Return the body."""
-        return self.answer.body
+        return self.content
 
     def iter_raw(self, **_kwargs: Any) -> Iterator[bytes]:
         """Iterate over the body."""
-        return iter([self.answer.body])
+        return iter([self.content])
 
-    def iter_bytes(self, **_kwargs: Any) -> Iterator[bytes]:
-        """Iterate over the body."""
-        return iter([self.answer.body])
+    iter_bytes = iter_raw
 
     def close(self) -> None:
         """Do nothing."""
@@ -211,10 +174,6 @@ class SyncAnswer(_Answer, HttpResponse):
 class AsyncAnswer(_Answer, AsyncHttpResponse):
     """An answer in the asynchronous pipeline."""
 
-    def raise_for_status(self) -> None:
-        """Raise HttpResponseError for an error status."""
-        _raise_for_status(self)
-
     async def parts(self) -> AsyncIterator[AsyncAnswer]:
         """Iterate over the parts of the answer to a transaction."""
         for part in self.answer.parts:
@@ -222,28 +181,16 @@ class AsyncAnswer(_Answer, AsyncHttpResponse):
 
     async def read(self) -> bytes:
         """Return the body."""
-        return self.answer.body
+        return self.content
 
     async def iter_raw(self, **_kwargs: Any) -> AsyncIterator[bytes]:
         """Iterate over the body."""
-        yield self.answer.body
+        yield self.content
 
-    async def iter_bytes(self, **_kwargs: Any) -> AsyncIterator[bytes]:
-        """Iterate over the body."""
-        yield self.answer.body
+    iter_bytes = iter_raw
 
     async def close(self) -> None:
         """Do nothing."""
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
+    async def __aexit__(self, *_args: object) -> None:
         pass
-
-
-def _raise_for_status(response: SyncAnswer | AsyncAnswer) -> None:
-    if response.status_code >= HTTPStatus.BAD_REQUEST:
-        raise HttpResponseError(response=response)

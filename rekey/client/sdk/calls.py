@@ -16,8 +16,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from azure.core.rest import HttpRequest
 
 from rekey.core.edm import STRING
 from rekey.errors import RequestRejected
@@ -32,21 +34,6 @@ _UPDATES = {
     "MERGE": (Verb.MERGE, Verb.INSERT_OR_MERGE),
 }
 """Method to verb: with a condition, and without."""
-
-
-class HttpRequest(Protocol):
-    """What is used of azure-core's request."""
-
-    method: str
-    url: str
-
-    @property
-    def headers(self) -> Any:
-        """A mapping of header names, whatever their case."""
-
-    @property
-    def content(self) -> Any:
-        """The body."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,17 +103,12 @@ def call_of(request: HttpRequest, table: str) -> Call:
 def row_of(body: Any) -> Row:
     """Return the wire row of a request's body."""
     sent: Row = content_of(json.loads(body))
-    return {
-        name: value
-        for name, value in sent.items()
-        if value is not None
-        and not (name.endswith(TYPE_SUFFIX) and _says_nothing(sent, name.removesuffix(TYPE_SUFFIX), value))
-    }
-
-
-def _says_nothing(sent: Row, name: str, annotation: object) -> bool:
-    value = sent.get(name)
-    return value is None or (annotation == STRING and isinstance(value, str))
+    row = {name: value for name, value in sent.items() if value is not None}
+    for annotation in [name for name in row if name.endswith(TYPE_SUFFIX)]:
+        value = sent.get(annotation.removesuffix(TYPE_SUFFIX))
+        if value is None or (row[annotation] == STRING and isinstance(value, str)):
+            del row[annotation]
+    return row
 
 
 def _changes(parts: Sequence[Any]) -> Sequence[HttpRequest]:
@@ -147,7 +129,17 @@ def _operation(request: HttpRequest, table: str) -> Operation:
         if method != "POST":
             raise ValueError(f"a {method} request that no TableClient makes")
         _check_table(resource, table)
-        return Operation(Verb.INSERT, _with_key(row_of(request.content)))
+        row = row_of(request.content)
+        for name in (PARTITION_KEY, ROW_KEY):
+            if name not in row:
+                raise RequestRejected(
+                    "The values are not specified for all properties in the entity.",
+                    code="PropertiesNeedValue",
+                    status=400,
+                )
+            if not isinstance(row[name], str):
+                raise RequestRejected("a key is not text (InvalidInput)", code="InvalidInput", status=400)
+        return Operation(Verb.INSERT, row)
     _check_table(found["table"], table)
     key = _key(found)
     etag = headers.get("If-Match")
@@ -163,19 +155,6 @@ def _operation(request: HttpRequest, table: str) -> Operation:
 
 def _key(found: re.Match[str]) -> EntityKey:
     return EntityKey(*(unquote(found[name]).replace("''", "'") for name in ("partition", "row")))
-
-
-def _with_key(row: Row) -> Row:
-    for name in (PARTITION_KEY, ROW_KEY):
-        if name not in row:
-            raise RequestRejected(
-                "The values are not specified for all properties in the entity.",
-                code="PropertiesNeedValue",
-                status=400,
-            )
-        if not isinstance(row[name], str):
-            raise RequestRejected("a key is not text (InvalidInput)", code="InvalidInput", status=400)
-    return row
 
 
 def _check_table(asked: str, table: str) -> None:

@@ -8,25 +8,25 @@ Rules kept here:
   are in it; a writer never works under a permit of another run than the one it was made for.
 * An index table is read in the new view, and written only once the migration is complete.
 * A table that a migration works with is not deleted through a client.
-* Closing ends shadow reads, lets the lease settle what is under way, and closes the connections last.
+* Closing ends shadow reads, lets the lease settle what is in flight, and closes the connections last.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 
-from rekey.client.counters import Counters
 from rekey.client.lease import ClientLease
 from rekey.client.reading import closed
+from rekey.client.route import Writer
 from rekey.client.sdk.calls import Read
 from rekey.client.sdk.plan import Plan
 from rekey.client.shadow import Shadow
-from rekey.client.writer import Writer
+from rekey.client.work import ClientParts, Counters
 from rekey.errors import Moved, WritesRefused
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.migration.opening import open_migration
@@ -57,6 +57,7 @@ class _PermitsOfRun:
     def __init__(self, lease: ClientLease, run_id: str) -> None:
         self._lease = lease
         self._run_id = run_id
+        self.hold, self.check, self.in_time = lease.hold, lease.check, lease.in_time
 
     @asynccontextmanager
     async def operation(self, *, writes: bool) -> AsyncIterator[Permit]:
@@ -66,19 +67,8 @@ class _PermitsOfRun:
                 return
         raise OtherRun
 
-    @contextmanager
-    def hold(self, permit: Permit) -> Iterator[None]:
-        with self._lease.hold(permit):
-            yield
-
     def current(self) -> Permit | None:
         return self._lease.current() if self._is_current() else None
-
-    def check(self, permit: Permit) -> None:
-        self._lease.check(permit)
-
-    def in_time(self, permit: Permit) -> bool:
-        return self._lease.in_time(permit)
 
     async def look_again(self) -> Permit:
         permit = await self._lease.look_again()
@@ -105,7 +95,7 @@ class ClientCore:
 
     def __init__(self, plan: Plan, connect: Callable[[Plan], Accounts]) -> None:
         """Take the plan, and what connects the accounts when they are first needed."""
-        self.plan = plan
+        self.plan, self.table = plan, plan.table
         self.counters = Counters()
         self._connect = connect
         self._opening = asyncio.Lock()
@@ -114,11 +104,6 @@ class ClientCore:
         self._lease: ClientLease | None = None
         self._working: _Working | None = None
         self._closed = False
-
-    @property
-    def table(self) -> str:
-        """The table of the client."""
-        return self.plan.table
 
     async def open(self) -> ClientLease:
         """Register and look at the control row for the first time; later calls only return the lease."""
@@ -151,10 +136,8 @@ class ClientCore:
         """Do one write, or a transaction; return the new ETags. Raises RekeyError, TimeoutError."""
         lease = await self.open()
         while True:
-            if self.plan.is_index:
-                return await self._write_index(lease, operations)
-            if lease.control is None:
-                etags = await self._write_before(lease, operations)
+            if self.plan.is_index or lease.control is None:
+                etags = await self._write_alone(lease, operations)
                 if etags is not None:
                     return etags
                 continue
@@ -164,38 +147,31 @@ class ClientCore:
             except OtherRun:
                 continue
 
-    async def _write_before(
+    async def _write_alone(
         self, lease: ClientLease, operations: Sequence[Operation]
     ) -> list[str | None] | None:
-        """Write while there is no control row; None when there is one by now."""
+        """Write to the client's table alone: an index table, or the source while there is no control row.
+        None when there is one by now."""
         async with lease.operation(writes=True) as permit:
-            if permit.phase is not None:
+            if self.plan.is_index:
+                code = index_write_refused(permit.phase)
+            elif permit.phase is not None:
                 return None
-            if self.plan.view is View.NEW:
-                raise refusal(NEW_VIEW_CLOSED, self.table)
+            else:
+                code = NEW_VIEW_CLOSED if self.plan.view is View.NEW else ""
+            if code:
+                raise refusal(code, self.table)
+            table = self._tables().tables.table(self.table)
             with while_allowed(partial(lease.check, permit)):
-                etags = await self._plainly(operations)
-            if not lease.in_time(permit):
+                async with asyncio.timeout(self.plan.settings.sending_s):
+                    etags = await apply_operations(table, operations)
+            self.counters.writes += len(operations)
+            if not self.plan.is_index and not lease.in_time(permit):
                 await lease.look_again()
                 if lease.control is not None:
                     working = await self._worker(lease, lease.control)
                     await working.writer.announce_late(operations, permit)
             return etags
-
-    async def _write_index(self, lease: ClientLease, operations: Sequence[Operation]) -> list[str | None]:
-        async with lease.operation(writes=True) as permit:
-            code = index_write_refused(permit.phase)
-            if code:
-                raise refusal(code, self.table)
-            with while_allowed(partial(lease.check, permit)):
-                return await self._plainly(operations)
-
-    async def _plainly(self, operations: Sequence[Operation]) -> list[str | None]:
-        table = self._tables().tables.table(self.table)
-        async with asyncio.timeout(self.plan.settings.sending_s):
-            etags = await apply_operations(table, operations)
-        self.counters.writes += len(operations)
-        return etags
 
     # --- reads --------------------------------------------------------------------------------------------
 
@@ -204,12 +180,8 @@ class ClientCore:
         """Hold the permit of one read of the client's table. Raises WritesRefused."""
         lease = await self.open()
         async with lease.operation(writes=False) as permit:
-            code = reads_refused(
-                permit.phase,
-                self.plan.view,
-                copied=permit.copied,
-                reverse=self.plan.declared.migration.reverse,
-            )
+            view, reverse = self.plan.view, self.plan.declared.migration.reverse
+            code = reads_refused(permit.phase, view, copied=permit.copied, reverse=reverse)
             if code:
                 raise refusal(code, self.table)
             yield permit
@@ -231,11 +203,6 @@ class ClientCore:
                 shadow.offer_page(decode_rows(body), whole=not read.partial)
         except ValueError:
             self.counters.ignored += 1  # asked for in another format, without ETags
-
-    async def shadows_compared(self) -> None:
-        """Wait until all shadow reads so far are compared."""
-        if self._working is not None:
-            await self._working.shadow.idle()
 
     # --- the table itself ---------------------------------------------------------------------------------
 
@@ -274,7 +241,7 @@ class ClientCore:
             if lease.control is not None:
                 await self._worker(lease, lease.control)
         except BaseException:
-            await lease.close()  # nobody would hear it beat
+            await lease.close()  # else it would go on beating
             await self._accounts.close()
             raise
         return lease
@@ -304,26 +271,17 @@ class ClientCore:
         open_s = plan.settings.longest_operation_s + SAFETY_S
         journal_table = accounts.restricted.table(JOURNAL_TABLE)
         journal = Journal(journal_table, plan.declared.script_id, mapping.keyring, open_s=open_s)
-        permits = _PermitsOfRun(lease, control.run_id)
-        writer = Writer(
+        client = ClientParts(
             plan.view,
             lease.client_id,
             propagator=propagator,
             journal=journal,
-            permits=permits,
+            permits=_PermitsOfRun(lease, control.run_id),
             counters=self.counters,
             longest_operation_s=plan.settings.sending_s,
         )
-        shadow = Shadow(
-            plan.view,
-            propagator=propagator,
-            journal=journal,
-            permits=permits,
-            counters=self.counters,
-            share=plan.shadow_reads,
-            seed=plan.shadow_seed,
-        )
-        return _Working(control.run_id, writer, shadow)
+        shadow = Shadow(client, plan.shadow_reads, plan.shadow_seed)
+        return _Working(control.run_id, Writer(client), shadow)
 
     def _tables(self) -> Accounts:
         if self._accounts is None:

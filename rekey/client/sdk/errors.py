@@ -8,15 +8,23 @@ Rules kept here:
 * Status 503 means "again later is right" (a freeze); 400 means that this row can never be written as it is;
   403 means that this client may not write now, and what must be done first. Never 404, 409 or 412, which
   mean something else to an application.
-* A write whose outcome nobody knows is a `ServiceResponseError`, one that never left a `ServiceRequestError`:
+* A write whose outcome is unknown is a `ServiceResponseError`, one that never left a `ServiceRequestError`:
   the SDK's own names for the two.
+* The SDK decodes every error answer into an exception of its own. Where the answer stands for a refusal of
+  rekey, the caller gets that: with its code and its text, and still an `HttpResponseError`. The SDK's methods
+  keep their signatures, and nothing else about them changes.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
+from azure.core.async_paging import AsyncItemPaged
 from azure.core.exceptions import (
     AzureError,
     ClientAuthenticationError,
@@ -24,9 +32,11 @@ from azure.core.exceptions import (
     ServiceRequestError,
     ServiceResponseError,
 )
+from azure.core.paging import ItemPaged
 from azure.core.rest import AsyncHttpResponse, HttpResponse
 from azure.data.tables import TableTransactionError
 
+from rekey.client.sdk.answers import Answer, AsyncAnswer, SyncAnswer, answer_in_parts, error_answer
 from rekey.errors import (
     Ambiguous,
     Collision,
@@ -38,6 +48,22 @@ from rekey.errors import (
     TableMissing,
     WritesRefused,
 )
+
+C = TypeVar("C")
+
+_CALLS = (
+    "create_entity",
+    "create_table",
+    "delete_entity",
+    "delete_table",
+    "get_entity",
+    "get_table_access_policy",
+    "set_table_access_policy",
+    "submit_transaction",
+    "update_entity",
+    "upsert_entity",
+)
+_LISTS = ("list_entities", "query_entities")
 
 _NEVER_AS_IT_IS = 400
 _NOT_NOW = 403
@@ -67,7 +93,7 @@ class DualWriteRefused(RekeyError, HttpResponseError):
     Attributes:
         code: stable: `frozen`, `new-view-closed`, `old-view-over`, `digest-moved`, ..., or what is wrong with
             the row: `missing-property`, `collision`, ...
-        retryable: whether the same call may succeed later without anybody doing anything.
+        retryable: whether the same call may succeed later, with nothing done meanwhile.
         refusal: the error of rekey it stands for.
     """
 
@@ -96,25 +122,6 @@ class TransactionRefused(DualWriteRefused, TableTransactionError):
         self.index = index
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """An error as the service would word it.
-
-    Attributes:
-        status, code, message: of the answer.
-        index: of the failing operation of a transaction, None when unknown.
-        whole: whether a transaction fails as a request and not because of one of its operations.
-        refusal: set when only rekey refuses so.
-    """
-
-    status: int
-    code: str
-    message: str
-    index: int | None = None
-    whole: bool = False
-    refusal: RekeyError | None = None
-
-
 def code_of(refusal: RekeyError) -> str:
     """Return the stable code of a refusal."""
     if isinstance(refusal, WritesRefused | RowRefused):
@@ -124,12 +131,13 @@ def code_of(refusal: RekeyError) -> str:
     return type(refusal).__name__
 
 
-def problem_of(error: RekeyError, table: str) -> Problem:
-    """Return the answer to give for an error of the writer.
+def answer_to_error(error: RekeyError, table: str, *, batch: bool = False) -> Answer:
+    """Return the answer to give for an error of the writer, as the service would word it.
 
     Args:
         error: what the writer raised.
         table: the table of the client. "No such table", said of another one, must not be taken for this one.
+        batch: whether it is the answer to a transaction.
 
     Raises:
         AzureError: there is no answer to give: the request was not sent, or its outcome is open.
@@ -137,7 +145,12 @@ def problem_of(error: RekeyError, table: str) -> Problem:
     if not isinstance(error, ServiceError) or (
         isinstance(error, TableMissing | CredentialRefused) and not _is_about(error, table)
     ):
-        return _refused(error)
+        status = _NOT_NOW
+        if isinstance(error, RowRefused | Collision):
+            status = _NEVER_AS_IT_IS
+        elif isinstance(error, WritesRefused) and error.retryable:
+            status = _LATER
+        return error_answer(status, code_of(error), str(error), index=error.index, refusal=error)
     failed = _without_answer(error)
     if failed is not None:
         raise failed
@@ -145,16 +158,11 @@ def problem_of(error: RekeyError, table: str) -> Problem:
     if error.hint and error.code not in _SAID_BY_THE_SERVICE:
         message = f"{message}\nNext: {error.hint}"
     whole = error.status in (401, 403, _TOO_LARGE) or error.status >= 500 or error.status in (408, 429)
-    return Problem(error.status, error.code, message, error.index, whole=whole)
-
-
-def _refused(error: RekeyError) -> Problem:
-    status = _NOT_NOW
-    if isinstance(error, RowRefused | Collision):
-        status = _NEVER_AS_IT_IS
-    elif isinstance(error, WritesRefused) and error.retryable:
-        status = _LATER
-    return Problem(status, code_of(error), str(error), error.index, whole=True, refusal=error)
+    if not batch or whole:
+        return error_answer(error.status, error.code, message, index=error.index)
+    if error.index is not None:
+        message = f"{error.index}:{message}"
+    return answer_in_parts([error_answer(error.status, error.code, message, index=error.index)])
 
 
 def _without_answer(error: ServiceError) -> AzureError | None:
@@ -169,3 +177,92 @@ def _without_answer(error: ServiceError) -> AzureError | None:
 
 def _is_about(error: ServiceError, table: str) -> bool:
     return re.search(rf"(?<!\w){re.escape(table)}(?!\w)", error.what, re.IGNORECASE) is not None
+
+
+# --- how a refusal gets past the SDK -----------------------------------------------------------------------
+
+
+def raising_refusals(client: type[C]) -> type[C]:
+    """Make the methods a client class inherits from the SDK raise refusals as such."""
+    for name in _CALLS:
+        inherited = getattr(client, name)
+        transaction = name == "submit_transaction"
+        if inspect.iscoroutinefunction(inspect.unwrap(inherited)):
+            setattr(client, name, _awaited(inherited, transaction=transaction))
+        else:
+            setattr(client, name, _raising(transaction=transaction)(inherited))
+    for name in _LISTS:
+        setattr(client, name, _listed(getattr(client, name)))
+    return client
+
+
+def refusal_in(error: HttpResponseError, *, transaction: bool = False) -> DualWriteRefused | None:
+    """Return the refusal that an error of the SDK stands for, None when the service (or table) said it."""
+    response = error.response
+    if not isinstance(response, SyncAnswer | AsyncAnswer) or response.answer.refusal is None:
+        return None
+    if transaction:
+        return TransactionRefused(response.answer.refusal, response, response.answer.index or 0)
+    return DualWriteRefused(response.answer.refusal, response)
+
+
+@contextmanager
+def _raising(*, transaction: bool = False) -> Iterator[None]:
+    """Raise an error of the SDK that stands for a refusal as that."""
+    try:
+        yield
+    except HttpResponseError as error:
+        refusal = refusal_in(error, transaction=transaction)
+        if refusal is None:
+            raise
+        raise refusal from None
+
+
+def _awaited(method: Callable[..., Any], *, transaction: bool) -> Callable[..., Any]:
+    @functools.wraps(method)
+    async def calling(*args: Any, **kwargs: Any) -> Any:
+        with _raising(transaction=transaction):
+            return await method(*args, **kwargs)
+
+    return calling
+
+
+def _listed(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def calling(*args: Any, **kwargs: Any) -> Any:
+        paged = method(*args, **kwargs)
+        kind: Any = AsyncItemPaged if isinstance(paged, AsyncItemPaged) else ItemPaged
+        pages: Any = _AsyncPages if isinstance(paged, AsyncItemPaged) else _Pages
+
+        def by_page(continuation_token: Any = None) -> Any:
+            return pages(paged.by_page(continuation_token))
+
+        return kind(page_iterator_class=by_page)
+
+    return calling
+
+
+class _PagesOfTheSDK:
+    """One of the SDK's iterators over pages."""
+
+    def __init__(self, pages: Any) -> None:
+        self._pages = pages
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pages, name)
+
+
+class _Pages(_PagesOfTheSDK, Iterator[Any]):
+    """Pages, raising refusals as such."""
+
+    def __next__(self) -> Any:
+        with _raising():
+            return next(self._pages)
+
+
+class _AsyncPages(_PagesOfTheSDK, AsyncIterator[Any]):
+    """Pages of the asynchronous client, raising refusals as such."""
+
+    async def __anext__(self) -> Any:
+        with _raising():
+            return await anext(self._pages)

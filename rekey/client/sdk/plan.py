@@ -6,16 +6,28 @@ Rules kept here:
   table (new view, for reading). Any other table, or a view that is not the table's, is an error.
 * The declaration is loaded and its secrets are tried before anything is connected.
 * No credential and no secret is in a repr.
+* A credential stays its owner's: what the caller made is not closed here, and a key or signature that its
+  owner renews is used from then on. A signature in the endpoint's address counts, as it does for the SDK.
+* A write that may have been applied is sent once: a second sending could take effect after another client's
+  write of the same row, and overwrite it. What stays open is settled by reading back, or by the journal.
+* In the application's tables a row that holds what was written does not prove whose write it was: inserts and
+  conditional writes stay open then. In the restricted store it does: only this client writes its intents and
+  beats, and a claim of the same key for the same row is as good as one's own.
+* What a client begins has taken effect within the longest operation, or never does. So the service is told
+  how long it may work on one request, and an operation sends its last request that much earlier.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit
 
-from azure.core.credentials import AzureNamedKeyCredential
+from azure.core.credentials import AccessToken, AzureNamedKeyCredential, AzureSasCredential, TokenCredential
+from azure.core.credentials_async import AsyncTokenCredential
 
 from rekey.client.reading import ClientFacts, LeaseSettings
 from rekey.declaration.migration import Declared, Migration
@@ -23,12 +35,24 @@ from rekey.declaration.scripts import load_script
 from rekey.errors import ConfigurationError, SecretMissing
 from rekey.mapping.wrapping import LocalWrappingKey, WrappingKey
 from rekey.migration.opening import Prepared
-from rekey.project.config import account_key, load_config
 from rekey.protocol.rules import View
+from rekey.tables.azure import AzureTableService
+from rekey.tables.base import Accounts
 from rekey.tables.credentials import Credential
+from rekey.tables.retry import RetryPolicy
+from rekey.tables.transport import Timeouts
+
+SyncCredential: TypeAlias = AzureNamedKeyCredential | AzureSasCredential | TokenCredential
+AsyncCredential: TypeAlias = AzureNamedKeyCredential | AzureSasCredential | AsyncTokenCredential
+AnyCredential: TypeAlias = SyncCredential | AsyncTokenCredential
 
 DEFAULT_SHADOW_READS = 0.01
 DEFAULT_NAME = "application"
+RETRY = RetryPolicy(
+    attempts=5, connect_attempts=4, min_wait=0.1, max_wait=3.0, max_retry_after=5.0, repeats_open_writes=False
+)
+_CONNECT_S = 5.0
+_ON_THE_WAY_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +63,6 @@ class Endpoint:
     credential: Credential = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
 class Plan:
     """All that the core of a client needs to know.
 
@@ -55,26 +78,41 @@ class Plan:
         shadow_seed: of the draw which reads these are; None for a different one each time.
     """
 
-    prepared: Prepared = field(repr=False)
-    view: View
-    table: str
-    is_index: bool
-    facts: ClientFacts
-    settings: LeaseSettings
-    tables: Endpoint
-    restricted: Endpoint
-    shadow_reads: float = DEFAULT_SHADOW_READS
-    shadow_seed: int | None = None
+    def __init__(
+        self,
+        prepared: Prepared,
+        table: str,
+        view: View | str | None = None,
+        *,
+        tables: Endpoint,
+        restricted: Endpoint,
+        name: str = DEFAULT_NAME,
+        settings: LeaseSettings | None = None,
+        shadow_reads: float = DEFAULT_SHADOW_READS,
+        shadow_seed: int | None = None,
+    ) -> None:
+        """Check what a client is made with.
 
-    @property
-    def declared(self) -> Declared:
-        """The migration."""
-        return self.prepared.declared
-
-
-def declared_of(migration: Declared | Path | str) -> Declared:
-    """Return a migration, loaded if a path is given. Raises DeclarationError."""
-    return migration if isinstance(migration, Declared) else load_script(Path(migration))
+        Raises:
+            ConfigurationError: the table, the view or the share of shadow reads cannot be.
+            SecretMissing: a secret that the declaration names, or the wrapping key of a sealed mapping, is
+                absent or too short.
+        """
+        if not 0 <= shadow_reads <= 1:
+            raise ConfigurationError(
+                f"shadow_reads is {shadow_reads}, and it is a share of all reads",
+                hint="give a number from 0 to 1",
+            )
+        self.prepared, self.declared = prepared, prepared.declared
+        self.view, self.table, self.is_index = view_of(self.declared.migration, table, view)
+        prepared.wrapping, prepared.mapper  # noqa: B018 - a secret that is absent or too short is told now
+        fingerprints = prepared.fingerprints
+        self.facts = ClientFacts(
+            self.declared.script_id, self.declared.digest, fingerprints, str(self.view), name
+        )
+        self.settings = settings or LeaseSettings()
+        self.tables, self.restricted = tables, restricted
+        self.shadow_reads, self.shadow_seed = shadow_reads, shadow_seed
 
 
 def view_of(migration: Migration, table: str, view: View | str | None) -> tuple[View, str, bool]:
@@ -101,121 +139,98 @@ def view_of(migration: Migration, table: str, view: View | str | None) -> tuple[
     return belongs, name, name not in (migration.source, migration.target.table)
 
 
-def make_plan(
-    *,
-    declared: Declared,
-    table: str,
-    view: View | str | None,
+def prepared_with(
+    migration: Declared | Path | str,
     secrets: Mapping[str, bytes],
-    tables: Endpoint,
-    restricted: Endpoint,
-    wrapping_key: bytes | WrappingKey | None = None,
-    name: str = DEFAULT_NAME,
-    settings: LeaseSettings | None = None,
-    shadow_reads: float = DEFAULT_SHADOW_READS,
-    shadow_seed: int | None = None,
-) -> Plan:
-    """Check what a client is made with.
+    wrapping_key: bytes | WrappingKey | None,
+) -> Prepared:
+    """Return a migration, loaded if a path is given, with the secrets and the wrapping key that a caller
+    gave.
 
     Raises:
-        ConfigurationError: the table, the view or the share of shadow reads cannot be.
-        SecretMissing: a secret that the declaration names, or the wrapping key of a sealed mapping, is absent
-            or too short.
+        DeclarationError: the script cannot be used.
     """
-    if not 0 <= shadow_reads <= 1:
-        raise ConfigurationError(
-            f"shadow_reads is {shadow_reads}, and it is a share of all reads",
-            hint="give a number from 0 to 1",
-        )
-    migration = declared.migration
-    found_view, spelled, is_index = view_of(migration, table, view)
-    wrapping = _wrapping(migration, wrapping_key)
-    prepared = Prepared(declared, lambda name: secrets.get(name, b""), lambda: wrapping)
-    _ = prepared.mapper  # a secret that is absent or too short is told now
-    facts = ClientFacts(
-        script_id=declared.script_id,
-        digest=declared.digest,
-        fingerprints=prepared.fingerprints,
-        view=str(found_view),
-        name=name,
-    )
-    return Plan(
-        prepared=prepared,
-        view=found_view,
-        table=spelled,
-        is_index=is_index,
-        facts=facts,
-        settings=settings or LeaseSettings(),
-        tables=tables,
-        restricted=restricted,
-        shadow_reads=shadow_reads,
-        shadow_seed=shadow_seed,
-    )
+    declared = migration if isinstance(migration, Declared) else load_script(Path(migration))
+
+    def wrapping() -> WrappingKey:
+        if wrapping_key is None:
+            raise SecretMissing(
+                "the mapping is sealed, and the client was given no wrapping key",
+                hint="give wrapping_key=, what [sealing] in the runner's rekey.toml names; `from_config`"
+                " reads it from there",
+            )
+        return LocalWrappingKey(wrapping_key) if isinstance(wrapping_key, bytes) else wrapping_key
+
+    return Prepared(declared, lambda name: secrets.get(name, b""), wrapping)
 
 
-def _wrapping(migration: Migration, given: bytes | WrappingKey | None) -> WrappingKey | None:
-    if not migration.is_sealed:
-        return None
-    if given is None:
-        raise SecretMissing(
-            "the mapping is sealed, and the client was given no wrapping key",
-            hint="give wrapping_key=, what [sealing] in the runner's rekey.toml names; `from_config` reads it"
-            " from there",
-        )
-    return LocalWrappingKey(given) if isinstance(given, bytes) else given
+# --- the two accounts -------------------------------------------------------------------------------------
 
 
-def configured(
-    path: Path | str,
-    script_id: str,
-    table: str | None,
-    view: View | str | None,
-    identity: Callable[[], Any],
-) -> tuple[dict[str, Any], list[Any]]:
-    """Read the configuration, the script and the secrets of a client.
+class _Borrowed:
+    """A token credential that the caller owns: asked, never closed."""
+
+    def __init__(self, credential: Any) -> None:
+        self._credential = credential
+
+    async def get_token(self, *scopes: str, **kwargs: Any) -> AccessToken:
+        """Return a token. A synchronous credential is asked on a thread, so that no loop waits for it."""
+        if asyncio.iscoroutinefunction(self._credential.get_token):
+            token: AccessToken = await self._credential.get_token(*scopes, **kwargs)
+            return token
+        return await asyncio.to_thread(self._credential.get_token, *scopes, **kwargs)
+
+    async def close(self) -> None:
+        """Leave it open."""
+
+    async def __aenter__(self) -> _Borrowed:
+        return self
+
+    async def __aexit__(self, *_args: object) -> None:
+        pass
+
+
+def account_of(endpoint: str, credential: AnyCredential | None, which: str) -> Endpoint:
+    """Return an account's endpoint without its query, and the credential for it.
 
     Args:
-        path: of `rekey.toml`.
-        script_id: the migration, a file of its `[migrations]`.
-        table: the client's table; None for the source or the main target, as the view says.
-        view: `old` or `new`; None when a table is given.
-        identity: makes the credential for an account without a key.
-
-    Returns:
-        The arguments of a client, and the credentials that were made for it.
+        endpoint: as the SDK takes it.
+        credential: None when the endpoint has a shared access signature.
+        which: which account this is, for messages.
 
     Raises:
-        ConfigurationError, DeclarationError, SecretMissing: what is wrong with which of them.
+        ConfigurationError: there is no credential.
     """
-    if table is None and view is None:
-        raise ConfigurationError("neither a view nor a table is given", hint='say view="old" or view="new"')
-    config = load_config(Path(path))
-    declared = load_script(config.migrations / f"{script_id}.py")
-    migration = declared.migration
-    if table is None:
-        table = migration.source if View(str(view)) is View.OLD else migration.target.table
-    prepared = Prepared.of(config, declared)
-    keys = {account: account_key(account) for account in (config.tables, config.restricted)}
-    made = {
-        account: identity() if key is None else AzureNamedKeyCredential(account.name, key)
-        for account, key in keys.items()
-    }
-    arguments = {
-        "endpoint": config.tables.endpoint,
-        "table_name": table,
-        "credential": made[config.tables],
-        "migration": declared,
-        "restricted_endpoint": config.restricted.endpoint,
-        "restricted_credential": made[config.restricted],
-        "secrets": prepared.secrets,
-        "wrapping_key": prepared.wrapping,
-        "view": view,
-    }
-    return arguments, [made[account] for account, key in keys.items() if key is None]
+    address = endpoint if endpoint.lower().startswith("http") else f"https://{endpoint}"
+    parts = urlsplit(address)
+    bare = f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/")
+    if credential is None and "sig=" in parts.query:
+        return Endpoint(bare, AzureSasCredential(parts.query))
+    if isinstance(credential, AzureNamedKeyCredential | AzureSasCredential):
+        return Endpoint(bare, credential)
+    if not hasattr(credential, "get_token"):
+        raise ConfigurationError(
+            f"there is no credential for the {which} account",
+            hint="give an AzureNamedKeyCredential, an AzureSasCredential or a token credential",
+        )
+    return Endpoint(bare, _Borrowed(credential))
 
 
-def policies_of(given: Any) -> list[Any]:
-    """Return the policies a caller gave as `per_call_policies`: none, one or several."""
-    if given is None:
-        return []
-    return list(given) if isinstance(given, list | tuple) else [given]
+def timeouts_for(settings: LeaseSettings) -> Timeouts:
+    """Return the timeouts of one request."""
+    service = settings.service_s
+    return Timeouts(
+        connect=min(_CONNECT_S, settings.longest_operation_s), read=service + _ON_THE_WAY_S, service=service
+    )
+
+
+def connect(plan: Plan) -> Accounts:
+    """Return the core's own connections to both accounts; the first request connects."""
+
+    def service(endpoint: Endpoint, retry: RetryPolicy) -> AzureTableService:
+        return AzureTableService.open(
+            endpoint.address, endpoint.credential, retry=retry, timeouts=timeouts_for(plan.settings)
+        )
+
+    shared = replace(RETRY, content_settles=False)
+    return Accounts(service(plan.tables, shared), service(plan.restricted, RETRY))

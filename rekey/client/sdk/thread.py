@@ -65,23 +65,21 @@ class LoopThread:
         entered: concurrent.futures.Future[T] = concurrent.futures.Future()
 
         async def hold() -> None:
-            try:
-                async with make() as value:
-                    entered.set_result(value)
-                    await released.wait()
-            except BaseException as error:
-                if entered.done():
-                    raise
-                entered.set_exception(error)
+            async with make() as value:
+                entered.set_result(value)
+                await released.wait()
 
         held = asyncio.run_coroutine_threadsafe(hold(), loop)
+        either: list[concurrent.futures.Future[Any]] = [entered, held]
         try:
-            value = entered.result()
+            concurrent.futures.wait(either, return_when=concurrent.futures.FIRST_COMPLETED)
         except BaseException:
             held.cancel()
             raise
+        if not entered.done():
+            held.result()
         try:
-            yield value
+            yield entered.result()
         finally:
             loop.call_soon_threadsafe(released.set)
         held.result()
@@ -124,6 +122,7 @@ class LoopThread:
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
     """Run the loop until it is stopped, then end what is left on it."""
+    # Not asyncio.Runner: its end waits for calls on threads, and `close` would with it.
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()

@@ -1,0 +1,289 @@
+"""Step 5 of a write, after the answer: a last look at the authority, and keys that were not finished by then.
+
+Rules kept here (ADR 0017):
+
+* A key that is not known to be finished keeps its intent, and is looked at again by this client. The intent
+  stays in the journal meanwhile: what this process forgets, the runner's sweeper settles.
+* Work after the answer runs under the operation's permit and ends with its deadline.
+* Each attempt at a leftover runs under a permit that is good now, makes the intent young first, and takes no
+  longer than the longest operation: a sweeper that takes old intents only never meets a running attempt.
+* A key is tried again with growing pauses. While a request for it may still travel (an open outcome) its
+  intent stays, and where that request is the authority's, there is nothing to see before.
+* A leftover never outlives its epoch: `settle` tries each once more before the next epoch is acknowledged,
+  and then leaves those of older epochs to the sweeper. In another epoch another side may decide.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+
+from rekey.client.authority import MARGIN_S
+from rekey.client.replicas import leave, propagate, release
+from rekey.client.work import WIDTH, ClientParts, Flow, IntentRef, State, Work
+from rekey.core.concurrency import cancel
+from rekey.errors import RekeyError
+from rekey.phases import ControlPhase
+from rekey.protocol.effects import in_turns
+from rekey.protocol.operations import may_travel
+from rekey.protocol.permits import Permit
+from rekey.protocol.rules import Side, authority
+from rekey.protocol.sweeper import Settler
+from rekey.tables.allowance import while_allowed
+
+MAX_KEPT = 1_000
+"""Leftovers a client keeps for itself; what comes on top is left to the sweeper."""
+PAUSES = (1.0, 2.0, 5.0, 15.0, 30.0, 60.0)
+_LEFTOVERS_AT_ONCE = 16
+
+
+@dataclass(slots=True, eq=False)
+class Leftover:
+    """One key that is to be looked at again.
+
+    Attributes:
+        intent: its intent.
+        permit: what the write ran under.
+        authority: which side decided then.
+        decided: whether the authority has answered; if not, there is nothing to see before that is over.
+        travels_s: for how many seconds more a request for it may travel; until then its intent stays.
+        attempts: how often it was tried.
+        task: what tries it, again and again.
+        trying: it is being tried now.
+        ends: `settle` waits for the running attempt, not for a pause after it.
+    """
+
+    intent: IntentRef
+    permit: Permit
+    authority: Side
+    decided: bool
+    travels_s: float
+    attempts: int = 0
+    task: asyncio.Task[None] | None = None
+    trying: bool = False
+    ends: bool = False
+
+    def is_decided_by(self, now: Permit) -> bool:
+        """Tell whether the side that decided then still does.
+
+        A freeze does not say; it is known for the epoch right after the leftover's, since a client is never
+        two epochs behind what decides.
+        """
+        if now.epoch not in (self.permit.epoch, self.permit.epoch + 1):
+            return False
+        if now.phase in (None, ControlPhase.SOURCE):
+            return False
+        return now.phase is ControlPhase.FREEZE or authority(now.phase) == self.authority
+
+
+@dataclass(eq=False, repr=False)
+class Finisher:
+    """Finishes the writes of one client.
+
+    Attributes:
+        client: whose writes they are.
+        settler: settles the key of an intent.
+    """
+
+    client: ClientParts
+    settler: Settler
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
+    # In the order in which they came, so that what happens once can be made to happen again.
+    _kept: dict[Leftover, None] = field(default_factory=dict, init=False)
+
+    @property
+    def left(self) -> int:
+        """How many keys this client still has to look at."""
+        return len(self._kept)
+
+    # --- after one write --------------------------------------------------------------------------------
+
+    def give_up(self, flow: Flow) -> None:
+        """The authority's answer is an error, or there is none: keep the intents only if they are needed."""
+        needless: list[IntentRef] = []
+        for work in flow.works:
+            if flow.sent or work.open:
+                self._keep(flow, work.intents, still_open=True, decided=False)
+            else:
+                needless += work.intents
+
+        async def take_back() -> None:
+            await release(flow)
+            await self._end(flow, needless)
+
+        if needless:
+            self._go_on(flow, take_back)
+
+    def finish(self, flow: Flow) -> None:
+        """Look at the authority again, in the background, and end the intents of keys that are settled."""
+        self._go_on(flow, partial(self._finish, flow))
+
+    def keep(
+        self, intent: IntentRef, permit: Permit, decides: Side, *, still_open: bool, decided: bool
+    ) -> None:
+        """Take a leftover; it is looked at in the background.
+
+        Args:
+            intent: its intent.
+            permit: what the write ran under.
+            decides: the authority.
+            still_open: whether a request for it may still travel.
+            decided: whether the authority has answered.
+        """
+        self.client.counters.left += 1
+        if len(self._kept) >= MAX_KEPT:
+            return
+        left = Leftover(intent, permit, decides, decided, self._travel_s if still_open else 0.0)
+        self._kept[left] = None
+        left.task = asyncio.ensure_future(self._keep_trying(left))
+
+    async def settle(self) -> None:
+        """Wait for the work in the background, then try each leftover once, those with requests that may
+        travel aside. Those of older epochs are then forgotten; the others are tried again later.
+
+        Waits for what is running now, once: under steady load there is always more of the new epoch.
+        """
+        await self.wait()
+        kept = list(self._kept)
+        for left in kept:
+            left.ends = True
+            if left.task is not None and not left.trying:
+                left.task.cancel()
+        tasks = [left.task for left in kept if left.task is not None]
+        if tasks:
+            await asyncio.wait(tasks)
+        due = [left for left in kept if left in self._kept and not left.travels_s]
+        await in_turns([partial(self._try, left) for left in due], _LEFTOVERS_AT_ONCE)
+        now = self.client.permits.current()
+        for left in kept:
+            if now is None or left.permit.epoch != now.epoch:
+                self._kept.pop(left, None)
+            elif left in self._kept:
+                left.ends = False
+                left.task = asyncio.ensure_future(self._keep_trying(left))
+
+    async def close(self) -> None:
+        """Settle, and forget all leftovers: what could not be settled stays in the journal."""
+        await self.settle()
+        kept, self._kept = list(self._kept), {}
+        await cancel(left.task for left in kept if left.task is not None)
+
+    async def wait(self) -> None:
+        """Wait for the work in the background."""
+        if self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+    async def _finish(self, flow: Flow) -> None:
+        try:
+            await in_turns([partial(_last_look, flow, work) for work in flow.works], WIDTH)
+        except BaseException:
+            for work in flow.works:
+                # Of a transaction, also what was settled before: its intents have not been removed yet.
+                self._keep(flow, work.intents, still_open=work.state is not State.SETTLED, decided=True)
+            raise
+        done: list[IntentRef] = []
+        for work in flow.works:
+            if work.state is State.SETTLED:
+                done += work.intents
+            else:
+                self._keep(flow, work.intents, still_open=work.open, decided=True)
+        await self._end(flow, done)
+
+    async def _end(self, flow: Flow, intents: Sequence[IntentRef]) -> None:
+        try:
+            if intents:
+                await self.client.journal.end([intent.id for intent in intents])
+        except BaseException:
+            self._keep(flow, intents, still_open=False, decided=True)
+            raise
+
+    def _keep(self, flow: Flow, intents: Sequence[IntentRef], *, still_open: bool, decided: bool) -> None:
+        for intent in intents:
+            self.keep(intent, flow.permit, flow.authority.side, still_open=still_open, decided=decided)
+
+    def _go_on(self, flow: Flow, work: Callable[[], Awaitable[None]]) -> None:
+        """Go on in the background: under the operation's permit, until its deadline."""
+        stack = ExitStack()
+        stack.enter_context(self.client.permits.hold(flow.permit))
+
+        async def bounded() -> None:
+            try:
+                async with asyncio.timeout_at(flow.deadline):
+                    await work()
+            except (TimeoutError, RekeyError):
+                self.client.counters.replica_failures += 1
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            stack.close()
+
+        task = asyncio.ensure_future(bounded())
+        self._tasks.add(task)
+        task.add_done_callback(ended)
+
+    # --- leftovers --------------------------------------------------------------------------------------
+
+    @property
+    def _travel_s(self) -> float:
+        return self.client.longest_operation_s + MARGIN_S
+
+    async def _keep_trying(self, left: Leftover) -> None:
+        if not left.decided:
+            await self._pause(left, left.travels_s)
+        while left in self._kept and not left.ends:
+            await self._pause(left, PAUSES[min(left.attempts, len(PAUSES) - 1)])
+            await self._try(left)
+
+    async def _pause(self, left: Leftover, seconds: float) -> None:
+        await self.client.sleep(seconds)
+        left.travels_s = max(0.0, left.travels_s - seconds)
+
+    async def _try(self, left: Leftover) -> None:
+        """Look at a key once; it is forgotten when there is nothing left to be done here."""
+        now = self.client.permits.current()
+        if now is None:
+            return
+        if not left.is_decided_by(now):
+            self._kept.pop(left, None)
+            return
+        left.trying = True
+        left.attempts += 1
+        try:
+            with self.client.permits.hold(now), while_allowed(partial(self.client.permits.check, now)):
+                async with asyncio.timeout(self.client.longest_operation_s):
+                    await self._settle(left, now)
+        except (RekeyError, TimeoutError) as error:
+            self.client.counters.replica_failures += 1
+            if may_travel(error):
+                left.travels_s = self._travel_s
+        finally:
+            left.trying = False
+
+    async def _settle(self, left: Leftover, now: Permit) -> None:
+        intent = left.intent
+        await self.client.journal.touch(intent.id, now.epoch, intent.side, intent.key)
+        done = await self.settler.settle(left.authority, intent.side, intent.key)
+        self.client.counters.propagated += 1
+        if done.open:
+            left.travels_s = self._travel_s
+        if not left.travels_s:
+            await self.client.journal.end([intent.id])
+            self._kept.pop(left, None)
+
+
+async def _last_look(flow: Flow, work: Work) -> None:
+    """Look whether another writer came in between, and propagate where one did. Raises nothing that a replica
+    does."""
+    if work.state is not State.FOLLOWED:
+        return
+    try:
+        if not work.look_again and await flow.authority.is_settled(work):
+            # A request that propagate left open, before the authority was written, may travel still.
+            work.state = State.LEFT if work.open else State.SETTLED
+        else:
+            await propagate(flow, work)
+    except Exception as error:  # noqa: BLE001 - the caller has its answer
+        leave(flow, work, error)

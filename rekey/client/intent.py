@@ -1,0 +1,339 @@
+"""Step 2 of a write: what must be known, durable and claimed before the authority is written.
+
+Rules kept here (ADR 0017):
+
+* Nothing is sent to the authority before the intents and the claims are durable.
+* A condition of our own that fails (a merge, a write across views) is no answer to the caller: it is worked
+  out anew from what is there now.
+
+In the view that is not the authority's:
+
+* The authority's row is read first, then the view's. The view's row must be what the authority's row gives;
+  otherwise propagate, and a caller that named a version is told that its condition failed.
+* The operation is worked out on the view's row, then carried over to the authority's row. What mapping it
+  would not give back exactly is refused before anything is written.
+* The authority is written on the condition of the row that was read; so nothing moved in between, and the
+  replicas, the view's row among them, were read before that write.
+* The ETag the caller gets is the one of the view's row.
+"""
+
+from __future__ import annotations
+
+import secrets
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from rekey.client.authority import SourceAuthority, TargetAuthority, check_one_partition
+from rekey.client.work import ROW_TOO_BUSY, Flow, IntentRef, Work
+from rekey.errors import (
+    ConditionFailed,
+    RekeyError,
+    RequestRejected,
+    RowExists,
+    RowMissing,
+    RowRefused,
+    ServiceError,
+    Unavailable,
+)
+from rekey.mapping.rows import TargetKey
+from rekey.model import TIMESTAMP, TYPE_SUFFIX, EntityKey, Row, content_of, etag_of, key_of
+from rekey.protocol.effects import side_by_side
+from rekey.protocol.inverse import STAND_IN, inverse
+from rekey.protocol.journal import Journal
+from rekey.protocol.operations import CREATES, as_stored, is_conditional, is_lost_race, row_after
+from rekey.protocol.replicas import same_content
+from rekey.protocol.reverse import source_place
+from rekey.protocol.rules import SOURCE, Side
+from rekey.tables.base import Operation, Verb
+from rekey.tables.rules import check_batch
+
+_LOST_RACES = (RowExists, RowMissing, ConditionFailed)
+_ANSWERS = (*_LOST_RACES, RequestRejected)
+"""Service errors that are an answer to the caller also when they were found out by reading."""
+_CURE = (
+    "write what the old table can express, or wait until the migration is complete; rows are created with"
+    " their old keys in the properties that copy them"
+)
+
+
+def works_of(operations: Sequence[Operation], journal: Journal) -> list[Work]:
+    """Return the keys of a call, in its order.
+
+    Args:
+        operations: as the caller gave them.
+        journal: names each of them.
+
+    Raises:
+        RequestRejected: what the service would refuse.
+    """
+    if len(operations) != 1:
+        check_batch(operations)
+    works = []
+    for index, one in enumerate(operations):
+        try:
+            works.append(Work(index, as_stored(one), one.key, journal.word()))
+        except RequestRejected as refused:
+            refused.index = index if len(operations) > 1 else None
+            raise
+    return works
+
+
+async def prepare(flow: Flow) -> bool:
+    """Do all that comes before the authority's write; False to begin again.
+
+    Raises:
+        RekeyError: the caller's answer; nothing was written.
+    """
+    try:
+        return await flow.prepare()
+    except ServiceError as error:
+        if isinstance(error, _ANSWERS) or error.code == ROW_TOO_BUSY:
+            raise
+        raise Unavailable(
+            f"nothing was written: what must be known or kept before a write failed"
+            f" ({error.code or type(error).__name__})",
+            code=error.code,
+            status=503,
+            hint="repeat the operation; if it stays so, look at the restricted account",
+        ) from error
+
+
+async def _begin(flow: Flow, side: Side, keys: Sequence[tuple[Work, EntityKey]]) -> None:
+    """Make intents durable."""
+    ids = await flow.client.journal.begin(
+        flow.client.client_id, flow.permit.epoch, side, [key for _, key in keys]
+    )
+    for (work, key), intent_id in zip(keys, ids, strict=True):
+        work.intents.append(IntentRef(intent_id, side, key))
+
+
+async def _for_each(flow: Flow, call: Callable[[Work], Awaitable[Any]], *first: Awaitable[None]) -> list[Any]:
+    """Make a call for each key at the same time, and other calls of the step that come first in order. An
+    error says which operation of a transaction it is about."""
+
+    async def named(work: Work) -> Any:
+        try:
+            return await call(work)
+        except RekeyError as error:
+            if len(flow.works) > 1:
+                error.index = work.index
+            raise
+
+    return await side_by_side([*first, *(named(work) for work in flow.works)])
+
+
+class SameView(Flow):
+    """The view's table is the authority."""
+
+    async def prepare(self) -> bool:
+        first = []
+        if not self.works[0].intents:
+            first = [_begin(self, self.authority.side, [(work, work.key) for work in self.works])]
+        await _for_each(self, self.authority.prepare, *first)
+        return not any(work.outdated for work in self.works)
+
+    def raced(self, error: RekeyError, work: Work, sent: Operation) -> bool:
+        if error.index is None and len(self.works) > 1:
+            # The service did not say which operation it was: any of ours may be.
+            return any(is_lost_race(error, one.given, one.sent[0]) for one in self.works)
+        return is_lost_race(error, work.given, sent)
+
+
+class CrossView(Flow):
+    """The view's table is a replica."""
+
+    authority: SourceAuthority | TargetAuthority
+
+    async def prepare(self) -> bool:
+        await _for_each(self, self.locate)
+        if self.authority.side == SOURCE:
+            check_one_partition({work.old_key.partition for work in self.works})
+        new = [
+            (work, work.old_key)
+            for work in self.works
+            if all(intent.key != work.source_key for intent in work.intents)
+        ]
+        if new:
+            await _begin(self, SOURCE, new)
+        in_step = await _for_each(self, self._look)
+        return all(in_step) and not any(work.outdated for work in self.works)
+
+    def raced(self, error: RekeyError, work: Work, sent: Operation) -> bool:  # noqa: ARG002
+        return isinstance(error, _LOST_RACES)
+
+    def etags(self) -> list[str | None]:
+        return [
+            None if work.given.verb is Verb.DELETE else work.view_etag or _no_version() for work in self.works
+        ]
+
+    @abstractmethod
+    async def locate(self, work: Work) -> None:
+        """Find the old key of a view's row. Raises RowMissing, RowRefused."""
+
+    @abstractmethod
+    async def read_authority(self, work: Work) -> None:
+        """Read the authority's row, and what the mapping lists for it."""
+
+    @abstractmethod
+    async def carry_over(self, work: Work, after: Row) -> None:
+        """Work out what is sent to the authority for a view's row, and claim for it. Raises RowRefused."""
+
+    async def after_propagate(self, work: Work) -> None:
+        wanted = None if work.place is None else (work.expected or {}).get(work.place)
+        if work.place is None or wanted is None:
+            return
+        now = await self.authority.forward.table(work.place.table).get(work.place.key)
+        timed = frozenset[str]()
+        if work.place.table >= 0:
+            timed = self.authority.mapper.timestamp_copies[work.place.table]
+        if now is not None and same_content(wanted, now, timed):
+            work.view_etag = etag_of(now)
+
+    async def _look(self, work: Work) -> bool:
+        """Read both rows and work out the write; False when they were out of step."""
+        place = work.place
+        if place is None:
+            raise AssertionError("the view's row is looked at before it was found")
+        await self.read_authority(work)
+        await self.authority.read(work, {place, *self.authority.followers(work)}, early=True)
+        if place not in work.early:
+            raise Unavailable("the row of this view could not be read; nothing was written", status=503)
+        view_row = work.early[place]
+        shown = self.authority.gives(work, view_row).get(place)
+        in_step = same_content(shown, view_row) if shown and view_row else shown is view_row
+        if not in_step:
+            try:
+                done = await self.authority.replicas.propagate(work.old_key)
+            except RekeyError:
+                work.open = True
+                raise
+            self.client.counters.propagated += 1
+            work.open = work.open or done.open
+            if is_conditional(work.given):
+                raise ConditionFailed(
+                    "the row was changed meanwhile (UpdateConditionNotSatisfied)",
+                    code="UpdateConditionNotSatisfied",
+                    status=412,
+                )
+            return False
+        after = row_after(work.given, view_row)
+        if after is not None:
+            await self.carry_over(work, after)
+        elif work.before is not None:
+            work.expected = {}
+            work.sent = [Operation(Verb.DELETE, work.before, etag_of(work.before))]
+            work.authority_key = key_of(work.before)
+        return True
+
+
+class NewViewFirst(CrossView):
+    """A write in the new view while the source is the authority (`dual_write`)."""
+
+    authority: SourceAuthority
+
+    async def locate(self, work: Work) -> None:
+        place = work.place = TargetKey(0, *work.key)
+        work.source_key = await self.authority.owner_of(work.key)
+        if work.given.verb in CREATES and not await self._is_there(work, place):
+            work.source_key = self.authority.named_key(work, work.given.row)
+        if work.source_key is None:
+            row_after(work.given, None)  # there is no such row: the service's own answer
+
+    async def read_authority(self, work: Work) -> None:
+        work.authority_key = work.old_key
+        await side_by_side(
+            [
+                self.authority.read_before(work),
+                self.authority.find_forward(work),
+                self.authority.find_owner(work, work.key, claims=False),
+            ]
+        )
+
+    async def carry_over(self, work: Work, after: Row) -> None:
+        if work.before is not None and work.early.get(TargetKey(0, *work.key)) is None:
+            raise self.authority.key_taken(work.key)
+        try:
+            desired = inverse(self.authority.mapper, work.old_key, after, work.before, cure=_CURE)
+        except RowRefused as refused:
+            raise refused.for_row(self.authority.target_id(work.key)) from None
+        content = content_of(desired)
+        if work.before is None:
+            work.sent = [Operation(Verb.INSERT, content)]
+        else:
+            work.sent = [Operation(Verb.REPLACE, content, etag_of(work.before))]
+        self.authority.expect(work, content)
+        await self.authority.read(work, work.expected or (), early=True)
+        await self.authority.claim(work)
+
+    async def _is_there(self, work: Work, place: TargetKey) -> bool:
+        """Tell whether the key's owner has a row there: then that is the row which is written."""
+        if work.source_key is None:
+            return False
+        try:
+            if self.authority.mapper.source_key(work.given.row) == work.source_key:
+                return True
+        except RowRefused:
+            pass  # a merge need not say it
+        return await self.authority.replicas.still_owns(work.source_key, place)
+
+
+class OldViewAfter(CrossView):
+    """A write in the old view while the main target is the authority (`cutover`)."""
+
+    authority: TargetAuthority
+
+    async def locate(self, work: Work) -> None:
+        work.source_key = work.key
+        work.place = source_place(work.key)
+
+    async def read_authority(self, work: Work) -> None:
+        await self.authority.find_forward(work)
+        work.before = await self.authority.reverse.authority(work.forward)
+
+    async def carry_over(self, work: Work, after: Row) -> None:
+        place, now = source_place(work.key), work.before
+        timed = {**after, TIMESTAMP: (work.early.get(place) or {}).get(TIMESTAMP, STAND_IN)}
+        try:
+            main, *indexes = self.authority.mapper.map(timed)
+        except RowRefused as refused:
+            raise refused.for_row(self.authority.forward.row_id(work.key)) from None
+        row = dict(main.row)
+        for name in self.authority.mapper.timestamp_copies[0]:
+            # A new Timestamp cannot be foreseen: what the target row says of the source's is kept.
+            for wire_name in (name, name + TYPE_SUFFIX):
+                row.pop(wire_name, None)
+                if now is not None and wire_name in now:
+                    row[wire_name] = now[wire_name]
+        work.expected = {place: after}
+        work.expected |= {TargetKey(number, *key_of(index)): index for number, index in indexes}
+        work.ours.add(place)
+        key = work.authority_key = key_of(row)
+        if now is None:
+            work.sent = [Operation(Verb.INSERT, row)]
+        elif key == key_of(now):
+            work.sent = [Operation(Verb.REPLACE, row, etag_of(now))]
+        elif key.partition == key_of(now).partition:
+            work.sent = [Operation(Verb.DELETE, now, etag_of(now)), Operation(Verb.INSERT, row)]
+            work.before = None
+        else:
+            raise RowRefused(
+                "key-moves",
+                "target.partition_key",
+                "the write would move its row to another partition of the new table, and no transaction"
+                " spans partitions",
+                cure="do this write in the new view, or delete the row and insert it again",
+                row_id=self.authority.forward.row_id(work.key),
+            )
+        await side_by_side(
+            [
+                self.authority.read(work, work.expected, early=True),
+                self.authority.find_owner(work, key, claims=False),
+            ]
+        )
+        await self.authority.claim(work)
+
+
+def _no_version() -> str:
+    """Return an ETag that no row will ever have."""
+    return f'W/"rekey-{secrets.token_hex(8)}"'

@@ -1,0 +1,197 @@
+"""Step 1 of a write, and its way through the others: route, intent, authority, replicas, finish.
+
+Rules kept here (ADR 0017):
+
+* An operation runs under one permit, and ends, work in the background included, within the longest operation.
+  Nothing is sent for it after that, however long its process stood still.
+* One that was held up beyond that may have been given up: its intents are settled, or gone, and the authority
+  may have moved. So its keys are announced again before it is answered, in the epoch that is now; and only if
+  that is still its own can it say that the write was done.
+* Three steps one after the other until the caller has its answer: intents, reads and claims; the write of the
+  authority; the conditional writes of the replicas. The last look is taken after the answer.
+* The caller is told what the authority answered.
+* An error, a cancellation or the deadline before anything was sent to the authority: nothing was written, the
+  intents are removed. After that, the intents stay: the request may have been applied, or may be yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+
+from rekey.client.authority import SourceAuthority, TargetAuthority, send
+from rekey.client.finish import Finisher
+from rekey.client.intent import NewViewFirst, OldViewAfter, SameView, prepare, works_of
+from rekey.client.replicas import follow
+from rekey.client.work import ROW_TOO_BUSY, ClientParts, Flow, IntentRef, State
+from rekey.errors import ServiceError, Unavailable
+from rekey.phases import FOLLOWED
+from rekey.protocol.effects import apply_operations
+from rekey.protocol.permits import Permit
+from rekey.protocol.reverse import ReversePropagator
+from rekey.protocol.rules import SOURCE, Route, View, authority, refusal, refusal_code, route
+from rekey.protocol.sweeper import Settler
+from rekey.tables.allowance import while_allowed
+from rekey.tables.base import Operation, Table
+
+MAX_TRIES = 20
+"""How often a write is worked out anew before its row is called too busy."""
+
+
+class Writer:
+    """Writes in one view of one migration: every write goes through here, in every phase.
+
+    Attributes:
+        client: whose writes they are, and what they work with.
+        finisher: finishes what is left of a write when its caller has the answer.
+    """
+
+    def __init__(self, client: ClientParts) -> None:
+        """Take what the writes of a client work with."""
+        reverse = ReversePropagator(client.propagator)
+        self.client = client
+        self.finisher = Finisher(client, Settler(client.propagator, reverse))
+        self._source = SourceAuthority(client.propagator)
+        self._target = TargetAuthority(reverse, client.longest_operation_s)
+
+    @property
+    def table(self) -> Table:
+        """The table that the view addresses."""
+        return (
+            self.client.propagator.source
+            if self.client.view is View.OLD
+            else self.client.propagator.targets[0]
+        )
+
+    @property
+    def left(self) -> int:
+        """How many keys this client still has to look at."""
+        return self.finisher.left
+
+    async def write(self, operations: Sequence[Operation]) -> list[str | None]:
+        """Do one operation, or several as a transaction; return the rows' new ETags (None for deletes).
+
+        Args:
+            operations: 1 to 100, of one partition of the view, each row once.
+
+        Raises:
+            WritesRefused: not in this phase, or not by this client.
+            RowRefused: the mapping cannot be applied to a row, or the other view cannot express it.
+            Collision: a row maps to a key that belongs to another row.
+            ServiceError: as tables do. Of a transaction, with the `index` of the operation.
+        """
+        async with self.client.permits.operation(writes=True) as permit:
+            mapper = self.client.propagator.mapper
+            taken = route(permit.phase, self.client.view, copied=permit.copied, reverse=mapper.reversible)
+            if taken in (Route.REFUSED, Route.WAIT):
+                raise refusal(refusal_code(self.client.view, taken, copied=permit.copied), self.table.name)
+            deadline = asyncio.get_running_loop().time() + self.client.longest_operation_s
+            with while_allowed(partial(self.client.permits.check, permit)):
+                if taken is Route.PLAIN:
+                    etags = await self._plain(operations, deadline)
+                else:
+                    etags = await self._dual(self._flow(operations, permit, taken, deadline))
+            if not self.client.permits.in_time(permit):
+                await self.announce_late(operations, permit)
+        self.client.counters.writes += len(operations)
+        return etags
+
+    async def announce_late(self, operations: Sequence[Operation], permit: Permit) -> None:
+        """Announce keys again of a write that was answered after the time of its permit.
+
+        Raises:
+            ServiceError: the write may not count: the migration has moved on, or that cannot be told.
+        """
+        try:
+            now = await self.client.permits.look_again()
+            if now.phase in FOLLOWED:
+                keys, side = [one.key for one in operations], self.client.view.side
+                with while_allowed(partial(self.client.permits.check, now)):
+                    ids = await self.client.journal.begin(self.client.client_id, now.epoch, side, keys)
+                    decides = authority(now.phase)
+                    if decides is not None:  # else a freeze: the runner settles it, or the next epoch's sweep
+                        for intent_id, key in zip(ids, keys, strict=True):
+                            intent = IntentRef(intent_id, side, key)
+                            self.finisher.keep(intent, now, decides, still_open=True, decided=True)
+        except Exception:  # noqa: BLE001 - after any error it cannot be told
+            raise self._too_long(sent=True) from None
+        if now.epoch != permit.epoch:
+            raise self._too_long(sent=True)
+
+    async def settle(self) -> None:
+        """Wait for the work in the background, then try what is left once more; what is left of older epochs
+        then is the sweeper's. Called before an epoch is acknowledged."""
+        await self.finisher.settle()
+
+    async def close(self) -> None:
+        """Settle, once no operation is running any more. What cannot be settled stays in the journal."""
+        await self.finisher.close()
+
+    def _flow(self, operations: Sequence[Operation], permit: Permit, taken: Route, deadline: float) -> Flow:
+        kind: type[Flow] = SameView
+        if taken is Route.CROSS_VIEW:
+            kind = NewViewFirst if self.client.view is View.NEW else OldViewAfter
+        return kind(
+            works_of(operations, self.client.journal),
+            self.client,
+            self._source if authority(permit.phase) == SOURCE else self._target,
+            permit,
+            deadline,
+        )
+
+    async def _plain(self, operations: Sequence[Operation], deadline: float) -> list[str | None]:
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await apply_operations(self.table, operations)
+        except TimeoutError:
+            raise self._too_long(sent=True) from None
+
+    async def _dual(self, flow: Flow) -> list[str | None]:
+        try:
+            async with asyncio.timeout_at(flow.deadline):
+                await _decide(flow)
+        except BaseException as error:
+            self.finisher.give_up(flow)
+            if isinstance(error, TimeoutError):
+                raise self._too_long(sent=flow.sent) from None
+            raise
+        try:
+            async with asyncio.timeout_at(flow.deadline):
+                await follow(flow)
+        except BaseException as error:
+            for work in flow.works:  # the authority is written, the replicas were cut off in the middle
+                if work.state is State.DECIDED:
+                    work.state, work.open = State.LEFT, True
+            if not isinstance(error, TimeoutError):
+                raise
+        finally:
+            self.finisher.finish(flow)
+        return flow.etags()
+
+    def _too_long(self, *, sent: bool) -> ServiceError:
+        said, hint = " before it began; nothing was written", "repeat the operation"
+        if sent:
+            said = "; it may have been applied, or may be yet"
+            hint = "read the row before you repeat the operation"
+        what = f"the write to {self.table.name} took too long{said}"
+        return Unavailable(what, code="OperationTimedOut", status=500, hint=hint)
+
+
+async def _decide(flow: Flow) -> None:
+    """Go as far as the authority's answer.
+
+    Raises:
+        RekeyError: the caller's answer. Unless `flow.sent` says otherwise, nothing was written.
+    """
+    for _ in range(MAX_TRIES):
+        if await prepare(flow) and await send(flow):
+            return
+        for work in flow.works:
+            work.begin_again()
+    raise Unavailable(
+        f"the row kept changing in {MAX_TRIES} attempts to write it; nothing was written",
+        code=ROW_TOO_BUSY,
+        status=503,
+        hint="repeat the operation",
+    )

@@ -1,0 +1,176 @@
+"""What both clients of the SDK have in common: how they are made, and what they own.
+
+Rules kept here:
+
+* A client is the SDK's: what is not said here (methods, arguments, types, exceptions) is the SDK's.
+* Nothing is connected, and no thread is started, before the first use.
+* Closing the client closes what it opened; credentials that were given stay their owner's.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Generic, Self, TypeVar
+
+from azure.core.credentials import AzureNamedKeyCredential
+from azure.core.pipeline.policies import CustomHookPolicy
+
+from rekey.client.reading import LeaseSettings
+from rekey.client.sdk.core import ClientCore
+from rekey.client.sdk.plan import (
+    DEFAULT_NAME,
+    DEFAULT_SHADOW_READS,
+    AnyCredential,
+    Plan,
+    account_of,
+    connect,
+    prepared_with,
+)
+from rekey.declaration.migration import Declared
+from rekey.declaration.scripts import load_script
+from rekey.errors import ConfigurationError
+from rekey.mapping.wrapping import WrappingKey
+from rekey.migration.opening import Prepared
+from rekey.project.config import Account, account_key, load_config
+from rekey.protocol.rules import View
+
+CredentialT = TypeVar("CredentialT", bound=AnyCredential)
+
+
+class DualWriting(ABC, Generic[CredentialT]):
+    """What makes a `TableClient`, the next class in the order of resolution, write as a migration says.
+
+    >>> client = DualWriteTableClient(
+    ...     "https://ACCOUNT.table.core.windows.net", "Users", credential=credential,
+    ...     migration="migrations/0001_users_opaque_ids.py", secrets={"users": secret},
+    ...     restricted_endpoint="https://RESTRICTED.table.core.windows.net",
+    ...     restricted_credential=credential, name="billing-api",
+    ... )
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        table_name: str,
+        *,
+        migration: Declared | Path | str,
+        restricted_endpoint: str,
+        restricted_credential: AnyCredential,
+        secrets: Mapping[str, bytes],
+        wrapping_key: bytes | WrappingKey | None = None,
+        credential: CredentialT | None = None,
+        view: View | str | None = None,
+        name: str = DEFAULT_NAME,
+        shadow_reads: float = DEFAULT_SHADOW_READS,
+        shadow_seed: int | None = None,
+        settings: LeaseSettings | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Check everything that can be checked without a connection.
+
+        Args:
+            endpoint, table_name, credential, kwargs: as for the SDK's client.
+            migration: the migration script's path, or the script as loaded.
+            restricted_endpoint, restricted_credential: the account of mapping, journal and control row.
+            secrets: the secrets that the declaration names.
+            wrapping_key: what `[sealing]` of the runner names, if the mapping is sealed: a secret's bytes, or
+                a `rekey.mapping.vault.KeyVaultWrappingKey`.
+            view: `old` or `new`; by default the table's.
+            name: what the client is called in `rekey status`.
+            shadow_reads: share of reads that are also done on the other side and compared, 0 to 1.
+            shadow_seed: of the draw which ones.
+            settings: times of the lease.
+
+        Raises:
+            ConfigurationError, DeclarationError, SecretMissing: what is wrong with which of them.
+        """
+        plan = Plan(
+            prepared_with(migration, secrets, wrapping_key),
+            table_name,
+            view,
+            tables=account_of(endpoint, credential, "tables"),
+            restricted=account_of(restricted_endpoint, restricted_credential, "restricted"),
+            name=name,
+            settings=settings,
+            shadow_reads=shadow_reads,
+            shadow_seed=shadow_seed,
+        )
+        self._core = ClientCore(plan, connect)
+        self._own: list[Any] = []
+        policy = self._policy(CustomHookPolicy(**kwargs))
+        first = [*policies_of(kwargs.pop("per_call_policies", None)), policy]
+        table_client: Any = super()
+        table_client.__init__(endpoint, table_name, credential=credential, per_call_policies=first, **kwargs)
+
+    @classmethod
+    def from_config(
+        cls,
+        path: Path | str,
+        script_id: str,
+        *,
+        table: str | None = None,
+        view: View | str | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Make a client from `rekey.toml`: endpoints, credentials, secrets and the script as rekey uses them.
+
+        Args:
+            path: of `rekey.toml`.
+            script_id: the migration.
+            table: the client's table; by default the source or the main target, as `view` says.
+            view: `old` or `new`.
+            kwargs: `name`, `shadow_reads`, `settings` and what the SDK's client takes.
+
+        Raises:
+            ConfigurationError, DeclarationError, SecretMissing: what is wrong with which of them.
+        """
+        if table is None and view is None:
+            raise ConfigurationError(
+                "neither a view nor a table is given", hint='say view="old" or view="new"'
+            )
+        config = load_config(Path(path))
+        prepared = Prepared.of(config, load_script(config.migrations / f"{script_id}.py"))
+        migration = prepared.declared.migration
+        if table is None:
+            table = migration.source if View(str(view)) is View.OLD else migration.target.table
+        own: list[Any] = []
+
+        def credential(account: Account) -> Any:
+            key = account_key(account)
+            if key is not None:
+                return AzureNamedKeyCredential(account.name, key)
+            own.append(cls._identity())
+            return own[-1]
+
+        client = cls(
+            config.tables.endpoint,
+            table,
+            credential=credential(config.tables),
+            migration=prepared.declared,
+            restricted_endpoint=config.restricted.endpoint,
+            restricted_credential=credential(config.restricted),
+            secrets=prepared.secrets,
+            wrapping_key=prepared.wrapping,
+            view=view,
+            **kwargs,
+        )
+        client._own += own
+        return client
+
+    @staticmethod
+    @abstractmethod
+    def _identity() -> Any:
+        """Return the identity of the process."""
+
+    @abstractmethod
+    def _policy(self, hooks: CustomHookPolicy[Any, Any]) -> Any:
+        """Return the policy that stands first in the client's pipeline."""
+
+
+def policies_of(given: Any) -> list[Any]:
+    """Return the policies a caller gave as `per_call_policies`: none, one or several."""
+    if given is None:
+        return []
+    return list(given) if isinstance(given, list | tuple) else [given]
