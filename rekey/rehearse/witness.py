@@ -47,9 +47,14 @@ def digest_of(row: Row, leave_out: Iterable[str] = ()) -> bytes:
     return hashlib.blake2b(repr(content).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
+def key_of_account(account: AzuriteAccount) -> AzureNamedKeyCredential:
+    """Return an account's key as the SDK takes it."""
+    return AzureNamedKeyCredential(account.name, account.key)
+
+
 def open_service(account: AzuriteAccount) -> TableServiceClient:
     """Return the SDK's client of one account."""
-    credential = AzureNamedKeyCredential(account.name, account.key)
+    credential = key_of_account(account)
     # Without the machine's proxy settings: Azurite is on the loopback address.
     transport = RequestsTransport(use_env_settings=False)
     return TableServiceClient(account.endpoint, credential=credential, transport=transport)
@@ -111,16 +116,10 @@ class Witness:
 
     def get(self, table: str, key: EntityKey) -> Row | None:
         """Return one wire row, None when there is none."""
-        seen: list[Row] = []
-
-        def keep(response: Any) -> None:
-            seen.append(json.loads(response.http_response.text()))
-
         try:
-            self.client(table).get_entity(key.partition, key.row, raw_response_hook=keep)
+            return _wire_row(self.client(table), key)
         except ResourceNotFoundError:
             return None
-        return seen[0]
 
     def create(self, table: str) -> None:
         """Create an empty table; one that exists stays as it is."""
@@ -142,25 +141,17 @@ class Witness:
         return PLAIN if root is None else SealedKeys(self._script_id, cursors_key(root, self._id_key()))
 
     def _id_key(self) -> bytes:
-        return base64.b64decode(
-            self._restricted_row(CONTROL_TABLE, self._script_id, _CONTROL_ROW_KEY)["IdKey"]
-        )
+        row = self._restricted_row(CONTROL_TABLE, EntityKey(self._script_id, _CONTROL_ROW_KEY))
+        return base64.b64decode(row["IdKey"])
 
     def _root(self) -> DataKey | None:
         if self._wrapping is None:
             return None
-        row = self._restricted_row(MAPPING_TABLE, key_partition(self._script_id), ROOT)
+        row = self._restricted_row(MAPPING_TABLE, EntityKey(key_partition(self._script_id), ROOT))
         return read_data_key(self._script_id, row, self._wrapping)
 
-    def _restricted_row(self, table: str, partition: str, row: str) -> Row:
-        seen: list[Row] = []
-
-        def keep(response: Any) -> None:
-            seen.append(json.loads(response.http_response.text()))
-
-        client = self._restricted.get_table_client(table)
-        client.get_entity(partition, row, raw_response_hook=keep)
-        return seen[0]
+    def _restricted_row(self, table: str, key: EntityKey) -> Row:
+        return _wire_row(self._restricted.get_table_client(table), key)
 
     # --- comparing ---------------------------------------------------------------------------------------
 
@@ -237,6 +228,17 @@ class Witness:
             looked_at += 1
             missing += key_of(self.mapper.map(row)[0].row) not in there
         return looked_at, missing
+
+
+def _wire_row(client: TableClient, key: EntityKey) -> Row:
+    """Return a row as the service sent it. Raises ResourceNotFoundError."""
+    seen: list[Row] = []
+
+    def keep(response: Any) -> None:
+        seen.append(json.loads(response.http_response.text()))
+
+    client.get_entity(key.partition, key.row, raw_response_hook=keep)
+    return seen[0]
 
 
 class _Wrong:
