@@ -10,9 +10,10 @@ import pytest
 
 from rekey.errors import ConfigurationError, DeclarationError
 from rekey.model import content_of
-from rekey.rehearse.generate import generic, users
+from rekey.rehearse.generate import users
 from rekey.rehearse.rehearsal import rehearse
 from rekey.rehearse.report import RehearsalReport
+from tests.oddrows import generic
 
 pytestmark = pytest.mark.azurite
 EXAMPLES = Path(__file__).parents[2] / "migrations"

@@ -16,9 +16,9 @@ from rekey.mapping.rows import CONTROL_TABLE
 from rekey.model import EntityKey, KeyRange, Row, content_of, key_of
 from rekey.rehearse.application import Application, to_entity
 from rekey.rehearse.azurite import Azurite
-from rekey.rehearse.generate import generic
 from rekey.rehearse.stock import Stock, load
 from rekey.rehearse.witness import Witness, open_service
+from tests.oddrows import generic
 
 pytestmark = pytest.mark.azurite
 ID_KEY = b"k" * 32

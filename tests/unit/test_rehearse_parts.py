@@ -15,10 +15,9 @@ from rekey.declaration.scripts import load_script
 from rekey.errors import ConfigurationError
 from rekey.model import Row, key_of
 from rekey.rehearse.application import ADDED, changed_by_one, to_entity
-from rekey.rehearse.madeup import rows_for
 from rekey.rehearse.project import Project, Result
 from rekey.rehearse.report import Briefly, RehearsalReport, WithOutput
-from rekey.rehearse.stock import Stock
+from rekey.rehearse.stock import Stock, rows_for
 
 EXAMPLES = Path(__file__).parents[2] / "migrations"
 SECRET = b"0123456789abcdef"
