@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from rekey.core.clock import TICKS_PER_SECOND, ticks_of
-from rekey.doctor.examine import examine
 from rekey.doctor.finding import Finding
+from rekey.doctor.judge import examine
 from rekey.doctor.observed import (
     AccountSeen,
     ConfigurationSeen,

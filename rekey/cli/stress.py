@@ -223,14 +223,13 @@ def _loaded(shell: Shell, config: Config) -> TableService:
 
 async def _refuse_others(shell: Shell, config: Config) -> None:
     """Refuse an account that does not say it is Azurite."""
-    from rekey.doctor.observed import AccountSeen
-    from rekey.doctor.service import Kind, kind_of
+    from rekey.doctor.observed import AccountSeen, Kind
     from rekey.tables.probe import ask
 
     account = config.tables
     asking = shell.surroundings.ask or functools.partial(ask, clock=shell.clock)
     answer = await asking(account.endpoint, "Tables?$top=1", None)
-    kind = kind_of(AccountSeen("tables", account.endpoint, account.name, anonymous=answer))
+    kind = AccountSeen("tables", account.endpoint, account.name, anonymous=answer).kind
     if kind is not Kind.AZURITE:
         raise Refused(
             f"the account {account.name} does not say that it is Azurite ({kind}); a stress test costs money"

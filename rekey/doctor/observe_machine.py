@@ -15,8 +15,9 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, distributions, requires
 from pathlib import Path
 
@@ -37,7 +38,7 @@ from rekey.errors import RekeyError
 from rekey.evidence.signing import open_signer
 from rekey.migration.opening import open_wrapping, read_wrapping
 from rekey.project.config import Config, account_key, resolve_secret
-from rekey.project.secrets_source import SecretKind
+from rekey.project.secrets_source import SecretKind, SecretSource
 from rekey.protocol.lease import process_exists
 from rekey.state.backend import SCHEMA_FOLDER, schema_version, sqlite_version
 from rekey.state.erasures import erasures
@@ -66,7 +67,10 @@ def see_configuration(config: Config) -> ConfigurationSeen:
         file=see_file(config.path) or FileSeen(str(config.path)),
         same_account=config.tables.is_same_as(config.restricted),
         same_key=_same_key(config),
-        secrets=tuple(_secret(config, name) for name in sorted(config.secrets)),
+        secrets=tuple(
+            _secret(name, config.secrets[name], partial(resolve_secret, config, name))
+            for name in sorted(config.secrets)
+        ),
         wrapping=_wrapping(config),
         evidence_file=None if config.evidence.key_file is None else see_file(config.evidence.key_file),
         evidence_configured=configured,
@@ -86,12 +90,16 @@ def _wrapping(config: Config) -> SecretSeen | None:
     source = config.sealing.key
     if source is None or source.kind is SecretKind.KEY_VAULT:
         return None
+    return _secret("sealing", source, lambda: read_wrapping(source))
+
+
+def _secret(name: str, source: SecretSource, read: Callable[[], bytes]) -> SecretSeen:
     file = see_file(Path(source.where)) if source.kind is SecretKind.FILE else None
     try:
-        secret = read_wrapping(source)
+        secret = read()
     except RekeyError as error:
-        return SecretSeen("sealing", file, trouble=trouble_of(error))
-    return SecretSeen("sealing", file, length=len(secret), distinct=len(set(secret)))
+        return SecretSeen(name, file, trouble=trouble_of(error))
+    return SecretSeen(name, file, length=len(secret), distinct=len(set(secret)))
 
 
 def _unsealed(config: Config) -> Trouble | None:
@@ -101,16 +109,6 @@ def _unsealed(config: Config) -> Trouble | None:
     except RekeyError as error:
         return trouble_of(error)
     return None
-
-
-def _secret(config: Config, name: str) -> SecretSeen:
-    source = config.secrets[name]
-    file = see_file(Path(source.where)) if source.kind is SecretKind.FILE else None
-    try:
-        secret = resolve_secret(config, name)
-    except RekeyError as error:
-        return SecretSeen(name, file, trouble=trouble_of(error))
-    return SecretSeen(name, file, length=len(secret), distinct=len(set(secret)))
 
 
 # --- files ----------------------------------------------------------------------------------------------
