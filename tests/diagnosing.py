@@ -103,7 +103,7 @@ SOUND = Observed(
     state=StateSeen(
         path="/srv/project/.rekey/state.sqlite",
         file=file(".rekey/state.sqlite"),
-        beside=(file(".rekey/state.sqlite.lock"),),
+        siblings=(file(".rekey/state.sqlite.lock"),),
         folder=file(".rekey", mode=0o755),
         free_bytes=50 * 1024**3,
         file_system="ext4",

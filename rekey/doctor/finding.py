@@ -5,7 +5,7 @@ Rules kept here:
 * A code is stable, for scripts and for the runbook; every code is listed here and explained there.
 * A finding says what was seen, why it matters and what to do. None of it holds a key, a secret, a SAS or a
   connection string: what was observed holds none (`rekey.doctor.observed`).
-* What nobody has to do anything about is a fact, not a finding.
+* What needs no action is a fact, not a finding.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Code(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that somebody should know or do.
+    """Something that the operator should know or do.
 
     Attributes:
         severity: an error will stop a migration or has opened a door; a warning is a risk; a note informs.

@@ -57,7 +57,7 @@ def _reached(account: AccountSeen) -> Iterator[Told]:
             Code.CERTIFICATE_REFUSED,
             section,
             f"the certificate of {account.endpoint} is not trusted",
-            "whoever answers cannot prove to be the service; nothing was sent to it",
+            "the server cannot prove to be the service; nothing was sent to it",
             "check the host's name, this machine's clock and its certificate authorities; behind a proxy that"
             " opens TLS, its authority must be trusted here",
         )
@@ -95,7 +95,7 @@ def _connection(account: AccountSeen) -> Iterator[Told]:
             Code.TLS_OLD,
             section,
             f"the connection is {heard.tls}",
-            "it can be broken into by whoever is on the way",
+            "it can be broken into on the way",
             "allow TLS 1.2 and newer only; a proxy on the way may be what is old",
             f"az storage account update --name {account.name} --min-tls-version TLS1_2",
         )
@@ -149,7 +149,7 @@ def _kind(account: AccountSeen) -> Iterator[Told]:
                 Code.COSMOS,
                 section,
                 "this is Cosmos DB for Table: its host says so",
-                "it returns rows in no order, and rekey goes on behind the last key it read: rows could be"
+                "it returns rows in no order, and rekey goes on after the last key it read: rows could be"
                 " passed over. It also takes RowKeys of 255 bytes at most, batches of 2 MB, tokens of another"
                 " kind, and answers 429 instead of 503",
                 "do not migrate it with this version; rekey is made for, and tested against, Table storage",
@@ -163,7 +163,7 @@ def _kind(account: AccountSeen) -> Iterator[Told]:
                 f"what answers says neither Azure Table Storage nor Azurite ({said})",
                 "something between may change requests and answers, or it imitates the service: order of"
                 " rows, ETags and conditions are then not known to be kept",
-                "ask whoever runs what is in between; rehearse on it before a migration",
+                "ask its operator what is in between; rehearse on it before a migration",
             )
         case Kind.STORAGE | Kind.SILENT:
             return
@@ -180,7 +180,7 @@ def _shared_keys(account: AccountSeen) -> Iterator[Told]:
             section,
             "the account takes shared keys: the configured one was accepted",
             "who has a key, or may list keys (Owner and Contributor may), reads everything",
-            "use a token, then switch shared keys off; look first that nobody else needs them",
+            "use a token, then switch shared keys off; look first that nothing else needs them",
             f"az storage account update --name {account.name} --allow-shared-key-access false",
         )
     elif account.uses_token and not account.takes_no_keys:
@@ -189,7 +189,7 @@ def _shared_keys(account: AccountSeen) -> Iterator[Told]:
             section,
             "whether shared keys are switched off cannot be seen from here",
             "a request with a key made up for it was refused for its signature, which says neither; who has a"
-            " key reads everything, whatever roles say",
+            " key reads everything, in spite of all roles",
             "look with the command; anything but `false` means that keys are taken",
             f"{show} --query allowSharedKeyAccess",
         )
@@ -204,8 +204,8 @@ def _scope(account: AccountSeen) -> Iterator[Told]:
             Code.ACCOUNT_WIDE,
             section,
             "this identity may list all tables: its role is on the account or above, not on single tables",
-            "whatever runs as it reads every table of the account; the runner makes tables and needs that, an"
-            " application does not",
+            "each process that runs as it reads every table of the account; the runner makes tables and needs"
+            " that, an application does not",
             "give the application an identity of its own, with roles on the tables it uses",
         )
     path = f"/storageAccounts/{account.name}"
@@ -247,7 +247,7 @@ def _sources(observed: Observed) -> Iterator[Told]:
                 script.script_id,
                 f"its source {script.source} cannot be read ({script.reading})",
                 "neither `plan` nor `apply` can begin",
-                f"give whoever runs rekey {_ROLE}; Reader is enough for `plan`",
+                f"give the identity that runs rekey {_ROLE}; Reader is enough for `plan`",
             )
         if script.reading is Reading.MISSING and (begun is None or begun.phase != ControlPhase.RETIRED):
             yield warning(
@@ -271,7 +271,7 @@ def _store_readable(observed: Observed) -> Iterator[Told]:
             "[restricted]",
             f"{listed(closed)} cannot be read",
             "no command knows where a migration stands, and clients of the application refuse to write",
-            f"give whoever runs rekey, and the application's clients, {_ROLE}",
+            f"give the identity that runs rekey, and the application's clients, {_ROLE}",
         )
 
 
@@ -283,7 +283,7 @@ def _writing(observed: Observed) -> Iterator[Told]:
             "[restricted]",
             f"a row could not be written and removed in {writing.where}: {writing.trouble.what}",
             "`apply` keeps phase, mapping and leases there, and cannot begin",
-            writing.trouble.cure or f"give whoever runs rekey {_ROLE}",
+            writing.trouble.cure or f"give the identity that runs rekey {_ROLE}",
         )
     elif not writing.where and observed.restricted.listing is not None:
         yield note(
@@ -298,7 +298,7 @@ def _writing(observed: Observed) -> Iterator[Told]:
             Code.LEFT_BEHIND,
             "[restricted]",
             f"{writing.left} was written by this check and could not be removed",
-            "it is in nobody's way, but nothing of a check should stay",
+            "it does no harm, but nothing of a check should stay",
             "delete it by hand",
         )
 
@@ -312,7 +312,7 @@ def _crossing(observed: Observed) -> Iterator[Told]:
             Code.RESTRICTED_OPEN,
             "[restricted]",
             f"the credential of [tables] reads {listed(crossing.read)} of the restricted account",
-            "whoever may open the application's tables reads which old key became which id",
+            "who may open the application's tables reads which old key became which id",
             "renew the keys of the restricted account, give it none in common, and take the role of the"
             " application's identity away",
         )
@@ -338,7 +338,7 @@ ERROR_S = 600.0
 def ahead_s(heard: Heard) -> float | None:
     """Return how many seconds this machine is ahead of the service, 0.0 when both can be right.
 
-    Negative when it is behind. The service's clock stood in [date, date + 1 s) at some moment
+    Negative when it is slow. The service's clock stood in [date, date + 1 s) at some moment
     between sending and receiving.
     """
     if heard.date is None or not heard.answered:
@@ -460,7 +460,7 @@ def _mapping_kept(one: MigrationSeen) -> Iterator[Finding]:
             Code.MAPPING_OVER,
             one.script_id,
             f"the mapping{months} is kept longer than [gates] mapping_retention says",
-            "whoever may open it can still find out who became whom",
+            "who may open it can still find out which old key became which id",
             "erase what is over",
             f"rekey retire {one.script_id} --expired --confirm {one.script_id}",
         )
@@ -469,7 +469,7 @@ def _mapping_kept(one: MigrationSeen) -> Iterator[Finding]:
             Code.DATA_KEY_RETURNED,
             one.script_id,
             f"the data key of {listed(one.returned)} was shredded, as the audit log says, and stands there",
-            "somebody put an old copy into the restricted store: what was erased can be opened again",
+            "an old copy was put into the restricted store: what was erased can be opened again",
             "find out who, and shred it again",
             f"rekey retire {one.script_id} --cohort {one.returned[0]} --reason 'put back'",
         )

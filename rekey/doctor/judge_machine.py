@@ -5,7 +5,7 @@ Rules kept here:
 * Of a file's mode only what lets in others than the owner is said. Root reads everything and is never
   mentioned. With an access control list the group's bits are its mask, so that a list that lets others in
   shows.
-* One account for both sections keeps nobody from the old keys. On Azurite it costs nothing and is a note.
+* One account for both sections protects the old keys from no one. On Azurite it costs nothing and is a note.
 * A secret that a script needs is judged with the scripts; with the configuration those that no script names.
 * What is wanted of packages comes from the installed distribution itself, so that it is said once.
 * The state file holds source keys (cursors) and the record of what was done: others must not read or change
@@ -52,7 +52,7 @@ def doors(
         file: as seen.
         what: what it is, e.g. "the file of secret `users`".
         why: why it matters who reads it.
-        codes: for a file that others may open, and for one that belongs to somebody else.
+        codes: for a file that others may open, and for one that belongs to another user.
     """
     if file.mode is None:
         return []
@@ -78,7 +78,7 @@ def doors(
             warning(
                 codes[1],
                 what,
-                f"{file.path} belongs to somebody else ({described(file)})",
+                f"{file.path} belongs to another user ({described(file)})",
                 why,
                 "run rekey as its owner, or give it to the user who runs rekey",
             )
@@ -98,8 +98,8 @@ GOOD_BYTES = 32
 FEW_DISTINCT = 8
 """32 hexadecimal digits drawn by chance have about 14 different ones, and practically never fewer than 8."""
 _MAKE_SECRET = "openssl rand -hex 32"  # noqa: S105 - a command
-_WHY_WRAPPING = "whoever has this key and reads the restricted store finds every old key"
-_WHY_SECRET = "whoever has the secret can compute the id of every old key that he can guess"  # noqa: S105
+_WHY_WRAPPING = "who has this key and reads the restricted store finds every old key"
+_WHY_SECRET = "who has the secret can compute the id of every old key that can be guessed"  # noqa: S105
 
 
 def _configuration(observed: Observed) -> Iterator[Told]:
@@ -123,7 +123,7 @@ def _accounts_apart(observed: Observed) -> Iterator[Finding]:
             Code.SAME_ACCOUNT,
             "[restricted]",
             "it is the same account as [tables]",
-            "whoever may read the tables of the application may also read which old key became which id",
+            "who may read the tables of the application may also read which old key became which id",
             "an account of its own for the restricted store, which only the runner and the application's"
             " clients may open" + ("; on Azurite it does not matter" if azurite else ""),
         )
@@ -134,7 +134,7 @@ def _accounts_apart(observed: Observed) -> Iterator[Finding]:
             Code.SAME_KEY,
             "[restricted]",
             "both accounts have the same shared key",
-            "whoever has the key of the application's tables opens the restricted store with it",
+            "who has the key of the application's tables opens the restricted store with it",
             "give each account a key of its own, or no key at all: tokens",
         )
 
@@ -154,7 +154,7 @@ def _key_of(account: AccountSeen) -> Iterator[Finding]:
             Code.KEY_WHERE_TOKEN,
             section,
             f"a shared key out of {account.key_env} is used where a token would do",
-            "a shared key opens the whole account, names nobody in its logs, and bypasses every role",
+            "a shared key opens the whole account, names no user in its logs, and bypasses every role",
             f"remove `key_env` from {section}, run `az login` or use a managed identity, and give it the role"
             " Storage Table Data Contributor",
         )
@@ -200,38 +200,28 @@ def _secret(secret: SecretSeen, *, named: bool) -> Iterator[Finding]:
             "make the next one longer; the secret of a migration that has begun must stay",
             _MAKE_SECRET,
         )
-    if secret.trouble is None and secret.distinct < FEW_DISTINCT:
-        yield warning(
-            Code.SECRET_GUESSABLE,
-            about,
-            f"it has {secret.distinct} different bytes: a pattern, not chance",
-            _WHY_SECRET + "; a pattern is tried first",
-            "make one by chance before the migration begins; one that has begun must keep its secret, and its"
-            " ids count as guessable",
-            _MAKE_SECRET,
-        )
-    if secret.file is not None:
-        yield from doors(
-            secret.file,
-            about,
-            why=_WHY_SECRET,
-        )
+    remedy = (
+        "make one by chance before the migration begins; one that has begun must keep its secret, and its"
+        " ids count as guessable"
+    )
+    yield from _kept(secret, about, _WHY_SECRET, remedy)
 
 
 def _wrapping(key: SecretSeen | None) -> Iterator[Finding]:
-    if key is None:
-        return
-    if key.trouble is None and key.distinct < FEW_DISTINCT:
+    remedy = "make one by chance, name this one under [sealing.previous], and run `rekey apply`"
+    if key is not None:
+        yield from _kept(key, "[sealing]", _WHY_WRAPPING, remedy)
+
+
+def _kept(secret: SecretSeen, about: str, why: str, remedy: str) -> Iterator[Finding]:
+    """Judge whether a secret can be guessed, and who may read its file."""
+    if secret.trouble is None and secret.distinct < FEW_DISTINCT:
+        seen = f"it has {secret.distinct} different bytes: a pattern, not chance"
         yield warning(
-            Code.SECRET_GUESSABLE,
-            "[sealing]",
-            f"it has {key.distinct} different bytes: a pattern, not chance",
-            _WHY_WRAPPING + "; a pattern is tried first",
-            "make one by chance, name this one under [sealing.previous], and run `rekey apply`",
-            _MAKE_SECRET,
+            Code.SECRET_GUESSABLE, about, seen, why + "; a pattern is tried first", remedy, _MAKE_SECRET
         )
-    if key.file is not None:
-        yield from doors(key.file, "[sealing]", why=_WHY_WRAPPING)
+    if secret.file is not None:
+        yield from doors(secret.file, about, why=why)
 
 
 def _evidence(seen: ConfigurationSeen) -> Iterator[Finding]:
@@ -248,8 +238,8 @@ def _evidence(seen: ConfigurationSeen) -> Iterator[Finding]:
             Code.EVIDENCE_UNSIGNED,
             "[evidence]",
             "no key is configured: checkpoints and evidence are not signed",
-            "without a signature nobody can tell afterwards that the log was not written again; `retire` asks"
-            " for signed evidence",
+            "without a signature it cannot be told afterwards that the log was not written again; `retire`"
+            " asks for signed evidence",
             "make a key before the migration begins",
             "rekey evidence keygen",
         )
@@ -257,7 +247,7 @@ def _evidence(seen: ConfigurationSeen) -> Iterator[Finding]:
         yield from doors(
             seen.evidence_file,
             "[evidence]",
-            why="whoever has this key can sign another history",
+            why="who has this key can sign another history",
         )
 
 
@@ -363,7 +353,7 @@ def _state(observed: Observed) -> Iterator[Told]:
 def _state_open(observed: Observed) -> Iterator[Told]:
     seen = observed.state
     codes = (Code.STATE_OPEN, Code.STATE_FOREIGN)
-    for file in (*((seen.file,) if seen.file is not None else ()), *seen.beside):
+    for file in (*((seen.file,) if seen.file is not None else ()), *seen.siblings):
         yield from doors(file, "state file", why=_WHY, codes=codes)
     folder = seen.folder
     if folder is not None and folder.mode is not None and others_who_write(folder):

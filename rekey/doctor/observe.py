@@ -111,7 +111,7 @@ async def _on(
     connect: Callable[[Config], Accounts],
     work: Callable[[TableService], Awaitable[T]],
 ) -> T:
-    """Do something on one account, whatever is wrong with the other."""
+    """Do something on one account, even when the other cannot be connected."""
     of_tables = account is config.tables
     accounts = connect(replace(config, tables=account, restricted=account))
     try:

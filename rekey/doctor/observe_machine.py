@@ -44,7 +44,7 @@ from rekey.state.backend import SCHEMA_FOLDER, schema_version, sqlite_version
 from rekey.state.erasures import erasures
 from rekey.state.store import State
 
-_BESIDE = ("-wal", "-shm", ".lock")
+_SIBLINGS = ("-wal", "-shm", ".lock")
 _MOUNTS = Path("/proc/self/mountinfo")
 
 
@@ -125,10 +125,17 @@ def see_file(path: Path) -> FileSeen | None:
     return FileSeen(
         str(path),
         mode=status.st_mode & 0o7777,
-        owner=_user(status.st_uid),
-        group=_group(status.st_gid),
+        owner=_named(path.owner, status.st_uid),
+        group=_named(path.group, status.st_gid),
         ours=status.st_uid in (0, os.geteuid()),
     )
+
+
+def _named(name: Callable[[], str], number: int) -> str:
+    try:
+        return name()
+    except KeyError:
+        return str(number)
 
 
 if sys.platform == "win32":
@@ -137,20 +144,6 @@ if sys.platform == "win32":
         return False  # asking would be taking
 else:
     import fcntl
-    import grp
-    import pwd
-
-    def _user(number: int) -> str:
-        try:
-            return pwd.getpwuid(number).pw_name
-        except KeyError:
-            return str(number)
-
-    def _group(number: int) -> str:
-        try:
-            return grp.getgrgid(number).gr_name
-        except KeyError:
-            return str(number)
 
     def _is_locked(path: Path, pid: int) -> bool:
         """Tell whether the process that signed a lock file still holds the lock on it."""
@@ -177,7 +170,7 @@ else:
 def see_state(path: Path) -> StateSeen:
     """Look at the state file and its surroundings, and read it as it is at this moment."""
     existing = next(one for one in (path.parent, *path.parents, Path(path.anchor)) if one.exists())
-    beside = (see_file(path.with_name(path.name + suffix)) for suffix in _BESIDE)
+    siblings = (see_file(path.with_name(path.name + suffix)) for suffix in _SIBLINGS)
     trouble, broken_at, schema = None, None, 0
     try:
         with State.open(path, read_only=True) as state:
@@ -187,7 +180,7 @@ def see_state(path: Path) -> StateSeen:
     return StateSeen(
         path=str(path),
         file=see_file(path),
-        beside=tuple(one for one in beside if one is not None),
+        siblings=tuple(one for one in siblings if one is not None),
         folder=see_file(path.parent),
         free_bytes=_free(existing),
         file_system=file_system_of(existing),
@@ -233,7 +226,7 @@ def file_system_of(path: Path, mounts: str | None = None) -> str:
 
 
 def _held_by(lock: Path) -> str:
-    """Return who holds the lock file, "" when nobody does."""
+    """Return who holds the lock file, "" when it is free."""
     try:
         holder = json.loads(lock.read_text("utf-8"))
         pid, host, since = int(holder["pid"]), str(holder["host"]), str(holder["since"])

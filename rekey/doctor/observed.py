@@ -262,11 +262,11 @@ class StateSeen:
     Attributes:
         path: as configured.
         file: the file, None while there is none.
-        beside: files of SQLite and the lock beside it, as far as they exist.
+        siblings: files of SQLite and the lock next to it, as far as they exist.
         folder: its folder, None while there is none.
         free_bytes: on its disk, None when unknown.
         file_system: its type, "" when unknown.
-        held_by: who holds the lock, "" when nobody does.
+        held_by: who holds the lock, "" when it is free.
         trouble: why it cannot be opened.
         schema, newest_schema: of the file, and of this program.
         broken_at: where the chain of audit events breaks, None when it holds.
@@ -274,7 +274,7 @@ class StateSeen:
 
     path: str
     file: FileSeen | None = None
-    beside: tuple[FileSeen, ...] = ()
+    siblings: tuple[FileSeen, ...] = ()
     folder: FileSeen | None = None
     free_bytes: int | None = None
     file_system: str = ""

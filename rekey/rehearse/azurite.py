@@ -33,7 +33,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from types import TracebackType
 
 from rekey.errors import ConfigurationError, MachineFailed
 
@@ -116,9 +115,8 @@ def _major_version(program: str) -> int:
 
 
 def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    root = Path(base) if base else Path.home() / ".cache"
-    return root / "rekey" / f"azurite-{pinned_version()}"
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "rekey" / f"azurite-{pinned_version()}"
 
 
 def _installed_version(place: Path) -> str | None:
@@ -187,6 +185,7 @@ _HOST = "127.0.0.1"
 _START_SECONDS = 60.0
 _STOP_SECONDS = 10.0
 _ATTEMPTS = 5
+_LOG = "azurite.log"
 _READY = "successfully started"
 _END_WITH_PARENT = """\
 process.stdin.on("end", () => process.kill(process.pid, "SIGINT"));
@@ -258,7 +257,7 @@ class Azurite:
         entry = find_azurite(node)
         self._folder = tempfile.TemporaryDirectory(prefix="rekey-azurite-")
         try:
-            self._start_on_a_free_port(node.program, entry)
+            self._start_on_a_free_port(node.program, entry, Path(self._folder.name))
         except BaseException:
             self.stop()
             raise
@@ -276,9 +275,7 @@ class Azurite:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         self.stop()
 
     def __repr__(self) -> str:
@@ -287,13 +284,13 @@ class Azurite:
     def _account(self, name: str) -> AzuriteAccount:
         return AzuriteAccount(name, f"http://{_HOST}:{self.port}/{name}", self._keys[name])
 
-    def _start_on_a_free_port(self, program: str, entry: Path) -> None:
+    def _start_on_a_free_port(self, program: str, entry: Path, home: Path) -> None:
         # Between choosing a port and Azurite taking it, another process may: then choose again.
         said = ""
         for _ in range(_ATTEMPTS):
             self.port = _free_port()
-            self._process = self._launch(program, entry)
-            said = _wait_until_ready(self._process, self._log)
+            self._process = self._launch(program, entry, home)
+            said = _wait_until_ready(self._process, home / _LOG)
             if not said:
                 return
             _end(self._process)
@@ -304,30 +301,20 @@ class Azurite:
             hint="run `node --version` and check memory and disk space, then repeat",
         )
 
-    @property
-    def _home(self) -> Path:
-        if self._folder is None:
-            raise MachineFailed("Azurite is not running", hint="start it again")
-        return Path(self._folder.name)
-
-    @property
-    def _log(self) -> Path:
-        return self._home / "azurite.log"
-
-    def _launch(self, program: str, entry: Path) -> subprocess.Popen[str]:
-        preload = self._home / "end-with-parent.cjs"
+    def _launch(self, program: str, entry: Path, home: Path) -> subprocess.Popen[str]:
+        preload = home / "end-with-parent.cjs"
         preload.write_text(_END_WITH_PARENT, "utf-8")
-        kept = ["--location", str(self._home)] if self._keep_on_disk else ["--inMemoryPersistence"]
+        kept = ["--location", str(home)] if self._keep_on_disk else ["--inMemoryPersistence"]
         command = [
             *(program, "--require", str(preload), str(entry)),
             *("--tableHost", _HOST, "--tablePort", str(self.port), "--tableKeepAliveTimeout", "60"),
             *("--silent", "--disableTelemetry", "--skipApiVersionCheck", *kept),
         ]
         accounts = ";".join(f"{name}:{key}" for name, key in self._keys.items())
-        with self._log.open("w") as log:
+        with (home / _LOG).open("w") as log:
             return subprocess.Popen(  # noqa: S603 - node and Azurite as found, no shell
                 command,
-                cwd=self._home,
+                cwd=home,
                 env={**os.environ, "AZURITE_ACCOUNTS": accounts},
                 stdin=subprocess.PIPE,
                 stdout=log,

@@ -2,7 +2,7 @@
 
 Rules kept here:
 
-* Whatever the format, rows come out as wire rows, one at a time; the file is never in memory as a whole.
+* From every format rows come out as wire rows, one at a time; the file is never in memory as a whole.
 * A type that is said is kept. What a format does not say is assumed, and every assumption that mattered is
   reported (`assumptions`): a rehearsal on guessed types proves less than one on the table itself.
 * A row that the service would refuse is refused here. An error names the file, the line or record and the
@@ -509,7 +509,7 @@ def _put_json(row: Row, name: str, value: object, note: Noting) -> None:
 
 
 def _said_text(value: object) -> str:
-    """Return the text of a JSON value whose type is said beside it."""
+    """Return the text of a JSON value whose type is given next to it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):

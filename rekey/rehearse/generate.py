@@ -4,7 +4,7 @@ Rules kept here:
 
 * Row number n depends on the seed and n only: any stretch of a set can be made again by itself.
 * Keys are unique by construction (each holds the row's number); order of making is not key order.
-* Nobody's data: names are put together from syllables, addresses end in `.example`, which is reserved
+* No real person's data: names are put together from syllables, addresses end in `.example`, which is reserved
   (RFC 2606).
 * Rows are wire rows, as the service gives them back, without ETag and Timestamp.
 """

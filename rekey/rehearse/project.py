@@ -220,7 +220,7 @@ def _readable_neighbours(wanted: Declared) -> Sequence[Declared]:
 
 
 def _is_chained(wanted: Declared) -> bool:
-    """Tell whether a script beside this one may fill its source table.
+    """Tell whether another script of the folder may fill its source table.
 
     Text decides, so that a neighbour that is wrong does not keep this script from being rehearsed.
     """

@@ -2,8 +2,8 @@
 
 Rules kept here:
 
-* Nothing outside is touched: own Azurite, own folder, own keys and secrets; all are gone afterwards, whatever
-  happens, unless the folder is asked to be kept.
+* Nothing outside is touched: own Azurite, own folder, own keys and secrets; all are gone afterwards in any
+  case, unless the folder is asked to be kept.
 * What is rehearsed is the installed command; what is believed is what a witness reads from the tables.
 * What is not as it must be gives a report that did not pass; an error means that no rehearsal came about.
 """
@@ -63,7 +63,7 @@ def rehearse(
         seed: for made-up rows and the application's choices.
         out: takes lines that tell what goes on.
         folder: where the rehearsal's own folder is made; None: among the machine's temporary files.
-        keep: leave that folder behind.
+        keep: leave that folder there.
         narrate: how to tell.
 
     Raises:

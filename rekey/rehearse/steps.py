@@ -57,7 +57,7 @@ class Life(Generic[App]):
         writes: int,
         kill_after: int,
     ) -> None:
-        """Take the parts; how many rows the application writes beside a command, and how many checkpointed
+        """Take the parts; how many rows the application writes during a command, and how many checkpointed
         rows the kill waits for.
         """
         self._project = project
@@ -157,9 +157,9 @@ class Life(Generic[App]):
             if now:
                 looks.append(all(now.get(one.id, -1) >= one.rows for one in killed_at))
 
-        self._run_beside("apply", self._script_id, beside=look)
+        self._run_live("apply", self._script_id, during=look)
         self._tell.why(
-            "The same command again is all a resume takes: it went on behind the last checkpoint, then"
+            "The same command again is all a resume takes: it went on after the last checkpoint, then"
             " stopped at the gate before cutover and said what the gate asks for."
         )
         ended = self._project.segments(BACKFILL)
@@ -180,7 +180,7 @@ class Life(Generic[App]):
     def _verify(self) -> None:
         self._tell.say("Verifying every row and every property, while the application writes.")
         self.application.begin_counting()
-        self._run_beside("verify", self._script_id, "--mode", "full")
+        self._run_live("verify", self._script_id, "--mode", "full")
         self._tell.why(
             "Full verification compares digests of both sides, looks again at what differs, and calls only"
             " what stands still a divergence."
@@ -217,7 +217,7 @@ class Life(Generic[App]):
         self._same("After the repair", may_linger=frozenset(self.application.deleted))
 
     def _cut_over(self) -> None:
-        self._tell.say("Cutting over: refused while nobody says that writers have stopped, then done.")
+        self._tell.say("Cutting over: refused until the operator says that writers have stopped, then done.")
         self._run("apply", self._script_id, "--to", "cutover", expect=(ExitCode.REFUSED,))
         self._tell.why(
             'Capture "delta" cannot see writers: the operator stops them, and says so. Without that: exit 3.'
@@ -259,7 +259,7 @@ class Life(Generic[App]):
         self._run("evidence", "export", _BUNDLE, self._script_id)
         self._run("evidence", "verify", _BUNDLE)
         self._tell.why(
-            "Whoever gets that folder and the public key can check what was done; `retire` asks for it."
+            "With that folder and the public key anyone can check what was done; `retire` asks for it."
         )
         self._run("retire", self._script_id, "--table", source)
         self._tell.why("Nothing in it had changed since the freeze, so the whole table went.")
@@ -335,10 +335,10 @@ class Life(Generic[App]):
     def _run(self, *words: str, expect: tuple[int, ...] = (ExitCode.DONE,)) -> Result:
         return self._expecting(self._project.start(*words), expect)
 
-    def _run_beside(
+    def _run_live(
         self,
         *words: str,
-        beside: Callable[[], None] = lambda: None,
+        during: Callable[[], None] = lambda: None,
         write: Callable[[], None] | None = None,
     ) -> Result:
         """Run a command while the application writes, to the source unless it is said otherwise."""
@@ -349,7 +349,7 @@ class Life(Generic[App]):
             if rounds < self._writes:
                 write()
             if rounds % _LOOK_EVERY == 0:
-                beside()
+                during()
             rounds += 1
             time.sleep(_PAUSE_SECONDS)
         return self._expecting(running, (ExitCode.DONE,))
@@ -404,13 +404,13 @@ class LifeUnderWrites(Life[LiveApplication]):
         self._to_cutover()
         self._tell.why(
             "A freeze of seconds: clients let their writes wait, everything announced is settled, and the"
-            " target has the authority. Nobody was stopped."
+            " target has the authority. No writer was stopped."
         )
         self._same("After cutover, under writes", after_cutover=True)
 
     def _to_cutover(self) -> None:
         self.application.begin_counting()
-        self._run_beside("apply", self._script_id, "--to", "cutover", write=self.application.write_source)
+        self._run_live("apply", self._script_id, "--to", "cutover", write=self.application.write_source)
         self._waited("the cutover")
 
     def _there_and_back(self) -> None:
@@ -420,7 +420,7 @@ class LifeUnderWrites(Life[LiveApplication]):
             self.application.write_both()
         self._same(f"After {self.application.told()} in both views", after_cutover=True)
         self.application.begin_counting()
-        self._run_beside("rollback", self._script_id, write=self.application.write_both)
+        self._run_live("rollback", self._script_id, write=self.application.write_both)
         self._tell.why("The authority went back to the source, which had followed the target all along.")
         self._waited("the rollback")
         self._same("After the rollback, under writes in both views", after_cutover=True)
