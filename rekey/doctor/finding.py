@@ -11,13 +11,14 @@ Rules kept here:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import partial
 from typing import Any, TypeAlias
 
 from rekey.core.severity import Severity
+from rekey.doctor.observed import Trouble
 
 
 class Code(StrEnum):
@@ -119,6 +120,12 @@ class Finding:
 error = partial(Finding, Severity.ERROR)
 warning = partial(Finding, Severity.WARNING)
 note = partial(Finding, Severity.NOTE)
+
+
+def unusable(code: Code, about: str, trouble: Trouble | None, why: str) -> Iterator[Finding]:
+    """Yield the error for what cannot be used, with the cure that came with it; nothing without a trouble."""
+    if trouble is not None:
+        yield error(code, about, trouble.what, why, trouble.cure)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,19 @@ from collections.abc import Callable, Iterator
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks
 from rekey.core.severity import Severity
 from rekey.doctor import judge_machine
-from rekey.doctor.finding import Code, Examined, Fact, Finding, Report, Told, error, listed, note, warning
+from rekey.doctor.finding import (
+    Code,
+    Examined,
+    Fact,
+    Finding,
+    Report,
+    Told,
+    error,
+    listed,
+    note,
+    unusable,
+    warning,
+)
 from rekey.doctor.observed import KEYS_OFF, AccountSeen, Kind, MigrationSeen, Observed, Reading
 from rekey.mapping.retention import WHOLE
 from rekey.phases import ControlPhase
@@ -415,13 +427,8 @@ def _migrations_stored(observed: Observed) -> Iterator[Told]:
 
 def _migration(one: MigrationSeen, version: str) -> Iterator[Finding]:
     if one.trouble is not None:
-        yield error(
-            Code.CONTROL_UNREADABLE,
-            one.script_id,
-            one.trouble.what,
-            "neither the runner nor the application's clients know what to do",
-            one.trouble.cure,
-        )
+        why = "neither the runner nor the application's clients know what to do"
+        yield from unusable(Code.CONTROL_UNREADABLE, one.script_id, one.trouble, why)
         return
     others = sorted({other for other in one.versions if version and other != version})
     if others:

@@ -21,11 +21,14 @@ from collections.abc import Iterator, Mapping
 from packaging.requirements import Requirement
 
 from rekey.core.severity import Severity
-from rekey.doctor.finding import Code, Fact, Finding, Told, error, listed, note, warning
+from rekey.doctor.finding import Code, Fact, Finding, Told, error, listed, note, unusable, warning
 from rekey.doctor.observed import AccountSeen, ConfigurationSeen, FileSeen, Kind, Observed, SecretSeen
 from rekey.tables.wire import API_VERSION
 
 # --- files ---------------------------------------------------------------------------------------------
+
+
+_FILE_CODES = (Code.FILE_OPEN, Code.FILE_FOREIGN)
 
 
 def others_who_read(file: FileSeen) -> list[str]:
@@ -44,17 +47,21 @@ def described(file: FileSeen) -> str:
 
 
 def doors(
-    file: FileSeen, what: str, *, why: str, codes: tuple[Code, Code] = (Code.FILE_OPEN, Code.FILE_FOREIGN)
+    file: FileSeen | None,
+    what: str,
+    *,
+    why: str,
+    codes: tuple[Code, Code] = _FILE_CODES,
 ) -> list[Finding]:
     """Return what is to be said of a file that only its owner may read.
 
     Args:
-        file: as seen.
+        file: as seen; None: there is none to judge.
         what: what it is, e.g. "the file of secret `users`".
         why: why it matters who reads it.
         codes: for a file that others may open, and for one that belongs to another user.
     """
-    if file.mode is None:
+    if file is None or file.mode is None:
         return []
     found: list[Finding] = []
     readers, writers = others_who_read(file), others_who_write(file)
@@ -142,13 +149,8 @@ def _accounts_apart(observed: Observed) -> Iterator[Finding]:
 def _key_of(account: AccountSeen) -> Iterator[Finding]:
     section = f"[{account.section}]"
     if account.trouble is not None:
-        yield error(
-            Code.KEY_UNUSABLE,
-            section,
-            account.trouble.what,
-            "no request can be signed; every command that reads the account fails",
-            account.trouble.cure,
-        )
+        why = "no request can be signed; every command that reads the account fails"
+        yield from unusable(Code.KEY_UNUSABLE, section, account.trouble, why)
     elif account.is_https and account.key_env is not None:
         yield warning(
             Code.KEY_WHERE_TOKEN,
@@ -220,19 +222,12 @@ def _kept(secret: SecretSeen, about: str, why: str, remedy: str) -> Iterator[Fin
         yield warning(
             Code.SECRET_GUESSABLE, about, seen, why + "; a pattern is tried first", remedy, _MAKE_SECRET
         )
-    if secret.file is not None:
-        yield from doors(secret.file, about, why=why)
+    yield from doors(secret.file, about, why=why)
 
 
 def _evidence(seen: ConfigurationSeen) -> Iterator[Finding]:
-    if seen.evidence_trouble is not None:
-        yield error(
-            Code.EVIDENCE_KEY_UNUSABLE,
-            "[evidence]",
-            seen.evidence_trouble.what,
-            "`apply` begins nothing without the key that is to sign its checkpoints",
-            seen.evidence_trouble.cure,
-        )
+    why = "`apply` begins nothing without the key that is to sign its checkpoints"
+    yield from unusable(Code.EVIDENCE_KEY_UNUSABLE, "[evidence]", seen.evidence_trouble, why)
     if not seen.evidence_configured:
         yield note(
             Code.EVIDENCE_UNSIGNED,
@@ -243,12 +238,7 @@ def _evidence(seen: ConfigurationSeen) -> Iterator[Finding]:
             "make a key before the migration begins",
             "rekey evidence keygen",
         )
-    if seen.evidence_file is not None:
-        yield from doors(
-            seen.evidence_file,
-            "[evidence]",
-            why="who has this key can sign another history",
-        )
+    yield from doors(seen.evidence_file, "[evidence]", why="who has this key can sign another history")
 
 
 # --- versions ------------------------------------------------------------------------------------------
@@ -353,7 +343,7 @@ def _state(observed: Observed) -> Iterator[Told]:
 def _state_open(observed: Observed) -> Iterator[Told]:
     seen = observed.state
     codes = (Code.STATE_OPEN, Code.STATE_FOREIGN)
-    for file in (*((seen.file,) if seen.file is not None else ()), *seen.siblings):
+    for file in (seen.file, *seen.siblings):
         yield from doors(file, "state file", why=_WHY, codes=codes)
     folder = seen.folder
     if folder is not None and folder.mode is not None and others_who_write(folder):
@@ -392,14 +382,8 @@ def _disk(observed: Observed) -> Iterator[Told]:
 
 def _state_usable(observed: Observed) -> Iterator[Told]:
     seen = observed.state
-    if seen.trouble is not None:
-        yield error(
-            Code.STATE_UNUSABLE,
-            "state file",
-            seen.trouble.what,
-            "no command that works on a migration can begin",
-            seen.trouble.cure,
-        )
+    why = "no command that works on a migration can begin"
+    yield from unusable(Code.STATE_UNUSABLE, "state file", seen.trouble, why)
     if seen.held_by:
         yield note(
             Code.LOCK_HELD,
@@ -435,13 +419,8 @@ def _scripts(observed: Observed) -> Iterator[Told]:
     if seen.scripts:
         yield Fact("scripts", listed([one.script_id for one in seen.scripts]))
     if seen.trouble is not None:
-        yield error(
-            Code.SCRIPTS_BROKEN,
-            "scripts",
-            seen.trouble.what,
-            "no command that works on a migration can begin; their sources and secrets were not looked at",
-            seen.trouble.cure,
-        )
+        why = "no command that works on a migration can begin; their sources and secrets were not looked at"
+        yield from unusable(Code.SCRIPTS_BROKEN, "scripts", seen.trouble, why)
     elif not seen.scripts:
         yield note(
             Code.NO_SCRIPTS,
@@ -472,25 +451,14 @@ def _script_files(observed: Observed) -> Iterator[Told]:
 def _script_secrets(observed: Observed) -> Iterator[Told]:
     for script in observed.migrations.scripts:
         for name, trouble in script.unresolved.items():
-            yield error(
-                Code.SECRET_UNRESOLVED,
-                script.script_id,
-                trouble.what,
-                f"the script makes keys with `{name}`; without it nothing can be planned or copied",
-                trouble.cure,
-            )
+            why = f"the script makes keys with `{name}`; without it nothing can be planned or copied"
+            yield from unusable(Code.SECRET_UNRESOLVED, script.script_id, trouble, why)
 
 
 def _script_sealing(observed: Observed) -> Iterator[Told]:
+    why = "the script's mapping is sealed; without the wrapping key nothing can be copied or looked up"
     for script in observed.migrations.scripts:
-        if script.unsealed is not None:
-            yield error(
-                Code.WRAPPING_KEY_MISSING,
-                script.script_id,
-                script.unsealed.what,
-                "the script's mapping is sealed; without the wrapping key nothing can be copied or looked up",
-                script.unsealed.cure,
-            )
+        yield from unusable(Code.WRAPPING_KEY_MISSING, script.script_id, script.unsealed, why)
 
 
 CONFIGURATION = (_configuration,)

@@ -35,7 +35,7 @@ from rekey.errors import ConfigurationError, RowRefused
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, TYPE_SUFFIX, EntityKey, Row, key_of, property_names
 from rekey.rehearse.application import Application
 from rekey.rehearse.azurite import AzuriteAccount
-from rekey.rehearse.data import DataFile, open_data
+from rekey.rehearse.data import open_data
 from rekey.rehearse.generate import GENERATORS
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Operation, Table, Verb
@@ -54,13 +54,15 @@ class Stock:
 
     Attributes:
         count: how many rows there are.
+        source: where they come from.
+        assumptions: what was assumed about a file.
         loaded, kept_back: how many have been loaded into the source, and how many the application got.
     """
 
     count: int
     _make: Callable[[], Iterator[Row]]
-    _file: DataFile | None
-    _seed: int
+    source: str
+    assumptions: tuple[str, ...] = ()
     loaded: int = 0
     kept_back: int = 0
 
@@ -74,30 +76,24 @@ class Stock:
         if data is not None:
             file = open_data(data)
             count = sum(1 for _ in file.rows())
-            stock = cls(count, file.rows, file, seed)
+            source = f"from {file.path.name}, read as {file.format}"
+            stock = cls(count, file.rows, source, tuple(file.assumptions))
         else:
-            stock = cls(rows, lambda: rows_for(mapper, rows, seed), None, seed)
-            count = rows if rows < FEWEST_ROWS else sum(1 for _ in stock.rows())
-            stock.count = count
-        if count < FEWEST_ROWS:
+            stock = cls(rows, lambda: rows_for(mapper, rows, seed), f"made up from seed {seed}")
+            if rows >= FEWEST_ROWS:
+                stock.count = sum(1 for _ in stock.rows())
+        if stock.count < FEWEST_ROWS:
             raise ConfigurationError(
-                f"{count} rows are too few to kill a migration in its middle",
+                f"{stock.count} rows are too few to kill a migration in its middle",
                 hint=f"rehearse with {FEWEST_ROWS} rows or more",
             )
         return stock
 
     @property
     def described(self) -> str:
-        """Where the rows come from."""
+        """Where the rows come from, and how many are kept back."""
         kept = f" ({self.kept_back:,} more kept back for the application)" if self.kept_back else ""
-        if self._file is not None:
-            return f"from {self._file.path.name}, read as {self._file.format}{kept}"
-        return f"made up from seed {self._seed}{kept}"
-
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        """What was assumed about the file."""
-        return () if self._file is None else tuple(self._file.assumptions)
+        return self.source + kept
 
     def rows(self) -> Iterator[Row]:
         """Yield the rows as Azurite keeps them."""
