@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 
-from rekey.copy.packing import pack
+from rekey.copy.batches import pack
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 from rekey.core.concurrency import for_each
 from rekey.core.edm import BOOLEAN, DATETIME, DOUBLE, INT32, INT64, STRING, canonical
