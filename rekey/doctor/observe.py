@@ -14,9 +14,10 @@ Rules kept here:
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 from rekey.core.clock import ticks_of
 from rekey.doctor.observe_machine import (
@@ -58,7 +59,6 @@ _MADE_UP_BYTES = 64
 
 Ask: TypeAlias = Callable[[str, str, Credential | None], Awaitable[Heard]]
 """Sends one GET request: endpoint, path below it, credential or None (`rekey.tables.probe.ask`)."""
-T = TypeVar("T")
 
 
 async def observe(
@@ -77,18 +77,14 @@ async def observe(
     tables = await see_account("tables", config.tables, ask)
     restricted = await see_account("restricted", config.restricted, ask)
     if _can_be_used(tables):
-        migrations = await _on(
-            config, config.tables, connect, lambda service: _read_sources(service, migrations)
-        )
+        async with _connected(config, config.tables, connect) as accounts:
+            migrations = await _read_sources(accounts.tables, migrations)
     store, writing = StoreSeen(), Writing()
     if _can_be_used(restricted):
-        store = await _on(
-            config, config.restricted, connect, lambda service: read_store(service, migrations, config.gates)
-        )
-        if writes:
-            writing = await _on(
-                config, config.restricted, connect, lambda service: _try_writing(service, store)
-            )
+        async with _connected(config, config.restricted, connect) as accounts:
+            store = await read_store(accounts.restricted, migrations, config.gates)
+            if writes:
+                writing = await _try_writing(accounts.restricted, store)
     crossing = Crossing()
     if not configuration.same_account:
         crossing = await _try_crossing(config, tables, restricted, ask)
@@ -105,17 +101,14 @@ async def observe(
     )
 
 
-async def _on(
-    config: Config,
-    account: Account,
-    connect: Callable[[Config], Accounts],
-    work: Callable[[TableService], Awaitable[T]],
-) -> T:
-    """Do something on one account, even when the other cannot be connected."""
-    of_tables = account is config.tables
+@asynccontextmanager
+async def _connected(
+    config: Config, account: Account, connect: Callable[[Config], Accounts]
+) -> AsyncIterator[Accounts]:
+    """Connect one account alone, so that the other cannot be what fails."""
     accounts = connect(replace(config, tables=account, restricted=account))
     try:
-        return await work(accounts.tables if of_tables else accounts.restricted)
+        yield accounts
     finally:
         await accounts.close()
 
@@ -200,7 +193,11 @@ async def _migration(
         control = await ControlStore(service, script_id).read()
         clients = await Registry(service, script_id).list()
         now = ticks_of(await service.server_time())
-        intents = await _intents(service, script_id) if tables[JOURNAL_TABLE] is Reading.READ else 0
+        intents = 0
+        if tables[JOURNAL_TABLE] is Reading.READ:
+            # Counted by their PartitionKeys; nothing else of an intent is asked for.
+            pages = service.table(JOURNAL_TABLE).scan(intents_of(script_id), select=[PARTITION_KEY])
+            intents = sum([len(page.rows) async for page in pages])
         kept = await cohorts_kept(
             service,
             script_id,
@@ -224,12 +221,6 @@ async def _migration(
         due=tuple(one.name for one in kept if one.is_due(now)),
         returned=tuple(one.name for one in kept if not one.erased_on and one.name in script.shredded),
     )
-
-
-async def _intents(service: TableService, script_id: str) -> int:
-    """Count the intents of a migration; nothing of them but their PartitionKeys is asked for."""
-    pages = service.table(JOURNAL_TABLE).scan(intents_of(script_id), select=[PARTITION_KEY])
-    return sum([len(page.rows) async for page in pages])
 
 
 # --- writing --------------------------------------------------------------------------------------------

@@ -185,7 +185,11 @@ class Sizer:
         """Return the rows of a stratum; one that was never looked into is like others of its looks."""
         alike = stratum.branch.generation, stratum.branch.shape
         if stratum.rows is None:
-            return stratum.weight * self._typical(alike)
+            sizes = self._sizes.get(alike)
+            if sizes is not None:
+                return stratum.weight * (sum(sizes) / len(sizes))
+            self.settled = False
+            return stratum.weight * self._firsts.get(alike[0], 0.0)
         # Late generations and those that were looked into come first: the others are measured by them.
         below = sorted(stratum.below, key=lambda one: (-one.branch.generation, one.rows is None))
         firsts = sorted(stratum.firsts)
@@ -198,14 +202,6 @@ class Sizer:
         size += stratum.rows
         self._sizes.setdefault(alike, []).append(size)
         return stratum.weight * size
-
-    def _typical(self, alike: tuple[int, int]) -> float:
-        """Return the usual size of branches that look so; that of a first sibling when none was seen."""
-        sizes = self._sizes.get(alike)
-        if sizes is None:
-            self.settled = False
-            return self._firsts.get(alike[0], 0.0)
-        return sum(sizes) / len(sizes)
 
 
 class _Walk:
