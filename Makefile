@@ -60,7 +60,7 @@ $(BIN)/rekey:
 
 azurite: $(BIN)/rekey
 	$(has_node)
-	$(BIN)/python -c 'import os, sys; from rekey.rehearse.node import find_azurite, find_node; \
+	$(BIN)/python -c 'import os, sys; from rekey.rehearse.azurite import find_azurite, find_node; \
 		node = find_node(); os.execv(node.program, [node.program, str(find_azurite(node)), *sys.argv[1:]])' \
 		--tablePort $(AZURITE_PORT) --inMemoryPersistence --skipApiVersionCheck --disableTelemetry
 

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rekey.rehearse.node import find_node, pinned_version
+from rekey.rehearse.azurite import find_node, pinned_version
 
 
 def describe() -> dict[str, Any]:

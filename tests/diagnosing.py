@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from rekey.core.clock import TICKS_PER_SECOND, ticks_of
-from rekey.doctor.examine import examine
 from rekey.doctor.finding import Finding
+from rekey.doctor.judge import examine
 from rekey.doctor.observed import (
     AccountSeen,
     ConfigurationSeen,
@@ -103,7 +103,7 @@ SOUND = Observed(
     state=StateSeen(
         path="/srv/project/.rekey/state.sqlite",
         file=file(".rekey/state.sqlite"),
-        beside=(file(".rekey/state.sqlite.lock"),),
+        siblings=(file(".rekey/state.sqlite.lock"),),
         folder=file(".rekey", mode=0o755),
         free_bytes=50 * 1024**3,
         file_system="ext4",

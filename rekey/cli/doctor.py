@@ -30,7 +30,7 @@ def doctor(shell: Shell, strict: bool, read_only: bool) -> ExitCode:
     Each finding says what was seen, why it matters and what to do. Writes one row to the restricted account
     and removes it. The exit code is 1 when there is an error.
     """
-    from rekey.doctor.examine import examine
+    from rekey.doctor.judge import examine
     from rekey.doctor.observe import observe
     from rekey.doctor.render import report_text
     from rekey.project.config import load_config

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from rekey.cli.shell import Shell
 from rekey.errors import ExitCode, RekeyError
-from rekey.rehearse.node import find_azurite, find_node, pinned_version
+from rekey.rehearse.azurite import find_azurite, find_node, pinned_version
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -32,7 +32,7 @@ from rekey.errors import ExitCode, visible
 if TYPE_CHECKING:
     from rekey.core.clock import Clock
     from rekey.core.progress import Progress
-    from rekey.doctor.observe_accounts import Ask
+    from rekey.doctor.observe import Ask
     from rekey.project.config import Config
     from rekey.tables.base import Accounts
 

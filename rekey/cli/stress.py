@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from rekey.core.progress import Progress
     from rekey.declaration.migration import Declared
     from rekey.project.config import Config
-    from rekey.stress.notes import Notes
     from rekey.stress.report import StressReport
+    from rekey.stress.run import Notes
     from rekey.stress.spread import Spread
     from rekey.tables.base import TableService
 
@@ -104,8 +104,8 @@ def stress(
     from rekey.cli.project import open_project
     from rekey.project.config import load_config
     from rekey.state.filelock import FileLock
-    from rekey.stress.notes import Notes
     from rekey.stress.render import stress_text
+    from rekey.stress.run import Notes
 
     subject: str | Declared
     load: Mapping[str, float] = {}
@@ -177,7 +177,7 @@ async def _spreads(
     tables: TableService, config: Config, subject: str | Declared, exact: bool, progress: Progress
 ) -> tuple[tuple[Spread, ...], int]:
     """Return the distributions to try, and how many rows the script refused."""
-    from rekey.stress.distribution import spread_of_design, spread_of_table
+    from rekey.stress.run import spread_of_design, spread_of_table
 
     name = subject if isinstance(subject, str) else subject.migration.source
     refused = 0
@@ -223,14 +223,13 @@ def _loaded(shell: Shell, config: Config) -> TableService:
 
 async def _refuse_others(shell: Shell, config: Config) -> None:
     """Refuse an account that does not say it is Azurite."""
-    from rekey.doctor.observed import AccountSeen
-    from rekey.doctor.service import Kind, kind_of
+    from rekey.doctor.observed import AccountSeen, Kind
     from rekey.tables.probe import ask
 
     account = config.tables
     asking = shell.surroundings.ask or functools.partial(ask, clock=shell.clock)
     answer = await asking(account.endpoint, "Tables?$top=1", None)
-    kind = kind_of(AccountSeen("tables", account.endpoint, account.name, anonymous=answer))
+    kind = AccountSeen("tables", account.endpoint, account.name, anonymous=answer).kind
     if kind is not Kind.AZURITE:
         raise Refused(
             f"the account {account.name} does not say that it is Azurite ({kind}); a stress test costs money"

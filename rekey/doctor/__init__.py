@@ -1,4 +1,5 @@
 """`rekey doctor`: what can be checked before a migration, without owning the accounts.
 
-Observing (`observe*.py`) and judging are kept apart: a check takes what was observed and returns findings.
+`observe*.py` look and return values (`observed.py`); `judge*.py` make findings and facts of these
+(`finding.py`); `render.py` tells them.
 """

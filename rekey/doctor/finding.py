@@ -5,18 +5,20 @@ Rules kept here:
 * A code is stable, for scripts and for the runbook; every code is listed here and explained there.
 * A finding says what was seen, why it matters and what to do. None of it holds a key, a secret, a SAS or a
   connection string: what was observed holds none (`rekey.doctor.observed`).
-* What nobody has to do anything about is a fact, not a finding.
+* What needs no action is a fact, not a finding.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 from rekey.core.severity import Severity
+from rekey.doctor.observed import Trouble
 
 
 class Code(StrEnum):
@@ -94,11 +96,11 @@ class Code(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that somebody should know or do.
+    """Something that the operator should know or do.
 
     Attributes:
-        code: which it is.
         severity: an error will stop a migration or has opened a door; a warning is a risk; a note informs.
+        code: which it is.
         about: what it is about: a section of the configuration, a file, a script.
         seen: what was observed.
         why: why it matters.
@@ -106,13 +108,24 @@ class Finding:
         command: a command that does it or shows more, "" when there is none. Stands on a line of its own.
     """
 
-    code: Code
     severity: Severity
+    code: Code
     about: str
     seen: str
     why: str
     remedy: str
     command: str = ""
+
+
+error = partial(Finding, Severity.ERROR)
+warning = partial(Finding, Severity.WARNING)
+note = partial(Finding, Severity.NOTE)
+
+
+def unusable(code: Code, about: str, trouble: Trouble | None, why: str) -> Iterator[Finding]:
+    """Yield the error for what cannot be used, with the cure that came with it; nothing without a trouble."""
+    if trouble is not None:
+        yield error(code, about, trouble.what, why, trouble.cure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +134,9 @@ class Fact:
 
     about: str
     seen: str
+
+
+Told: TypeAlias = Finding | Fact
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,24 +173,11 @@ class Report:
         return {
             "counts": {f"{severity}s": self.count(severity) for severity in Severity},
             "findings": [
-                {
-                    "family": one.family,
-                    "code": str(finding.code),
-                    "severity": str(finding.severity),
-                    "about": finding.about,
-                    "seen": finding.seen,
-                    "why": finding.why,
-                    "remedy": finding.remedy,
-                    "command": finding.command,
-                }
+                {"family": one.family, "code": str(finding.code), **asdict(finding)}
                 for one in self.examined
                 for finding in one.findings
             ],
-            "facts": [
-                {"family": one.family, "about": fact.about, "seen": fact.seen}
-                for one in self.examined
-                for fact in one.facts
-            ],
+            "facts": [{"family": one.family, **asdict(fact)} for one in self.examined for fact in one.facts],
         }
 
 

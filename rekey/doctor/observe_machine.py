@@ -15,10 +15,12 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, distributions, requires
 from pathlib import Path
+from typing import TypeVar
 
 from rekey.core.distribution import DISTRIBUTION
 from rekey.declaration.migration import required_secrets
@@ -37,13 +39,14 @@ from rekey.errors import RekeyError
 from rekey.evidence.signing import open_signer
 from rekey.migration.opening import open_wrapping, read_wrapping
 from rekey.project.config import Config, account_key, resolve_secret
-from rekey.project.secrets_source import SecretKind
+from rekey.project.secrets_source import SecretKind, SecretSource
 from rekey.protocol.lease import process_exists
 from rekey.state.backend import SCHEMA_FOLDER, schema_version, sqlite_version
 from rekey.state.erasures import erasures
 from rekey.state.store import State
 
-_BESIDE = ("-wal", "-shm", ".lock")
+T = TypeVar("T")
+_SIBLINGS = ("-wal", "-shm", ".lock")
 _MOUNTS = Path("/proc/self/mountinfo")
 
 
@@ -52,33 +55,37 @@ def trouble_of(error: RekeyError) -> Trouble:
     return Trouble(error.what, error.hint)
 
 
+def _tried(call: Callable[[], T]) -> tuple[T | None, Trouble | None]:
+    """Return what a call gives, or why it gives nothing."""
+    try:
+        return call(), None
+    except RekeyError as error:
+        return None, trouble_of(error)
+
+
 # --- configuration --------------------------------------------------------------------------------------
 
 
 def see_configuration(config: Config) -> ConfigurationSeen:
     """Look at the configuration file, its secrets and the key of evidence. May ask Key Vault."""
-    trouble, configured = None, config.evidence.key_file is not None or config.evidence.key_vault is not None
-    try:
-        open_signer(config)
-    except RekeyError as error:
-        trouble = trouble_of(error)
+    key = config.evidence
     return ConfigurationSeen(
         file=see_file(config.path) or FileSeen(str(config.path)),
         same_account=config.tables.is_same_as(config.restricted),
         same_key=_same_key(config),
-        secrets=tuple(_secret(config, name) for name in sorted(config.secrets)),
+        secrets=tuple(
+            _secret(name, config.secrets[name], partial(resolve_secret, config, name))
+            for name in sorted(config.secrets)
+        ),
         wrapping=_wrapping(config),
-        evidence_file=None if config.evidence.key_file is None else see_file(config.evidence.key_file),
-        evidence_configured=configured,
-        evidence_trouble=trouble,
+        evidence_file=None if key.key_file is None else see_file(key.key_file),
+        evidence_configured=key.key_file is not None or key.key_vault is not None,
+        evidence_trouble=_tried(partial(open_signer, config))[1],
     )
 
 
 def _same_key(config: Config) -> bool:
-    try:
-        keys = [account_key(account) for account in (config.tables, config.restricted)]
-    except RekeyError:
-        return False
+    keys = [_tried(partial(account_key, account))[0] for account in (config.tables, config.restricted)]
     return keys[0] is not None and keys[0] == keys[1]
 
 
@@ -86,30 +93,14 @@ def _wrapping(config: Config) -> SecretSeen | None:
     source = config.sealing.key
     if source is None or source.kind is SecretKind.KEY_VAULT:
         return None
+    return _secret("sealing", source, lambda: read_wrapping(source))
+
+
+def _secret(name: str, source: SecretSource, read: Callable[[], bytes]) -> SecretSeen:
     file = see_file(Path(source.where)) if source.kind is SecretKind.FILE else None
-    try:
-        secret = read_wrapping(source)
-    except RekeyError as error:
-        return SecretSeen("sealing", file, trouble=trouble_of(error))
-    return SecretSeen("sealing", file, length=len(secret), distinct=len(set(secret)))
-
-
-def _unsealed(config: Config) -> Trouble | None:
-    """Return why sealed mappings cannot be opened, None when nothing is known against it."""
-    try:
-        open_wrapping(config)
-    except RekeyError as error:
-        return trouble_of(error)
-    return None
-
-
-def _secret(config: Config, name: str) -> SecretSeen:
-    source = config.secrets[name]
-    file = see_file(Path(source.where)) if source.kind is SecretKind.FILE else None
-    try:
-        secret = resolve_secret(config, name)
-    except RekeyError as error:
-        return SecretSeen(name, file, trouble=trouble_of(error))
+    secret, trouble = _tried(read)
+    if secret is None:
+        return SecretSeen(name, file, trouble=trouble)
     return SecretSeen(name, file, length=len(secret), distinct=len(set(secret)))
 
 
@@ -127,10 +118,17 @@ def see_file(path: Path) -> FileSeen | None:
     return FileSeen(
         str(path),
         mode=status.st_mode & 0o7777,
-        owner=_user(status.st_uid),
-        group=_group(status.st_gid),
+        owner=_named(path.owner, status.st_uid),
+        group=_named(path.group, status.st_gid),
         ours=status.st_uid in (0, os.geteuid()),
     )
+
+
+def _named(name: Callable[[], str], number: int) -> str:
+    try:
+        return name()
+    except KeyError:
+        return str(number)
 
 
 if sys.platform == "win32":
@@ -139,20 +137,6 @@ if sys.platform == "win32":
         return False  # asking would be taking
 else:
     import fcntl
-    import grp
-    import pwd
-
-    def _user(number: int) -> str:
-        try:
-            return pwd.getpwuid(number).pw_name
-        except KeyError:
-            return str(number)
-
-    def _group(number: int) -> str:
-        try:
-            return grp.getgrgid(number).gr_name
-        except KeyError:
-            return str(number)
 
     def _is_locked(path: Path, pid: int) -> bool:
         """Tell whether the process that signed a lock file still holds the lock on it."""
@@ -179,17 +163,13 @@ else:
 def see_state(path: Path) -> StateSeen:
     """Look at the state file and its surroundings, and read it as it is at this moment."""
     existing = next(one for one in (path.parent, *path.parents, Path(path.anchor)) if one.exists())
-    beside = (see_file(path.with_name(path.name + suffix)) for suffix in _BESIDE)
-    trouble, broken_at, schema = None, None, 0
-    try:
-        with State.open(path, read_only=True) as state:
-            schema, broken_at = state.schema_version, state.check_chain()
-    except RekeyError as error:
-        trouble = trouble_of(error)
+    siblings = (see_file(path.with_name(path.name + suffix)) for suffix in _SIBLINGS)
+    chain, trouble = _tried(partial(_chain, path))
+    schema, broken_at = chain or (0, None)
     return StateSeen(
         path=str(path),
         file=see_file(path),
-        beside=tuple(one for one in beside if one is not None),
+        siblings=tuple(one for one in siblings if one is not None),
         folder=see_file(path.parent),
         free_bytes=_free(existing),
         file_system=file_system_of(existing),
@@ -199,6 +179,12 @@ def see_state(path: Path) -> StateSeen:
         newest_schema=schema_version(one.stem for one in SCHEMA_FOLDER.glob("*.sql")),
         broken_at=broken_at,
     )
+
+
+def _chain(path: Path) -> tuple[int, int | None]:
+    """Return the schema of a state file, and at which audit event its chain breaks."""
+    with State.open(path, read_only=True) as state:
+        return state.schema_version, state.check_chain()
 
 
 def _free(folder: Path) -> int | None:
@@ -235,7 +221,7 @@ def file_system_of(path: Path, mounts: str | None = None) -> str:
 
 
 def _held_by(lock: Path) -> str:
-    """Return who holds the lock file, "" when nobody does."""
+    """Return who holds the lock file, "" when it is free."""
     try:
         holder = json.loads(lock.read_text("utf-8"))
         pid, host, since = int(holder["pid"]), str(holder["host"]), str(holder["since"])
@@ -281,10 +267,9 @@ def see_migrations(config: Config, configured: Sequence[SecretSeen]) -> Migratio
         for path in (sorted(config.migrations.glob("*.py")) if folder is not None else ())
         if (seen := see_file(path)) is not None
     )
-    try:
-        declared = load_scripts(config.migrations)
-    except RekeyError as error:
-        return MigrationsSeen(folder, files, trouble=trouble_of(error))
+    declared, trouble = _tried(partial(load_scripts, config.migrations))
+    if declared is None:
+        return MigrationsSeen(folder, files, trouble=trouble)
     troubles = {secret.name: secret.trouble for secret in configured}
     shredded = _shredded(config, [one.script_id for one in declared])
     named = {one.script_id: required_secrets(one.migration) for one in declared}
@@ -296,7 +281,7 @@ def see_migrations(config: Config, configured: Sequence[SecretSeen]) -> Migratio
                 one.script_id,
                 one.migration.source,
                 unresolved=_unresolved(config, troubles, named[one.script_id]),
-                unsealed=_unsealed(config) if one.migration.is_sealed else None,
+                unsealed=_tried(partial(open_wrapping, config))[1] if one.migration.is_sealed else None,
                 sealed=one.migration.is_sealed,
                 shredded=shredded.get(one.script_id, frozenset()),
             )

@@ -13,7 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from rekey.tables.probe import Heard
+from rekey.plan.advice.service import is_cosmos
+from rekey.tables.probe import NO_TOKEN, Heard
+
+KEYS_OFF = "KeyBasedAuthenticationNotPermitted"
+_NO_ROLE = frozenset({"AuthorizationPermissionMismatch", "InsufficientAccountPermissions"})
+"""Codes of a 403 with which the service knows who asks, and that this identity may not do it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +99,16 @@ class ConfigurationSeen:
 # --- accounts -------------------------------------------------------------------------------------------
 
 
+class Kind(StrEnum):
+    """A service that speaks the protocol of tables."""
+
+    STORAGE = "Azure Table Storage"
+    AZURITE = "Azurite"
+    COSMOS = "Cosmos DB for Table"
+    UNKNOWN = "an unknown service"
+    SILENT = "no answer"
+
+
 @dataclass(frozen=True, slots=True)
 class AccountSeen:
     """One account of the configuration, and what it answered.
@@ -126,8 +141,54 @@ class AccountSeen:
 
     @property
     def uses_token(self) -> bool:
-        """Tell whether whoever runs the command is who asks."""
+        """Tell whether it is asked in the name of the user who runs the command."""
         return self.is_https and self.key_env is None
+
+    @property
+    def kind(self) -> Kind:
+        """Which service it is.
+
+        Azurite and Azure Storage say who they are in the header `Server` of every answer, refusals included.
+        Cosmos DB for Table is told by its host, which no other service has. What says nothing known is
+        unknown: something in between, or something that imitates one of them.
+        """
+        server = self.anonymous.server.lower()
+        if is_cosmos(self.endpoint):
+            return Kind.COSMOS
+        if not self.anonymous.answered:
+            return Kind.SILENT
+        if server.startswith("azurite"):
+            return Kind.AZURITE
+        return Kind.STORAGE if server.startswith("windows-azure-table") else Kind.UNKNOWN
+
+    @property
+    def azurite_version(self) -> str:
+        """The version in `Server: Azurite-Table/3.35.0`, "" when it is not there."""
+        return self.anonymous.server.partition("/")[2].strip()
+
+    @property
+    def status(self) -> int:
+        """The status of the answer to its credential, 0 when there is none."""
+        return 0 if self.listing is None else self.listing.status
+
+    @property
+    def takes_no_keys(self) -> bool:
+        """Tell whether the account has said that it takes no shared key."""
+        return self.made_up is not None and self.made_up.code == KEYS_OFF
+
+    @property
+    def is_refused(self) -> bool:
+        """Tell whether the account does not take its credential at all."""
+        if self.listing is None:
+            return False
+        if self.listing.failure == NO_TOKEN or self.status == 401:
+            return True
+        return self.status == 403 and not (self.uses_token and self.listing.code in _NO_ROLE)
+
+    @property
+    def is_failing(self) -> bool:
+        """Tell whether the account answers, and with nothing but errors of its own."""
+        return self.status >= 500 or self.status in (404, 429)
 
 
 # --- access ---------------------------------------------------------------------------------------------
@@ -201,11 +262,11 @@ class StateSeen:
     Attributes:
         path: as configured.
         file: the file, None while there is none.
-        beside: files of SQLite and the lock beside it, as far as they exist.
+        siblings: files of SQLite and the lock next to it, as far as they exist.
         folder: its folder, None while there is none.
         free_bytes: on its disk, None when unknown.
         file_system: its type, "" when unknown.
-        held_by: who holds the lock, "" when nobody does.
+        held_by: who holds the lock, "" when it is free.
         trouble: why it cannot be opened.
         schema, newest_schema: of the file, and of this program.
         broken_at: where the chain of audit events breaks, None when it holds.
@@ -213,7 +274,7 @@ class StateSeen:
 
     path: str
     file: FileSeen | None = None
-    beside: tuple[FileSeen, ...] = ()
+    siblings: tuple[FileSeen, ...] = ()
     folder: FileSeen | None = None
     free_bytes: int | None = None
     file_system: str = ""

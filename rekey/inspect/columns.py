@@ -4,7 +4,7 @@ Rules kept here:
 
 * Memory does not grow with the table: counters over fixed classes, a histogram of lengths, and a sample.
 * The sample holds keys. It is for rules that must see some of them; what reports hold is counts only.
-* The sample is the same whatever order keys come in: those whose CRC-32 is lowest.
+* The sample is the same for every order that keys come in: those whose CRC-32 is lowest.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Rules kept here:
 * A sample reads the beginning of the table whole (so that batches can be packed as backfill packs them) and
   then single pages elsewhere to estimate the size (`sampling.py`). It always says that it is an estimate.
 * The digest of a whole read is the sum modulo 2^128 of BLAKE2b over each row's ETag and Timestamp. Every
-  insert, update and delete changes it, and it holds nothing of a key: nobody can test guesses against it.
+  insert, update and delete changes it, and it holds nothing of a key: guesses cannot be tested against it.
 * Memory does not grow with the table: rows are handed on page by page.
 """
 
@@ -85,7 +85,7 @@ Take = Callable[[Sequence[Row], bool], None]
 """Takes the rows of one page; the flag tells whether they continue the page before."""
 
 Jump = Callable[[EntityKey], None]
-"""Told behind which key the next rows begin, when they do not continue the page before."""
+"""Told after which key the next rows begin, when they do not continue the page before."""
 
 
 class _AlreadyRead:
@@ -96,13 +96,13 @@ class _AlreadyRead:
         self._begins: list[Units] = []
 
     def mark(self, after: Units, upto: Units) -> None:
-        """Take note that everything behind `after` up to `upto` was read."""
+        """Take note that everything after `after` up to `upto` was read."""
         at = bisect_left(self._ends, upto)
         self._ends.insert(at, upto)
         self._begins.insert(at, after)
 
     def __contains__(self, key: Units) -> bool:
-        # Stretches are few (one a request) and may overlap, so all that end at or behind the key count.
+        # Stretches are few (one a request) and may overlap, so all that end at or after the key count.
         return any(begin < key for begin in self._begins[bisect_left(self._ends, key) :])
 
 
@@ -139,9 +139,18 @@ class _Totals:
             self.largest = max(self.largest, self.run)
         self.rows += len(rows)
 
-    @property
-    def hexdigest(self) -> str:
-        return f"{self.digest % DIGEST_MODULUS:032x}"
+    def inventory(self, table: Table, rows: RowEstimate) -> Inventory:
+        """Return what is known of a table; its digest when it was read whole."""
+        return Inventory(
+            table=table.name,
+            rows=rows,
+            stored_bytes=self.stored * rows.rows // self.rows if self.rows else 0,
+            pages=self.pages,
+            partitions=self.partitions,
+            largest_partition=self.largest,
+            digest=f"{self.digest % DIGEST_MODULUS:032x}" if rows.exact else None,
+            requests=self.requests,
+        )
 
 
 async def read_whole(table: Table, take: Take) -> Inventory:
@@ -152,17 +161,8 @@ async def read_whole(table: Table, take: Take) -> Inventory:
             totals.pages += 1
             totals.take(rows, True)
             take(rows, True)
-    estimate = RowEstimate(totals.rows, totals.rows, exact=True, settled=True)
-    return Inventory(
-        table=table.name,
-        rows=estimate,
-        stored_bytes=totals.stored,
-        pages=totals.pages,
-        partitions=totals.partitions,
-        largest_partition=totals.largest,
-        digest=totals.hexdigest,
-        requests=totals.pages,
-    )
+    totals.requests = totals.pages
+    return totals.inventory(table, RowEstimate(totals.rows, totals.rows, exact=True, settled=True))
 
 
 async def read_sample(table: Table, size: SampleSize, take: Take, jump: Jump | None = None) -> Inventory:
@@ -184,22 +184,13 @@ async def read_sample(table: Table, size: SampleSize, take: Take, jump: Jump | N
 
         probes = size.probes
         if size.requests is not None:
-            # One is kept back: behind the last page of a table an empty answer may follow.
+            # One is kept back: after the last page of a table an empty answer may follow.
             probes = min(probes, size.requests - 1 - totals.requests)
         sizer = Sizer(read, probes)
         likely += round(await sizer.rows_behind(page, totals.rows))
         settled = sizer.settled
     likely = max(likely, totals.rows)
-    return Inventory(
-        table=table.name,
-        rows=RowEstimate(likely, totals.rows, exact=whole, settled=settled),
-        stored_bytes=totals.stored * likely // totals.rows if totals.rows else 0,
-        pages=totals.pages,
-        partitions=totals.partitions,
-        largest_partition=totals.largest,
-        digest=totals.hexdigest if whole else None,
-        requests=totals.requests,
-    )
+    return totals.inventory(table, RowEstimate(likely, totals.rows, exact=whole, settled=settled))
 
 
 async def _read_head(
@@ -213,7 +204,7 @@ async def _read_head(
             totals.requests += 1
             if not rows:
                 continue
-            # The page behind the head shows whether the table goes on; being read, it is used.
+            # The page after the head shows whether the table goes on; being read, it is used.
             beyond = totals.rows >= head_rows
             totals.take(rows, True)
             take(rows, True)
@@ -228,7 +219,7 @@ async def _read_head(
 async def _read_stretch(
     table: Table, after: Units, totals: _Totals, known: _AlreadyRead, take: Take, most: int | None
 ) -> Stretch:
-    """Read one page's worth of rows behind a key; only rows that are new are handed on.
+    """Read one page's worth of rows after a key; only rows that are new are handed on.
 
     `most`: how many answers to read at most; None reads on until there are rows, and costs one of the budget.
     """

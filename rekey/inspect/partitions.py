@@ -1,16 +1,20 @@
-"""Sizes of partitions, from rows in key order. Pure.
+"""Sizes of partitions, from rows in key order or in none. Pure.
 
 Rules kept here:
 
 * Rows of one partition stand together, so a run that begins and ends within what was read is a whole
   partition. A run that is cut off is counted with what was seen of it, and said to be cut off.
 * Of a sample, partitions are counted by how often one ends within what was read.
-* Memory: the largest few, counters by size class, and the runs at the ends of what was read.
+* Of rows in no order (new keys), the largest partitions are counted by Misra and Gries ("Finding repeated
+  elements", 1982): exact while there are few partitions, a lower bound beyond. How many are of which size is
+  told by those whose CRC-32 falls into a share of all: such a partition is counted whole or not at all.
+* Memory is bounded. Counts name partitions by their keys; they stay in memory.
 """
 
 from __future__ import annotations
 
 import heapq
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -54,7 +58,7 @@ class PartitionRuns:
         """Whole partitions by size class."""
         self._partition: str | None = None
         self._run = 0
-        self._behind: str | None = None
+        self._after: str | None = None
         self._from_start = True
         self._largest: list[tuple[int, str]] = []
         self._ends: dict[str, int] = {}
@@ -69,7 +73,7 @@ class PartitionRuns:
                     self._close(whole=self._from_start)
                     self.ends += 1
                     self._from_start = True
-                elif partition != self._behind:
+                elif partition != self._after:
                     # Reading began before this partition, so its first row is there.
                     self._from_start = True
                 self._partition = partition
@@ -77,16 +81,16 @@ class PartitionRuns:
             self._run += 1
         return new
 
-    def cut(self, behind: str) -> None:
-        """Take note that rows were left out, and that the next ones begin somewhere behind a PartitionKey."""
+    def cut(self, after: str) -> None:
+        """Take note that rows were left out, and that the next ones begin somewhere after a PartitionKey."""
         if self._partition is not None:
             self._close(whole=False)
         self._partition = None
-        self._behind = behind
+        self._after = after
         self._from_start = False
 
     def finish(self) -> None:
-        """Take note that the table ends behind the rows before."""
+        """Take note that the table ends after the rows before."""
         if self._partition is not None:
             self._close(whole=self._from_start)
         self._partition = None
@@ -107,7 +111,7 @@ class PartitionRuns:
         rows, partition = self._run, self._partition or ""
         self._run = 0
         if not whole:
-            # The same partition may be met again behind a gap.
+            # The same partition may be met again after a gap.
             self._ends[partition] = self._ends.get(partition, 0) + rows
             return
         self.sizes[size_class(rows)] += 1
@@ -115,3 +119,83 @@ class PartitionRuns:
             heapq.heappush(self._largest, (rows, partition))
         elif rows > self._largest[0][0]:
             heapq.heapreplace(self._largest, (rows, partition))
+
+
+# --- rows in no order ----------------------------------------------------------------------------------
+
+TALLIED_PARTITIONS = 50_000
+SIZED_PARTITIONS = 20_000
+
+
+class PartitionTally:
+    """Counts rows per partition.
+
+    Exact while there are at most `capacity` partitions; beyond, `largest` is a lower bound.
+    """
+
+    def __init__(self, capacity: int = TALLIED_PARTITIONS) -> None:
+        """Take how many partitions are kept."""
+        self._capacity = capacity
+        self._counts: dict[str, int] = {}
+        self._seen = 0
+        self.exact = True
+
+    def add(self, partition: str, rows: int) -> None:
+        """Count rows of a partition."""
+        if partition in self._counts:
+            self._counts[partition] += rows
+            return
+        self._seen += 1
+        self._counts[partition] = rows
+        if len(self._counts) > self._capacity:
+            self.exact = False
+            # Taking the median from all drops half of them: each is paid for by rows counted before.
+            less = sorted(self._counts.values())[len(self._counts) // 2]
+            self._counts = {name: count - less for name, count in self._counts.items() if count > less}
+
+    @property
+    def partitions(self) -> int:
+        """Return how many partitions were met; when not exact, how many there are at least."""
+        return self._seen if self.exact else self._capacity
+
+    @property
+    def largest(self) -> int:
+        """Return the rows of the largest partition."""
+        return max(self._counts.values(), default=0)
+
+    def top(self, number: int) -> list[tuple[str, int]]:
+        """Return the largest partitions with their rows, the largest first."""
+        return sorted(self._counts.items(), key=lambda one: (-one[1], one[0]))[:number]
+
+
+class PartitionSizes:
+    """Tells how many partitions are of which size."""
+
+    def __init__(self, capacity: int = SIZED_PARTITIONS) -> None:
+        """Take how many partitions are kept."""
+        self._capacity = capacity
+        self._counts: dict[str, int] = {}
+        self._mask = 0
+
+    def add(self, partition: str) -> None:
+        """Count one row."""
+        if self._mask and _rank(partition) & self._mask:
+            return
+        self._counts[partition] = self._counts.get(partition, 0) + 1
+        while len(self._counts) > self._capacity:
+            self._mask = 2 * self._mask + 1
+            self._counts = {name: rows for name, rows in self._counts.items() if not _rank(name) & self._mask}
+
+    @property
+    def by_class(self) -> dict[str, int]:
+        """Return how many partitions there are of each size class, all classes up to the largest in use."""
+        names = class_names()
+        counted = [0] * len(names)
+        for rows in self._counts.values():
+            counted[size_class(rows)] += self._mask + 1
+        used = max((number for number, count in enumerate(counted) if count), default=-1)
+        return dict(zip(names[: used + 1], counted[: used + 1], strict=True))
+
+
+def _rank(partition: str) -> int:
+    return zlib.crc32(partition.encode("utf-8", "surrogatepass"))

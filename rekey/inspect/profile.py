@@ -4,22 +4,29 @@ Rules kept here:
 
 * Rows come page by page in key order; `jump` is called where rows were left out.
 * A PartitionKey is counted once for each partition, a RowKey once for each row.
-* Memory is bounded, whatever the table's size (see the parts); of a sample, the PartitionKeys met are kept.
+* Memory is bounded for a table of any size (see the parts); of a sample, the PartitionKeys met are kept.
+* A schema is the set of a row's properties with their EDM types, in any order. Beyond 1,000 schemas or 2,000
+  properties the rest is counted together, and said to be.
+* Order: neighbours are compared, the service's Timestamp of a row with that of the row before it in key
+  order. Nine of ten rising: rows are appended at the end. Nine of ten falling: put before the first. Rows
+  written in one batch may share their Timestamp; they say nothing. Below 20 pairs nothing is said. A
+  Timestamp is that of the last write: updates and imports move it, and a report says so.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from itertools import pairwise
 
+from rekey.core.edm import edm_type
 from rekey.core.limits import entity_bytes
 from rekey.inspect.columns import KeyColumn
-from rekey.inspect.order import Signs
 from rekey.inspect.partitions import PartitionRuns
-from rekey.inspect.schemas import Schemas
 from rekey.inspect.shapes import Shape
-from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row, utf16_order
+from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row, property_names, utf16_order
 
 _MOST_PAGES = 100
 """Pages whose shapes are kept apart: what a sample reads. Of a whole read only the sums matter."""
@@ -49,9 +56,9 @@ class TableProfile:
         self._last: Row | None = None
         self._last_first: str | None = None
 
-    def jump(self, behind: EntityKey) -> None:
-        """Take note that rows were left out, and behind which key the next ones begin."""
-        self.partitions.cut(behind.partition)
+    def jump(self, after: EntityKey) -> None:
+        """Take note that rows were left out, and after which key the next ones begin."""
+        self.partitions.cut(after.partition)
         self._last = None
 
     def take(self, rows: Sequence[Row]) -> None:
@@ -102,3 +109,114 @@ class TableProfile:
             self._last_first = stamp
         elif len(self._firsts) < _MOST_FIRSTS:
             self._firsts.append((utf16_order(partition), stamp))
+
+
+# --- order of writing ----------------------------------------------------------------------------------
+
+LEAST_PAIRS = 20
+CLEAR = 0.9
+
+
+class Order(StrEnum):
+    """Where new keys go."""
+
+    APPEND = "append-only"
+    PREPEND = "prepend-only"
+    SCATTERED = "scattered"
+    UNKNOWN = "not to be told"
+
+
+class Signs:
+    """Counts pairs of neighbours whose Timestamps rise or fall."""
+
+    def __init__(self) -> None:
+        self.rising = 0
+        self.falling = 0
+
+    def add(self, before: str, after: str) -> None:
+        """Compare two Timestamps as the service writes them."""
+        # without the Z: a fraction may be missing, and `.` would sort before it
+        one, other = before.rstrip("Z"), after.rstrip("Z")
+        self.rising += one < other
+        self.falling += one > other
+
+    @property
+    def pairs(self) -> int:
+        """Return how many pairs say something."""
+        return self.rising + self.falling
+
+    @property
+    def order(self) -> Order:
+        """Return what the pairs say."""
+        if self.pairs < LEAST_PAIRS:
+            return Order.UNKNOWN
+        if self.rising >= CLEAR * self.pairs:
+            return Order.APPEND
+        return Order.PREPEND if self.falling >= CLEAR * self.pairs else Order.SCATTERED
+
+
+# --- properties and schemas ----------------------------------------------------------------------------
+
+MAX_SCHEMAS = 1_000
+MAX_PROPERTIES = 2_000
+
+Schema = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PropertyUse:
+    """One property: rows that have it, by EDM type."""
+
+    name: str
+    types: dict[str, int]
+
+    @property
+    def rows(self) -> int:
+        """Return how many rows have it."""
+        return sum(self.types.values())
+
+
+class Schemas:
+    """Takes rows (`add`) and counts properties, types and schemas."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.most_properties = 0
+        self.complete = True
+        """Whether every schema and every property was counted for itself."""
+        self._schemas: Counter[Schema] = Counter()
+        self._loose: dict[str, Counter[str]] = {}
+        """Properties of rows whose schema is not counted for itself."""
+
+    def add(self, row: Row) -> None:
+        """Count one wire row."""
+        self.rows += 1
+        names = property_names(row)
+        self.most_properties = max(self.most_properties, len(names))
+        schema = tuple([(name, edm_type(row, name)) for name in names])
+        if schema in self._schemas:
+            self._schemas[schema] += 1
+            return
+        schema = tuple(sorted(schema))
+        if schema in self._schemas or len(self._schemas) < MAX_SCHEMAS:
+            self._schemas[schema] += 1
+            return
+        self.complete = False
+        for name, edm in schema:
+            if name in self._loose or len(self._loose) < MAX_PROPERTIES:
+                self._loose.setdefault(name, Counter())[edm] += 1
+
+    @property
+    def schemas(self) -> list[tuple[Schema, int]]:
+        """Return the schemas and their rows, the most frequent first."""
+        return sorted(self._schemas.items(), key=lambda one: (-one[1], one[0]))
+
+    @property
+    def properties(self) -> list[PropertyUse]:
+        """Return the properties, those of most rows first."""
+        types: dict[str, Counter[str]] = {name: Counter(counted) for name, counted in self._loose.items()}
+        for schema, rows in self._schemas.items():
+            for name, edm in schema:
+                types.setdefault(name, Counter())[edm] += rows
+        uses = [PropertyUse(name, dict(counted)) for name, counted in types.items()]
+        return sorted(uses, key=lambda use: (-use.rows, use.name))

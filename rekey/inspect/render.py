@@ -11,15 +11,14 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from rekey.inspect.confidence import Share
-from rekey.inspect.order import Order
-from rekey.inspect.report import Inspection, KeyReport
+from rekey.inspect.profile import Order
+from rekey.inspect.report import Inspection, KeyReport, Share
 
 WIDTH = 100
 _LABEL = 16
 _PROPERTIES_SHOWN = 30
 _VERDICTS = {
-    Order.APPEND: "append-only: rows go behind the last one",
+    Order.APPEND: "append-only: rows go after the last one",
     Order.PREPEND: "prepend-only: rows go before the first one",
     Order.SCATTERED: "scattered",
     Order.UNKNOWN: "not to be told: too few neighbours differ in Timestamp",

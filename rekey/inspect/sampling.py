@@ -56,7 +56,7 @@ def key_from(units: Units) -> EntityKey:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Rows read in one go: their keys in order, whether the table ended behind them, and what it cost."""
+    """Rows read in one go: their keys in order, whether the table ended after them, and what it cost."""
 
     keys: Sequence[Units]
     ended: bool
@@ -64,7 +64,7 @@ class Stretch:
 
 
 Read: TypeAlias = Callable[[Units], Awaitable[Stretch]]
-"""Reads about one page of rows behind a key. Costs the budget as many requests as the stretch says."""
+"""Reads about one page of rows after a key. Costs the budget as many requests as the stretch says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class RowEstimate:
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """A branch of which only the beginning was read: all keys beginning with `prefix` behind `last`.
+    """A branch of which only the beginning was read: all keys beginning with `prefix` after `last`.
 
     Attributes:
         depth: where the keys of the page that ends at `last` differ: the first level to enumerate.
@@ -121,11 +121,6 @@ class _Stratum:
     below: list[_Stratum] = field(default_factory=list)
     firsts: list[tuple[int, float]] = field(default_factory=list)
 
-    @property
-    def order(self) -> tuple[int, int, float]:
-        """Return what to look into first: early generations, full branches, many branches."""
-        return self.branch.generation, -self.branch.shape, -self.weight
-
 
 class Sizer:
     """Estimates how many rows follow a stretch that was read."""
@@ -140,7 +135,7 @@ class Sizer:
         self.settled = True
 
     async def rows_behind(self, keys: Sequence[Units], before: int = 0) -> float:
-        """Return the likely number of rows behind the last of `keys`, a page that was read before.
+        """Return the likely number of rows after the last of `keys`, a page that was read before.
 
         Args:
             keys: the page.
@@ -149,7 +144,8 @@ class Sizer:
         root = _Stratum(1.0, _Open((), keys[-1], _shared(keys[0], keys[-1]), 0, 0))
         waiting = [root]
         while waiting and self._requests > 0:
-            stratum = min(waiting, key=lambda one: one.order)
+            # early generations first, of those full branches, of those many of them
+            stratum = min(waiting, key=lambda one: (one.branch.generation, -one.branch.shape, -one.weight))
             waiting.remove(stratum)
             walk = _Walk(stratum.branch)
             stratum.rows = await self._enumerate(walk)
@@ -189,7 +185,11 @@ class Sizer:
         """Return the rows of a stratum; one that was never looked into is like others of its looks."""
         alike = stratum.branch.generation, stratum.branch.shape
         if stratum.rows is None:
-            return stratum.weight * self._typical(alike)
+            sizes = self._sizes.get(alike)
+            if sizes is not None:
+                return stratum.weight * (sum(sizes) / len(sizes))
+            self.settled = False
+            return stratum.weight * self._firsts.get(alike[0], 0.0)
         # Late generations and those that were looked into come first: the others are measured by them.
         below = sorted(stratum.below, key=lambda one: (-one.branch.generation, one.rows is None))
         firsts = sorted(stratum.firsts)
@@ -203,17 +203,9 @@ class Sizer:
         self._sizes.setdefault(alike, []).append(size)
         return stratum.weight * size
 
-    def _typical(self, alike: tuple[int, int]) -> float:
-        """Return the usual size of branches that look so; that of a first sibling when none was seen."""
-        sizes = self._sizes.get(alike)
-        if sizes is None:
-            self.settled = False
-            return self._firsts.get(alike[0], 0.0)
-        return sum(sizes) / len(sizes)
-
 
 class _Walk:
-    """Enumerates what lies in one open branch behind the row that was read last."""
+    """Enumerates what lies in one open branch after the row that was read last."""
 
     def __init__(self, branch: _Open) -> None:
         self._branch = branch
@@ -234,13 +226,13 @@ class _Walk:
             self._note_open([branch.last])
 
     def next_probe(self) -> Units:
-        """Return behind which key to read next."""
+        """Return after which key to read next."""
         if self._draws:
             return (*self._last[: self._depth], self._draws[-1])
         return (*self._last[: self._depth + 1], _ABOVE)
 
     def take(self, page: Stretch) -> float:
-        """Take the page behind `next_probe`; return for how many rows it speaks."""
+        """Take the page after `next_probe`; return for how many rows it speaks."""
         rows = self._take_draw(page) if self._draws else self._take_next(page)
         self._rows += rows
         return rows

@@ -20,7 +20,7 @@ from rekey.declaration.keys.moments import Date, InvertedSeconds, InvertedTicks,
 from rekey.declaration.migration import Index, Migration, Target, required_secrets
 from rekey.errors import RowRefused
 from rekey.inspect.columns import KeyColumn
-from rekey.inspect.tally import PartitionSizes, PartitionTally
+from rekey.inspect.partitions import PartitionSizes, PartitionTally
 from rekey.mapping.ids import SafeIds
 from rekey.model import PARTITION_KEY, EntityKey, Row
 from rekey.plan.result import TableFill

@@ -19,7 +19,7 @@ from rekey.copy.batches import SizeOf
 from rekey.copy.scan import WindowSize
 from rekey.core.limits import entity_bytes, utf16_units
 from rekey.errors import RowRefused
-from rekey.inspect.tally import PartitionTally
+from rekey.inspect.partitions import PartitionTally
 from rekey.mapping.ids import SafeIds, new_key
 from rekey.mapping.rows import MappingRows, TargetKey
 from rekey.mapping.sealing import Sealer, new_data_key

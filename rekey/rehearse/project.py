@@ -201,7 +201,14 @@ class Project:
 def _needed_scripts(script: Path) -> tuple[Declared, ...]:
     """Return the script and all that it depends on, dependencies first."""
     wanted = load_script(script)
-    known = {one.script_id: one for one in _readable_neighbours(wanted)}
+    # Text decides whether another script of the folder may fill the source table, so that one that is wrong
+    # does not keep this one from being rehearsed.
+    source = f'"{wanted.migration.source.lower()}"'
+    others = (path for path in wanted.path.parent.glob("*.py") if path.stem != wanted.script_id)
+    if wanted.depends or any(source in path.read_text("utf-8", "replace").lower() for path in others):
+        known = {one.script_id: one for one in load_scripts(wanted.path.parent)}
+    else:
+        known = {wanted.script_id: wanted}
     needed: set[str] = set()
     open_ids = [wanted.script_id]
     while open_ids:
@@ -210,23 +217,6 @@ def _needed_scripts(script: Path) -> tuple[Declared, ...]:
             needed.add(script_id)
             open_ids.extend(known[script_id].depends)
     return tuple(one for one in known.values() if one.script_id in needed)
-
-
-def _readable_neighbours(wanted: Declared) -> Sequence[Declared]:
-    """Return the scripts of the folder in order; the script alone when it depends on none."""
-    if not wanted.depends and not _is_chained(wanted):
-        return [wanted]
-    return load_scripts(wanted.path.parent)
-
-
-def _is_chained(wanted: Declared) -> bool:
-    """Tell whether a script beside this one may fill its source table.
-
-    Text decides, so that a neighbour that is wrong does not keep this script from being rehearsed.
-    """
-    source = wanted.migration.source.lower()
-    others = (path for path in wanted.path.parent.glob("*.py") if path.stem != wanted.script_id)
-    return any(f'"{source}"' in path.read_text("utf-8", "replace").lower() for path in others)
 
 
 def _copy_scripts(scripts: Sequence[Declared], to: Path) -> None:

@@ -2,8 +2,8 @@
 
 Rules kept here:
 
-* Nothing outside is touched: own Azurite, own folder, own keys and secrets; all are gone afterwards, whatever
-  happens, unless the folder is asked to be kept.
+* Nothing outside is touched: own Azurite, own folder, own keys and secrets; all are gone afterwards in any
+  case, unless the folder is asked to be kept.
 * What is rehearsed is the installed command; what is believed is what a witness reads from the tables.
 * What is not as it must be gives a report that did not pass; an error means that no rehearsal came about.
 """
@@ -17,22 +17,22 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 from azure.core.exceptions import AzureError
 
+from rekey.client.sdk.client_sync import DualWriteTableClient
 from rekey.declaration.mapper import Mapper
 from rekey.mapping.wrapping import LocalWrappingKey
-from rekey.rehearse.application import Application
+from rekey.rehearse.application import Application, LiveApplication
 from rekey.rehearse.azurite import Azurite, AzuriteAccount
-from rekey.rehearse.live import Clients, LiveApplication
-from rekey.rehearse.livesteps import LifeUnderWrites
 from rekey.rehearse.project import Project
 from rekey.rehearse.report import Briefly, Narrator, Out, RehearsalReport
-from rekey.rehearse.steps import Life, NotAsItMustBe
+from rekey.rehearse.steps import Life, LifeUnderWrites, NotAsItMustBe
 from rekey.rehearse.stock import Stock, load
-from rekey.rehearse.witness import Witness, open_service
+from rekey.rehearse.witness import Witness, key_of_account, open_service
 
 DEFAULT_ROWS = 2000
 _WINDOWS = 20
@@ -63,7 +63,7 @@ def rehearse(
         seed: for made-up rows and the application's choices.
         out: takes lines that tell what goes on.
         folder: where the rehearsal's own folder is made; None: among the machine's temporary files.
-        keep: leave that folder behind.
+        keep: leave that folder there.
         narrate: how to tell.
 
     Raises:
@@ -96,7 +96,7 @@ def rehearse(
         assumptions=stock.assumptions,
         proofs=tuple(life.proofs),
         left_out=tuple(life.left_out),
-        steps=life.steps,
+        steps=tuple(life.steps),
         failure=failure,
         kept=str(own) if keep else "",
         seconds=time.monotonic() - began,
@@ -111,7 +111,7 @@ def _on_stage(
     tell: Narrator,
     seed: int,
     stack: ExitStack,
-) -> tuple[Life, Witness]:
+) -> tuple[Life[Any], Witness]:
     """Write the project for this Azurite, and bring together who takes part; the stack closes clients."""
     project.write(
         azurite,
@@ -128,12 +128,29 @@ def _on_stage(
     }
     if project.declared.migration.capture == "delta":
         return Life(project, witness, Application(witness, seed), tell, **figures), witness
-    clients = stack.enter_context(Clients(project, azurite))
-    live = LiveApplication(witness, seed, clients)
+    old, new = (stack.enter_context(closing(_client(project, azurite, view))) for view in ("old", "new"))
+    live = LiveApplication(witness, seed, old, new)
     return LifeUnderWrites(project, witness, live, tell, **figures), witness
 
 
-def _live(life: Life, stock: Stock, account: AzuriteAccount, tell: Narrator) -> str:
+def _client(project: Project, azurite: Azurite, view: str) -> DualWriteTableClient:
+    """Return a client of the application's old version or new one; it registers with its first call."""
+    migration = project.declared.migration
+    return DualWriteTableClient(
+        azurite.tables.endpoint,
+        migration.source if view == "old" else migration.target.table,
+        credential=key_of_account(azurite.tables),
+        migration=project.declared,
+        restricted_endpoint=azurite.restricted.endpoint,
+        restricted_credential=key_of_account(azurite.restricted),
+        secrets=project.secrets,
+        wrapping_key=project.wrapping_key,
+        name=f"application-{view}",
+        use_env_settings=False,
+    )
+
+
+def _live(life: Life[Any], stock: Stock, account: AzuriteAccount, tell: Narrator) -> str:
     """Load the rows and live the life; return what was not as it must be, "" when all was."""
     try:
         life.take_dependencies_through()

@@ -22,19 +22,6 @@ WIDTH = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One command that was run: as typed, its exit code (negative: ended by that signal), its seconds."""
-
-    command: str
-    code: int
-    seconds: float
-
-    def as_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
-        return {"command": self.command, "exit_code": self.code, "seconds": round(self.seconds, 3)}
-
-
-@dataclass(frozen=True, slots=True)
 class RehearsalReport:
     """The result of a rehearsal.
 
@@ -60,7 +47,7 @@ class RehearsalReport:
     assumptions: tuple[str, ...]
     proofs: tuple[str, ...]
     left_out: tuple[str, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[Result, ...]
     failure: str
     kept: str
     seconds: float
@@ -82,7 +69,10 @@ class RehearsalReport:
             "assumptions": list(self.assumptions),
             "proofs": list(self.proofs),
             "left_out": list(self.left_out),
-            "steps": [step.as_json() for step in self.steps],
+            "steps": [
+                {"command": step.line, "exit_code": step.code, "seconds": round(step.seconds, 3)}
+                for step in self.steps
+            ],
             "failure": self.failure,
             "kept": self.kept,
             "seconds": round(self.seconds, 1),

@@ -12,22 +12,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from azure.data.tables import UpdateMode
 
 from rekey.errors import ExitCode
 from rekey.model import EntityKey, content_of, key_of
-from rekey.rehearse.application import Application, changed_by_one, to_entity
+from rekey.rehearse.application import Application, LiveApplication, changed_by_one, to_entity
 from rekey.rehearse.project import RETENTION_SECONDS, Project, Result, Running
-from rekey.rehearse.report import Narrator, Step
+from rekey.rehearse.report import Narrator
 from rekey.rehearse.witness import Finding, Witness
 from rekey.state.models import BACKFILL, Segment
 
+App = TypeVar("App", bound=Application)
 _POLL_SECONDS = 0.01
 _PAUSE_SECONDS = 0.02
 _LOOK_EVERY = 5
-TARGET_WRITES = 24
+_TARGET_WRITES = 24
 """Writes of the application after cutover, before all is rolled back."""
+_WRITES_BEFORE = 3
+"""Writes of a live application before the first command."""
+_BUNDLE = "evidence"
+_NOT_THIS_TABLE = (ExitCode.USAGE, ExitCode.REFUSED)
 _OUTPUT_LINES = 60
 _LEGACY_KEYS_LOOKED_FOR = 20_000
 _TELLING_CHARACTERS = 12
@@ -38,20 +44,20 @@ class NotAsItMustBe(Exception):
     """Something was not as it must be; the text says what, and what the command printed."""
 
 
-class Life:
+class Life(Generic[App]):
     """Takes one migration through its life. `live` does all of it; `proofs`, `steps` and `left_out` tell."""
 
     def __init__(
         self,
         project: Project,
         witness: Witness,
-        application: Application,
+        application: App,
         narrator: Narrator,
         *,
         writes: int,
         kill_after: int,
     ) -> None:
-        """Take the parts; how many rows the application writes beside a command, and how many checkpointed
+        """Take the parts; how many rows the application writes during a command, and how many checkpointed
         rows the kill waits for.
         """
         self._project = project
@@ -62,14 +68,10 @@ class Life:
         self._kill_after = kill_after
         self._script_id = project.declared.script_id
         self._migration = project.declared.migration
-        self._results: list[Result] = []
+        self.steps: list[Result] = []
+        """The commands so far."""
         self.proofs: list[str] = []
         self.left_out: list[str] = []
-
-    @property
-    def steps(self) -> tuple[Step, ...]:
-        """The commands so far."""
-        return tuple(Step(result.line, result.code, result.seconds) for result in self._results)
 
     def live(self) -> None:
         """Go through the whole life, once the rows are loaded. Raises NotAsItMustBe."""
@@ -123,9 +125,9 @@ class Life:
         segments = self._project.segments(BACKFILL)
         if result.code > 0:
             raise self._wrong(f"`{result.line}` ended with {result.code} before it could be killed", result)
-        if result.code == 0 or not _in_the_middle(segments):
-            raise self._wrong("the kill did not land in the middle of copying; use more rows", result)
         rows = sum(segment.rows for segment in segments)
+        if result.code == 0 or not rows or all(segment.done for segment in segments):
+            raise self._wrong("the kill did not land in the middle of copying; use more rows", result)
         self._tell.why(
             f"That was SIGKILL, which no handler catches, after {rows:,} rows had been checkpointed. What"
             " is durable is durable, and nothing else was claimed."
@@ -155,9 +157,9 @@ class Life:
             if now:
                 looks.append(all(now.get(one.id, -1) >= one.rows for one in killed_at))
 
-        self._run_beside("apply", self._script_id, beside=look)
+        self._run_live("apply", self._script_id, during=look)
         self._tell.why(
-            "The same command again is all a resume takes: it went on behind the last checkpoint, then"
+            "The same command again is all a resume takes: it went on after the last checkpoint, then"
             " stopped at the gate before cutover and said what the gate asks for."
         )
         ended = self._project.segments(BACKFILL)
@@ -178,7 +180,7 @@ class Life:
     def _verify(self) -> None:
         self._tell.say("Verifying every row and every property, while the application writes.")
         self.application.begin_counting()
-        self._run_beside("verify", self._script_id, "--mode", "full")
+        self._run_live("verify", self._script_id, "--mode", "full")
         self._tell.why(
             "Full verification compares digests of both sides, looks again at what differs, and calls only"
             " what stands still a divergence."
@@ -215,7 +217,7 @@ class Life:
         self._same("After the repair", may_linger=frozenset(self.application.deleted))
 
     def _cut_over(self) -> None:
-        self._tell.say("Cutting over: refused while nobody says that writers have stopped, then done.")
+        self._tell.say("Cutting over: refused until the operator says that writers have stopped, then done.")
         self._run("apply", self._script_id, "--to", "cutover", expect=(ExitCode.REFUSED,))
         self._tell.why(
             'Capture "delta" cannot see writers: the operator stops them, and says so. Without that: exit 3.'
@@ -230,7 +232,7 @@ class Life:
     def _there_and_back(self) -> None:
         self._tell.say("The application writes to the target through the new keys; then all is rolled back.")
         self.application.begin_counting()
-        for _ in range(TARGET_WRITES):
+        for _ in range(_TARGET_WRITES):
             self.application.write_target()
         told = self.application.told()
         self._run("rollback", self._script_id, "--writers-stopped")
@@ -257,7 +259,7 @@ class Life:
         self._run("evidence", "export", _BUNDLE, self._script_id)
         self._run("evidence", "verify", _BUNDLE)
         self._tell.why(
-            "Whoever gets that folder and the public key can check what was done; `retire` asks for it."
+            "With that folder and the public key anyone can check what was done; `retire` asks for it."
         )
         self._run("retire", self._script_id, "--table", source)
         self._tell.why("Nothing in it had changed since the freeze, so the whole table went.")
@@ -271,7 +273,7 @@ class Life:
         self._tell.why("The end: the ledger has every phase.")
 
     def _nothing_told(self) -> None:
-        printed = "\n".join(result.output for result in self._results)
+        printed = "\n".join(result.output for result in self.steps)
         secret = sum(text in printed for text in self._project.confidential)
         keys = [key.row for key in list(self.application.must_hold)[:_LEGACY_KEYS_LOOKED_FOR]]
         telling = [key for key in keys if len(key) >= _TELLING_CHARACTERS and any(map(str.isdigit, key))]
@@ -333,10 +335,10 @@ class Life:
     def _run(self, *words: str, expect: tuple[int, ...] = (ExitCode.DONE,)) -> Result:
         return self._expecting(self._project.start(*words), expect)
 
-    def _run_beside(
+    def _run_live(
         self,
         *words: str,
-        beside: Callable[[], None] = lambda: None,
+        during: Callable[[], None] = lambda: None,
         write: Callable[[], None] | None = None,
     ) -> Result:
         """Run a command while the application writes, to the source unless it is said otherwise."""
@@ -347,7 +349,7 @@ class Life:
             if rounds < self._writes:
                 write()
             if rounds % _LOOK_EVERY == 0:
-                beside()
+                during()
             rounds += 1
             time.sleep(_PAUSE_SECONDS)
         return self._expecting(running, (ExitCode.DONE,))
@@ -360,13 +362,13 @@ class Life:
         return result
 
     def _keep(self, result: Result) -> Result:
-        self._results.append(result)
+        self.steps.append(result)
         self._tell.ran(result)
         return result
 
     def _prove(self, holds: bool, proof: str, otherwise: str = "") -> None:
         if not holds:
-            raise self._wrong(otherwise or f"this does not hold: {proof}", self._results[-1])
+            raise self._wrong(otherwise or f"this does not hold: {proof}", self.steps[-1])
         self._proved(proof)
 
     def _proved(self, proof: str) -> None:
@@ -381,10 +383,68 @@ class Life:
         return ", ".join(self._migration.tables)
 
 
-_BUNDLE = "evidence"
-_NOT_THIS_TABLE = (ExitCode.USAGE, ExitCode.REFUSED)
+class LifeUnderWrites(Life[LiveApplication]):
+    """The life in capture "dual-write": no pass brings anything over, and the application never stops.
 
+    How long a write waited is told with the figure that was measured; no figure is a condition.
+    """
 
-def _in_the_middle(segments: list[Segment]) -> bool:
-    """Tell whether copying has a checkpoint, and is not done."""
-    return any(segment.rows > 0 for segment in segments) and not all(segment.done for segment in segments)
+    def live(self) -> None:
+        """Go through the whole life. Raises NotAsItMustBe."""
+        self._tell.say("The application writes through rekey's client from now on, and will not stop.")
+        for _ in range(_WRITES_BEFORE):
+            self.application.write_source()
+        super().live()
+
+    def _catch_up(self, why: str = "") -> None:
+        """Nothing is due: every write was followed before it was acknowledged."""
+
+    def _cut_over(self) -> None:
+        self._tell.say("Cutting over, while the application goes on writing.")
+        self._to_cutover()
+        self._tell.why(
+            "A freeze of seconds: clients let their writes wait, everything announced is settled, and the"
+            " target has the authority. No writer was stopped."
+        )
+        self._same("After cutover, under writes", after_cutover=True)
+
+    def _to_cutover(self) -> None:
+        self.application.begin_counting()
+        self._run_live("apply", self._script_id, "--to", "cutover", write=self.application.write_source)
+        self._waited("the cutover")
+
+    def _there_and_back(self) -> None:
+        self._tell.say("Both versions of the application write, in both views; then all is rolled back.")
+        self.application.begin_counting()
+        for _ in range(_TARGET_WRITES):
+            self.application.write_both()
+        self._same(f"After {self.application.told()} in both views", after_cutover=True)
+        self.application.begin_counting()
+        self._run_live("rollback", self._script_id, write=self.application.write_both)
+        self._tell.why("The authority went back to the source, which had followed the target all along.")
+        self._waited("the rollback")
+        self._same("After the rollback, under writes in both views", after_cutover=True)
+        self._tell.say("Verifying what came back, and cutting over again.")
+        self._run("verify", self._script_id, "--mode", "full")
+        self._to_cutover()
+        self._tell.why("A rollback costs nothing but time; the way forward is the same as before.")
+        self._same("After the second cutover", after_cutover=True)
+
+    def _complete(self) -> Finding:
+        self._tell.say("Completing: refused while the old version of the application runs, then done.")
+        refused = self._run("apply", self._script_id, "--to", "complete", expect=(ExitCode.REFUSED,))
+        self._prove(
+            "application-old" in refused.output,
+            "Completion was refused by name of the client that still uses old keys.",
+            "the refusal did not name the client of the old view",
+        )
+        self.application.old.close()
+        self._run("apply", self._script_id, "--to", "complete")
+        self._tell.why("Nothing follows the target from here on. The source stays until retention is over.")
+        return self._same("After completion", after_cutover=True)
+
+    def _waited(self, during: str) -> None:
+        self._proved(
+            f"{self.application.told()} during {during}, none lost; the longest write took"
+            f" {self.application.longest_seconds:.1f} s, the freeze included."
+        )

@@ -1,31 +1,44 @@
-"""The rows of a rehearsal: where they come from, which are loaded, which are kept back.
+"""The rows of a rehearsal: from a file or made up; which are loaded, which are kept back.
 
 Rules kept here:
 
-* Rows come from a file, or are made up for the declaration. A file is read once before anything is started:
-  one that cannot be loaded is refused then.
+* A file is read once before anything is started: one that cannot be loaded is refused then.
 * Some rows are kept back, spread over the whole: the application inserts them later, so that what is inserted
   is as real as what was there.
 * Two rows of one key are refused; neither wins.
+* Without a file rows are made up from what the declaration reads: a property gets a value of the kind that
+  the expression around it takes (a DateTime under `keys.date`, a number under `keys.zero_pad`, text with its
+  separator under `keys.split`), and text otherwise. Whether rows suit is decided by the mapper alone. Where
+  most do not (a pattern of `keys.regex`, a custom function), nothing is guessed: `--data` is asked for.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 
+from rekey.copy.batches import pack
+from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 from rekey.core.concurrency import for_each
-from rekey.core.edm import DOUBLE, canonical
+from rekey.core.edm import BOOLEAN, DATETIME, DOUBLE, INT32, INT64, STRING, canonical
+from rekey.declaration.keys.base import WHOLE_ROW, Expression, Prop
+from rekey.declaration.keys.moments import Date, InvertedSeconds, InvertedTicks, Ticks
+from rekey.declaration.keys.pieces import Part
+from rekey.declaration.keys.text import ZeroPad
 from rekey.declaration.mapper import Mapper
-from rekey.errors import ConfigurationError
-from rekey.model import Row, key_of, property_names
+from rekey.declaration.migration import Migration
+from rekey.declaration.props import Cast, Copy, Keep, Rename
+from rekey.errors import ConfigurationError, RowRefused
+from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, TYPE_SUFFIX, EntityKey, Row, key_of, property_names
 from rekey.rehearse.application import Application
 from rekey.rehearse.azurite import AzuriteAccount
-from rekey.rehearse.data import DataFile, open_data
-from rekey.rehearse.madeup import rows_for
+from rekey.rehearse.data import open_data
+from rekey.rehearse.generate import GENERATORS
 from rekey.tables.azure import AzureTableService
-from rekey.tables.base import MAX_BATCH_BYTES, MAX_BATCH_OPERATIONS, Operation, Table, Verb
+from rekey.tables.base import Operation, Table, Verb
 from rekey.tables.credentials import SharedKey
 
 FEWEST_ROWS = 20
@@ -41,13 +54,15 @@ class Stock:
 
     Attributes:
         count: how many rows there are.
+        source: where they come from.
+        assumptions: what was assumed about a file.
         loaded, kept_back: how many have been loaded into the source, and how many the application got.
     """
 
     count: int
     _make: Callable[[], Iterator[Row]]
-    _file: DataFile | None
-    _seed: int
+    source: str
+    assumptions: tuple[str, ...] = ()
     loaded: int = 0
     kept_back: int = 0
 
@@ -61,45 +76,35 @@ class Stock:
         if data is not None:
             file = open_data(data)
             count = sum(1 for _ in file.rows())
-            stock = cls(count, file.rows, file, seed)
+            source = f"from {file.path.name}, read as {file.format}"
+            stock = cls(count, file.rows, source, tuple(file.assumptions))
         else:
-            stock = cls(rows, lambda: rows_for(mapper, rows, seed), None, seed)
-            count = rows if rows < FEWEST_ROWS else sum(1 for _ in stock.rows())
-            stock.count = count
-        if count < FEWEST_ROWS:
+            stock = cls(rows, lambda: rows_for(mapper, rows, seed), f"made up from seed {seed}")
+            if rows >= FEWEST_ROWS:
+                stock.count = sum(1 for _ in stock.rows())
+        if stock.count < FEWEST_ROWS:
             raise ConfigurationError(
-                f"{count} rows are too few to kill a migration in its middle",
+                f"{stock.count} rows are too few to kill a migration in its middle",
                 hint=f"rehearse with {FEWEST_ROWS} rows or more",
             )
         return stock
 
     @property
     def described(self) -> str:
-        """Where the rows come from."""
+        """Where the rows come from, and how many are kept back."""
         kept = f" ({self.kept_back:,} more kept back for the application)" if self.kept_back else ""
-        if self._file is not None:
-            return f"from {self._file.path.name}, read as {self._file.format}{kept}"
-        return f"made up from seed {self._seed}{kept}"
-
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        """What was assumed about the file."""
-        return () if self._file is None else tuple(self._file.assumptions)
+        return self.source + kept
 
     def rows(self) -> Iterator[Row]:
         """Yield the rows as Azurite keeps them."""
         for row in self._make():
-            yield _as_azurite_keeps(row)
+            # Azurite does not keep -0.0.
+            minus_zero = [name for name in property_names(row) if canonical(row, name) == (DOUBLE, "-0.0")]
+            yield {**row, **dict.fromkeys(minus_zero, 0.0)} if minus_zero else row
 
     def is_kept_back(self, number: int) -> bool:
         """Tell whether row number n is kept back for the application."""
         return number % _KEPT_BACK_EVERY == 1 and number < _KEPT_BACK_EVERY * _KEPT_BACK_AT_MOST
-
-
-def _as_azurite_keeps(row: Row) -> Row:
-    """Return a row with 0.0 for -0.0, which Azurite does not keep."""
-    minus_zero = [name for name in property_names(row) if canonical(row, name) == (DOUBLE, "-0.0")]
-    return {**row, **dict.fromkeys(minus_zero, 0.0)} if minus_zero else row
 
 
 async def load(account: AzuriteAccount, stock: Stock, application: Application) -> None:
@@ -118,7 +123,9 @@ async def load(account: AzuriteAccount, stock: Stock, application: Application) 
                 kept_back.append(row)
                 continue
             if key_of(row) in application.must_hold:
-                raise _double(number)
+                raise ConfigurationError(
+                    f"row {number + 1} has the key of an earlier row", hint="give every row a key of its own"
+                )
             application.loaded(row)
             waiting.append(row)
             stock.loaded += 1
@@ -130,34 +137,151 @@ async def load(account: AzuriteAccount, stock: Stock, application: Application) 
     application.keep_back(kept_back)
 
 
-def _double(number: int) -> ConfigurationError:
-    return ConfigurationError(
-        f"row {number + 1} has the key of an earlier row", hint="give every row a key of its own"
-    )
-
-
 async def _insert(table: Table, rows: list[Row]) -> None:
     async def transact(batch: list[Operation]) -> None:
         await table.transact(batch)
 
-    await for_each(list(_batches(table, rows)), transact, limit=_BATCHES_AT_ONCE)
+    batches = pack((Operation(Verb.INSERT, row) for row in rows), table.encoded_size)
+    await for_each(list(batches), transact, limit=_BATCHES_AT_ONCE)
 
 
-def _batches(table: Table, rows: list[Row]) -> Iterator[list[Operation]]:
-    """Yield batches of one partition, within the service's limits."""
-    partitions: dict[str, list[Row]] = {}
-    for row in rows:
-        partitions.setdefault(row["PartitionKey"], []).append(row)
-    for together in partitions.values():
-        batch: list[Operation] = []
-        size = 0
-        for row in together:
-            operation = Operation(Verb.INSERT, row)
-            weight = table.encoded_size(operation)
-            if batch and (len(batch) == MAX_BATCH_OPERATIONS or size + weight > MAX_BATCH_BYTES):
-                yield batch
-                batch, size = [], 0
-            batch.append(operation)
-            size += weight
-        if batch:
-            yield batch
+# --- made up ----------------------------------------------------------------------------------------------
+
+_MOMENTS = (Date, Ticks, InvertedTicks, InvertedSeconds)
+_TRIED = 50
+_PARTITIONS = 40
+_START = ticks_of("2021-01-01T00:00:00Z")
+_SOME_TIME = "2024-01-01T00:00:00.0000000Z"
+_COUNTING_WIDTH = 7
+_NUMBERS = (INT32, INT64)
+
+
+def rows_for(mapper: Mapper, count: int, seed: int) -> Iterator[Row]:
+    """Yield `count` rows that the migration can take and that do not collide in any target.
+
+    Raises:
+        ConfigurationError: no rows can be made up for this declaration.
+    """
+    migration = mapper.migration
+    attempts = count * 2 + _TRIED
+    known = GENERATORS.get(migration.source)
+    made = [known(attempts, seed=seed)] if known is not None else []
+    made.append(_from_declaration(migration, attempts, seed))
+    for rows in made:
+        first = list(islice(rows, _TRIED))
+        if sum(bool(_places(mapper, row)) for row in first) * 2 > len(first):
+            return _chosen(mapper, first, rows, count)
+    raise ConfigurationError(
+        f"no rows can be made up for {migration.source}: the declaration reads more from a row than its"
+        " property names and types say",
+        hint="give rows with --data FILE: a part of the real table, or a few made by hand",
+    )
+
+
+def _chosen(mapper: Mapper, first: list[Row], rest: Iterator[Row], count: int) -> Iterator[Row]:
+    taken: set[tuple[int, EntityKey]] = set()
+    for row in chain(first, rest):
+        places = _places(mapper, row)
+        if places and count and taken.isdisjoint(places):
+            taken |= places
+            count -= 1
+            yield row
+
+
+def _places(mapper: Mapper, row: Row) -> set[tuple[int, EntityKey]]:
+    try:
+        return {(table, key_of(made)) for table, made in mapper.map({**row, TIMESTAMP: _SOME_TIME})}
+    except RowRefused:
+        return set()
+
+
+def _from_declaration(migration: Migration, count: int, seed: int) -> Iterator[Row]:
+    kinds = _kinds(migration)
+    separators = _separators(migration)
+    keys = {name: kinds.pop(name, STRING) for name in (PARTITION_KEY, ROW_KEY)}
+    for number in range(count):
+        lot = random.Random(f"{seed}/{number}")  # noqa: S311 - made-up data, to be made again
+        row: Row = {
+            PARTITION_KEY: _key(keys[PARTITION_KEY], number % _PARTITIONS, separators.get(PARTITION_KEY, "")),
+            ROW_KEY: _key(keys[ROW_KEY], number, separators.get(ROW_KEY, "")),
+        }
+        for name, edm in kinds.items():
+            row |= _property(name, edm, lot, number, separators.get(name, ""))
+        yield row
+
+
+def _kinds(migration: Migration) -> dict[str, str]:
+    """Return the EDM type of every property that the declaration names."""
+    kinds: dict[str, str] = {}
+    operations = [*migration.target.properties]
+    for index in migration.indexes:
+        operations += index.properties
+    old_names = {one.new: one.old for one in operations if isinstance(one, Rename)}
+    for operation in operations:
+        if isinstance(operation, Keep):
+            kinds |= dict.fromkeys(operation.names, STRING)
+        elif isinstance(operation, Rename):
+            kinds.setdefault(operation.old, STRING)
+        elif isinstance(operation, Copy):
+            kinds.setdefault(operation.source, STRING)
+        elif isinstance(operation, Cast):
+            name = old_names.get(operation.name, operation.name)
+            kinds[name] = operation.was or (INT32 if operation.to in _NUMBERS else STRING)
+    for _, expression in migration.key_expressions():
+        kinds |= dict.fromkeys(expression.inputs() - kinds.keys(), STRING)
+        for node in expression.walk():
+            kinds |= dict.fromkeys(_read_by(node, _MOMENTS), DATETIME)
+            kinds |= dict.fromkeys(_read_by(node, (ZeroPad,)), INT64)
+    for name in (TIMESTAMP, WHOLE_ROW):
+        kinds.pop(name, None)
+    kinds.setdefault("Note", STRING)
+    return kinds
+
+
+def _read_by(node: Expression, kinds: tuple[type[Expression], ...]) -> list[str]:
+    if not isinstance(node, kinds):
+        return []
+    return [one.name for one in node.operands() if isinstance(one, Prop)]
+
+
+def _separators(migration: Migration) -> dict[str, str]:
+    """Return the separators that properties are split by."""
+    found: dict[str, str] = {}
+    for index in migration.indexes:
+        if index.each is not None:
+            found |= dict.fromkeys(index.each.of.inputs(), index.each.separator)
+    for _, expression in migration.key_expressions():
+        for node in expression.walk():
+            if isinstance(node, Part):
+                found |= dict.fromkeys(node.inputs(), node.separator)
+    return found
+
+
+def _key(edm: str, number: int, separator: str) -> str:
+    """Return a key that no other row has."""
+    if edm == DATETIME:
+        return _moment(number)
+    if edm == INT64:
+        return str(number)
+    return (separator or "-").join(("made", "up", "part", str(number).zfill(_COUNTING_WIDTH)))
+
+
+def _property(name: str, edm: str, lot: random.Random, number: int, separator: str) -> Row:
+    value: object = f"text {lot.randrange(10_000)}"
+    if edm == DATETIME:
+        value = _moment(number)
+    elif edm == INT64:
+        value = str(number)
+    elif edm == INT32:
+        value = number
+    elif edm == BOOLEAN:
+        value = lot.random() < 0.5
+    elif edm == DOUBLE:
+        value = number + 0.5
+    elif separator:
+        value = separator.join(f"item{item}" for item in lot.sample(range(20), 4))
+    return {name: value, **({name + TYPE_SUFFIX: edm} if edm != STRING else {})}
+
+
+def _moment(number: int) -> str:
+    return format_ticks(_START + number * 977 * TICKS_PER_SECOND + number % TICKS_PER_SECOND)

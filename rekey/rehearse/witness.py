@@ -17,7 +17,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from azure.core.credentials import AzureNamedKeyCredential
 from azure.core.exceptions import ResourceNotFoundError
@@ -38,6 +38,8 @@ from rekey.state.keytexts import PLAIN, KeyTexts
 NAMED = 5
 """How many wrong rows a finding names."""
 _CONTROL_ROW_KEY = "control"
+_Wrong: TypeAlias = tuple[str, EntityKey, str]
+"""A table, a row of it, and what is wrong with that."""
 
 
 def digest_of(row: Row, leave_out: Iterable[str] = ()) -> bytes:
@@ -47,9 +49,14 @@ def digest_of(row: Row, leave_out: Iterable[str] = ()) -> bytes:
     return hashlib.blake2b(repr(content).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
+def key_of_account(account: AzuriteAccount) -> AzureNamedKeyCredential:
+    """Return an account's key as the SDK takes it."""
+    return AzureNamedKeyCredential(account.name, account.key)
+
+
 def open_service(account: AzuriteAccount) -> TableServiceClient:
     """Return the SDK's client of one account."""
-    credential = AzureNamedKeyCredential(account.name, account.key)
+    credential = key_of_account(account)
     # Without the machine's proxy settings: Azurite is on the loopback address.
     transport = RequestsTransport(use_env_settings=False)
     return TableServiceClient(account.endpoint, credential=credential, transport=transport)
@@ -111,16 +118,10 @@ class Witness:
 
     def get(self, table: str, key: EntityKey) -> Row | None:
         """Return one wire row, None when there is none."""
-        seen: list[Row] = []
-
-        def keep(response: Any) -> None:
-            seen.append(json.loads(response.http_response.text()))
-
         try:
-            self.client(table).get_entity(key.partition, key.row, raw_response_hook=keep)
+            return _wire_row(self.client(table), key)
         except ResourceNotFoundError:
             return None
-        return seen[0]
 
     def create(self, table: str) -> None:
         """Create an empty table; one that exists stays as it is."""
@@ -142,25 +143,17 @@ class Witness:
         return PLAIN if root is None else SealedKeys(self._script_id, cursors_key(root, self._id_key()))
 
     def _id_key(self) -> bytes:
-        return base64.b64decode(
-            self._restricted_row(CONTROL_TABLE, self._script_id, _CONTROL_ROW_KEY)["IdKey"]
-        )
+        row = self._restricted_row(CONTROL_TABLE, EntityKey(self._script_id, _CONTROL_ROW_KEY))
+        return base64.b64decode(row["IdKey"])
 
     def _root(self) -> DataKey | None:
         if self._wrapping is None:
             return None
-        row = self._restricted_row(MAPPING_TABLE, key_partition(self._script_id), ROOT)
+        row = self._restricted_row(MAPPING_TABLE, EntityKey(key_partition(self._script_id), ROOT))
         return read_data_key(self._script_id, row, self._wrapping)
 
-    def _restricted_row(self, table: str, partition: str, row: str) -> Row:
-        seen: list[Row] = []
-
-        def keep(response: Any) -> None:
-            seen.append(json.loads(response.http_response.text()))
-
-        client = self._restricted.get_table_client(table)
-        client.get_entity(partition, row, raw_response_hook=keep)
-        return seen[0]
+    def _restricted_row(self, table: str, key: EntityKey) -> Row:
+        return _wire_row(self._restricted.get_table_client(table), key)
 
     # --- comparing ---------------------------------------------------------------------------------------
 
@@ -178,7 +171,7 @@ class Witness:
             may_linger: target rows of deleted source rows that the sweep has not been due to remove yet.
             after_cutover: leave copies of the source's Timestamp out: a row written back has another one.
         """
-        wrong = _Wrong(self.safe_ids())
+        wrong: list[_Wrong] = []
         expected: dict[tuple[int, EntityKey], bytes] = {}
         source_rows = 0
         for row in self.rows(self.source_name):
@@ -186,28 +179,29 @@ class Witness:
             key = key_of(row)
             if must_hold.get(key) != digest_of(row):
                 what = "is altered" if key in must_hold else "must not be there"
-                wrong.add(self.source_name, key, what)
+                wrong.append((self.source_name, key, what))
             for table, made in self.mapper.map(row):
                 expected[table, key_of(made)] = self._digest(table, made, after_cutover)
-        if not wrong.count and source_rows != len(must_hold):
-            wrong.note(f"{self.source_name} holds {source_rows} rows, and must hold {len(must_hold)}")
-        target_rows = self._compare_targets(expected, may_linger, after_cutover, wrong)
-        return Finding(source_rows, target_rows, wrong.lingering, wrong.sentences(), expected)
+        notes = []
+        if not wrong and source_rows != len(must_hold):
+            notes.append(f"{self.source_name} holds {source_rows} rows, and must hold {len(must_hold)}")
+        return self._finding(source_rows, expected, may_linger, after_cutover, wrong, notes)
 
     def compare_targets(self, expected: Mapping[tuple[int, EntityKey], bytes]) -> Finding:
         """Compare every target with what it must hold, without the source (which may be gone)."""
-        wrong = _Wrong(self.safe_ids())
-        target_rows = self._compare_targets(expected, frozenset(), True, wrong)
-        return Finding(0, target_rows, 0, wrong.sentences(), expected)
+        return self._finding(0, expected, frozenset(), True, [], [])
 
-    def _compare_targets(
+    def _finding(
         self,
+        source_rows: int,
         expected: Mapping[tuple[int, EntityKey], bytes],
         may_linger: frozenset[tuple[int, EntityKey]],
         after_cutover: bool,
-        wrong: _Wrong,
-    ) -> int:
-        read, met = 0, 0
+        wrong: list[_Wrong],
+        notes: list[str],
+    ) -> Finding:
+        """Compare the targets; return that with what was found wrong in the source."""
+        read = met = lingering = 0
         for table, name in enumerate(self.mapper.tables):
             for row in self.rows(name):
                 read += 1
@@ -215,14 +209,17 @@ class Witness:
                 digest = expected.get(place)
                 met += digest is not None
                 if digest is None and place in may_linger:
-                    wrong.lingering += 1
+                    lingering += 1
                 elif digest is None:
-                    wrong.add(name, place[1], "has no source row")
+                    wrong.append((name, place[1], "has no source row"))
                 elif digest != self._digest(table, row, after_cutover):
-                    wrong.add(name, place[1], "is not what its source row gives")
+                    wrong.append((name, place[1], "is not what its source row gives"))
         if met != len(expected):
-            wrong.note(f"{len(expected) - met} target rows are missing")
-        return read
+            notes.append(f"{len(expected) - met} target rows are missing")
+        ids = self.safe_ids()
+        sentences = [f"row {ids.short(name, key)} of {name} {what}" for name, key, what in wrong[:NAMED]]
+        more = [f"and {len(wrong) - NAMED} rows more"] if len(wrong) > NAMED else []
+        return Finding(source_rows, read, lingering, (*sentences, *notes, *more), expected)
 
     def _digest(self, table: int, row: Row, after_cutover: bool) -> bytes:
         return digest_of(row, self.mapper.timestamp_copies[table] if after_cutover else ())
@@ -239,23 +236,12 @@ class Witness:
         return looked_at, missing
 
 
-class _Wrong:
-    """Collects what is wrong; names the first few rows by safe id and counts the rest."""
+def _wire_row(client: TableClient, key: EntityKey) -> Row:
+    """Return a row as the service sent it. Raises ResourceNotFoundError."""
+    seen: list[Row] = []
 
-    def __init__(self, ids: SafeIds) -> None:
-        self._ids = ids
-        self._sentences: list[str] = []
-        self.count = 0
-        self.lingering = 0
+    def keep(response: Any) -> None:
+        seen.append(json.loads(response.http_response.text()))
 
-    def add(self, table: str, key: EntityKey, what: str) -> None:
-        self.count += 1
-        if self.count <= NAMED:
-            self._sentences.append(f"row {self._ids.short(table, key)} of {table} {what}")
-
-    def note(self, sentence: str) -> None:
-        self._sentences.append(sentence)
-
-    def sentences(self) -> tuple[str, ...]:
-        more = [f"and {self.count - NAMED} rows more"] if self.count > NAMED else []
-        return (*self._sentences, *more)
+    client.get_entity(key.partition, key.row, raw_response_hook=keep)
+    return seen[0]

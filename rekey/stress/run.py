@@ -6,24 +6,35 @@ target; then do it with the distribution that is planned.
 
 Rules kept here:
 
-* Nothing is read or written but the test table, and it is removed however the test ends. What could not be
-  removed stays noted (`notes.py`) for the next test.
+* Nothing is written but the test table, and it is removed however the test ends. It is noted, durably, before
+  it is made, and the note goes after the table: what a killed stress test left is found by the next one. Only
+  what is noted is ever removed. A note names the endpoint, too: a table of another account is left alone. The
+  caller holds the lock of the notes, so that what is noted is of no test that still runs.
+* Of a row of the application only its partition is counted; no value leaves this module. A planned
+  distribution needs no secret: which rows share a partition does not depend on it.
 * Time and rows are bounded for the whole test; stages that are still to come get their part.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
 
 from rekey.core.clock import TICKS_PER_SECOND, Clock
 from rekey.core.progress import Progress
-from rekey.errors import RekeyError, ServiceError
+from rekey.declaration.mapper import Mapper
+from rekey.declaration.migration import Migration, required_secrets
+from rekey.errors import MachineFailed, RekeyError, RowRefused, ServiceError
+from rekey.inspect.inventory import SampleSize, read_sample, read_whole
+from rekey.model import PARTITION_KEY, Row
+from rekey.project.privatefiles import write_whole
 from rekey.stress.load import Offer, offer
-from rekey.stress.notes import Notes, new_name
 from rekey.stress.report import Bounds, Stage, StressReport
-from rekey.stress.spread import ONE_PARTITION, MadeUp, Spread
+from rekey.stress.spread import ONE_PARTITION, MadeUp, Spread, SpreadCount
 from rekey.stress.steps import Judged, Limit, Step, judge_all, next_rate
 from rekey.tables.base import Table, TableService
 
@@ -38,24 +49,32 @@ _REST_SECONDS = 1.0
 """What a service that refused is given to recover."""
 
 
-class _Purse:
-    """What is left of time and rows."""
+class _Load:
+    """What is offered to the test table, and what is left of time and rows."""
 
-    def __init__(self, bounds: Bounds, clock: Clock) -> None:
+    def __init__(self, table: Table, bounds: Bounds, clock: Clock, processor: Callable[[], float]) -> None:
         self.bounds = bounds
-        self._clock = clock
-        self._began = clock.ticks()
+        self.clock = clock
         self.sent = 0
+        self._table = table
+        self._processor = processor
+        self._began = clock.ticks()
 
     @property
     def spent(self) -> float:
         """Return the seconds since the beginning."""
-        return (self._clock.ticks() - self._began) / TICKS_PER_SECOND
+        return (self.clock.ticks() - self._began) / TICKS_PER_SECOND
 
     def share(self, stages: int) -> tuple[float, int]:
         """Return until which second, and up to which row, the first of so many stages may go."""
         seconds, rows = self.bounds.seconds - self.spent, self.bounds.rows - self.sent
         return self.spent + seconds / stages, self.sent + rows // stages
+
+    async def offer(self, rows: MadeUp, rate: float, seconds: float) -> Step:
+        """Offer a rate, in rows a second, for some seconds."""
+        given = Offer(rate, seconds, self.bounds.batch)
+        self.sent += given.requests * given.batch
+        return await offer(self._table, rows, given, self.clock, processor=self._processor)
 
 
 async def stress(
@@ -70,7 +89,7 @@ async def stress(
     progress: Progress,
     processor: Callable[[], float] = time.process_time,
 ) -> StressReport:
-    """Run one stress test. Whoever calls holds the lock of the notes.
+    """Run one stress test. The caller holds the lock of the notes.
 
     Args:
         service: the account: makes and removes the test table.
@@ -88,14 +107,12 @@ async def stress(
         MachineFailed: the notes cannot be written.
     """
     removed = await remove_leftovers(service, notes, endpoint)
-    purse = _Purse(bounds, clock)
     stages: list[Stage] = []
     async with _test_table(service, notes, endpoint) as name:
-        table = loaded.table(name)
+        load = _Load(loaded.table(name), bounds, clock, processor)
         for number, spread in enumerate([ONE_PARTITION, *spreads]):
-            ramp = _Ramp(table, MadeUp(spread, number), spread, purse, clock, processor)
-            stages.append(await ramp.run(len(spreads) + 1 - number, progress))
-    return StressReport(tuple(stages), table.name, tuple(removed), purse.sent, purse.spent, bounds.batch)
+            stages.append(await _ramp(load, spread, number, len(spreads) + 1 - number, progress))
+    return StressReport(tuple(stages), name, tuple(removed), load.sent, load.spent, bounds.batch)
 
 
 async def remove_leftovers(service: TableService, notes: Notes, endpoint: str) -> list[str]:
@@ -127,53 +144,141 @@ async def _test_table(service: TableService, notes: Notes, endpoint: str) -> Asy
         notes.drop(name)
 
 
-class _Ramp:
-    """One stage: rates one after the other, as `next_rate` says."""
+async def _ramp(load: _Load, spread: Spread, number: int, stages: int, progress: Progress) -> Stage:
+    """Offer rates one after the other until it saturates, or `1/stages` of what is left is used up."""
+    until, upto = load.share(stages)
+    rows, name = MadeUp(spread, number), spread.table or "one partition"
+    first, most = spread.expected / _FIRST, load.bounds.most or spread.expected * _MOST
+    bounded = ""
+    steps: list[Step] = []
+    judged: list[Judged] = []
+    with progress.task(f"stress {name}") as advance:
+        # The first rows are not measured: what connecting and making partitions takes goes there.
+        rate = min(first, most)
+        shares = _LOAD_SHARE * (until - load.spent), _LOAD_SHARE * (upto - load.sent) / rate
+        await load.offer(rows, rate, min(_LOAD_SECONDS, *shares))
+        while (next_one := next_rate(judged, first=first, most=most)) is not None:
+            left_s, rows_s = until - load.spent, (upto - load.sent) / next_one
+            seconds = min(load.bounds.step_seconds, left_s, rows_s)
+            if seconds < min(_LEAST_STEP_SECONDS, load.bounds.step_seconds):
+                bounded = "rows" if rows_s <= left_s else "seconds"
+                break
+            before = load.sent
+            steps.append(await load.offer(rows, next_one, seconds))
+            advance(load.sent - before)
+            judged = judge_all(steps)
+            if judged[-1].limit is not Limit.NOTHING:
+                await load.clock.sleep(_REST_SECONDS)
+    return Stage(name, spread, spread.expected, tuple(judged), bounded)
 
-    def __init__(
-        self,
-        table: Table,
-        rows: MadeUp,
-        spread: Spread,
-        purse: _Purse,
-        clock: Clock,
-        processor: Callable[[], float],
-    ) -> None:
-        self._table, self._rows, self._spread = table, rows, spread
-        self._purse, self._clock, self._processor = purse, clock, processor
-        self._steps: list[Step] = []
 
-    async def run(self, stages: int, progress: Progress) -> Stage:
-        """Ramp up until it saturates, or `1/stages` of what is left is used up."""
-        purse, spread = self._purse, self._spread
-        until, upto = purse.share(stages)
-        name = spread.table or "one partition"
-        first, most = spread.expected / _FIRST, purse.bounds.most or spread.expected * _MOST
-        bounded = ""
-        judged: list[Judged] = []
-        with progress.task(f"stress {name}") as advance:
-            await self._load(min(first, most), until, upto)
-            while (rate := next_rate(judged, first=first, most=most)) is not None:
-                seconds = min(purse.bounds.step_seconds, until - purse.spent, (upto - purse.sent) / rate)
-                if seconds < min(_LEAST_STEP_SECONDS, purse.bounds.step_seconds):
-                    bounded = "rows" if (upto - purse.sent) / rate <= until - purse.spent else "seconds"
-                    break
-                before = purse.sent
-                self._steps.append(await self._offer(rate, seconds))
-                advance(purse.sent - before)
-                judged = judge_all(self._steps)
-                if judged[-1].limit is not Limit.NOTHING:
-                    await self._clock.sleep(_REST_SECONDS)
-        return Stage(name, spread, spread.expected, tuple(judged), bounded)
+# --- distributions to try --------------------------------------------------------------------------------
 
-    async def _load(self, rate: float, until: float, upto: int) -> None:
-        """Put the first rows into the table; what connecting and making partitions takes goes here."""
-        purse = self._purse
-        bounds = _LOAD_SECONDS, _LOAD_SHARE * (until - purse.spent), _LOAD_SHARE * (upto - purse.sent) / rate
-        await self._offer(rate, min(bounds))
+_SECRET = b"made up for counting only"
 
-    async def _offer(self, rate: float, seconds: float) -> Step:
-        purse = self._purse
-        given = Offer(rate, seconds, purse.bounds.batch)
-        purse.sent += given.requests * given.batch
-        return await offer(self._table, self._rows, given, self._clock, processor=self._processor)
+
+async def spread_of_table(table: Table, *, exact: bool, progress: Progress) -> tuple[Spread, ...]:
+    """Return how a table's rows are spread. Raises TableMissing and service errors."""
+    count = SpreadCount(table.name)
+    await _read(table, lambda row: count.add(row[PARTITION_KEY]), exact=exact, progress=progress)
+    return (count.spread,)
+
+
+async def spread_of_design(
+    source: Table, migration: Migration, *, exact: bool, progress: Progress
+) -> tuple[tuple[Spread, ...], int]:
+    """Return how a script would spread the rows of its source over its targets, and the rows it refuses.
+
+    Raises:
+        TableMissing: there is no source.
+        ServiceError: it could not be read.
+    """
+    mapper = Mapper(migration, dict.fromkeys(required_secrets(migration), _SECRET))
+    counts = [SpreadCount(name) for name in migration.tables]
+    refused = 0
+
+    def take(row: Row) -> None:
+        nonlocal refused
+        try:
+            for mapped in mapper.map(row):
+                counts[mapped.table].add(mapped.row[PARTITION_KEY])
+        except RowRefused:
+            refused += 1
+
+    await _read(source, take, exact=exact, progress=progress)
+    return tuple(count.spread for count in counts), refused
+
+
+async def _read(table: Table, take: Callable[[Row], None], *, exact: bool, progress: Progress) -> None:
+    with progress.task(f"read partitions of {table.name}") as advance:
+
+        def taken(rows: Sequence[Row], _continues: bool) -> None:
+            for row in rows:
+                take(row)
+            advance(len(rows))
+
+        if exact:
+            await read_whole(table, taken)
+        else:
+            await read_sample(table, SampleSize(), taken)
+
+
+# --- test tables that are not removed yet -----------------------------------------------------------------
+
+PREFIX = "rekeystress"
+_SUFFIX = ".stress"
+_NOTE = re.compile(rf"({PREFIX}[0-9a-f]{{16}}) (\S+)")
+
+
+def new_name() -> str:
+    """Return a name for a test table, that no other test has."""
+    return PREFIX + secrets.token_hex(8)
+
+
+class Notes:
+    """The notes of one project."""
+
+    def __init__(self, state: Path) -> None:
+        """Take the path of the state file."""
+        self.path = state.with_name(state.name + _SUFFIX)
+
+    def tables(self, endpoint: str) -> list[str]:
+        """Return the noted tables of an account. Raises MachineFailed."""
+        return [name for name, where in self._read() if where == endpoint]
+
+    def add(self, name: str, endpoint: str) -> None:
+        """Note a table that is about to be made. Raises MachineFailed."""
+        self._write([*self._read(), (name, endpoint)])
+
+    def drop(self, name: str) -> None:
+        """Forget a table that is gone. Raises MachineFailed."""
+        left = [one for one in self._read() if one[0] != name]
+        if left:
+            self._write(left)
+        else:
+            self.path.unlink(missing_ok=True)
+
+    def _read(self) -> list[tuple[str, str]]:
+        try:
+            text = self.path.read_text("utf-8")
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError) as error:
+            raise self._failed("read", error) from None
+        # A line that was cut off stands for a table that was not made.
+        found = [_NOTE.fullmatch(line) for line in text.split("\n")[:-1]]
+        return [(one[1], one[2]) for one in found if one]
+
+    def _write(self, notes: list[tuple[str, str]]) -> None:
+        text = "".join(f"{name} {endpoint}\n" for name, endpoint in notes)
+        try:
+            write_whole(self.path, text.encode("utf-8"))
+        except OSError as error:
+            raise self._failed("written", error) from None
+
+    def _failed(self, what: str, error: Exception) -> MachineFailed:
+        return MachineFailed(
+            f"{self.path} cannot be {what} ({type(error).__name__})",
+            kept="everything; no test table was made",
+            hint="make the state file's folder writable: test tables are noted there before they are made",
+        )

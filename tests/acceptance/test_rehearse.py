@@ -10,9 +10,10 @@ import pytest
 
 from rekey.errors import ConfigurationError, DeclarationError
 from rekey.model import content_of
-from rekey.rehearse.generate import generic, users
+from rekey.rehearse.generate import users
 from rekey.rehearse.rehearsal import rehearse
 from rekey.rehearse.report import RehearsalReport
+from tests.oddrows import generic
 
 pytestmark = pytest.mark.azurite
 EXAMPLES = Path(__file__).parents[2] / "migrations"
@@ -58,7 +59,7 @@ def _json_lines(path: Path, count: int) -> Path:
 
 
 def _commands(report: RehearsalReport) -> list[str]:
-    return [step.command.removeprefix("rekey ").split()[0] for step in report.steps]
+    return [step.words[0] for step in report.steps]
 
 
 def test_a_migration_with_content_derived_keys_and_index_tables_lives_its_whole_life(tmp_path: Path) -> None:
@@ -92,7 +93,7 @@ def test_a_migration_in_capture_dual_write_lives_its_life_while_the_application_
     script.write_text(text.replace('capture="delta"', 'capture="dual-write"'), "utf-8")
     report = rehearse(script, rows=120, out=lambda _: None, folder=tmp_path / "own")
     assert report.passed, report.failure
-    assert not [step for step in report.steps if "--writers-stopped" in step.command]
+    assert not [step for step in report.steps if "--writers-stopped" in step.words]
     proofs = "\n".join(report.proofs)
     for proof in (
         "in both views",

@@ -16,9 +16,9 @@ from rekey.mapping.rows import CONTROL_TABLE
 from rekey.model import EntityKey, KeyRange, Row, content_of, key_of
 from rekey.rehearse.application import Application, to_entity
 from rekey.rehearse.azurite import Azurite
-from rekey.rehearse.generate import generic
 from rekey.rehearse.stock import Stock, load
 from rekey.rehearse.witness import Witness, open_service
+from tests.oddrows import generic
 
 pytestmark = pytest.mark.azurite
 ID_KEY = b"k" * 32
@@ -35,7 +35,7 @@ class Stage:
         self.mapper = Mapper(_migration(source), {"s": b"0123456789abcdef"})
         self.witness = Witness(tables, restricted, script_id, self.mapper)
         self.application = Application(self.witness, seed=1)
-        self.stock = Stock(80, lambda: generic(80, seed=2), None, 2)
+        self.stock = Stock(80, lambda: generic(80, seed=2), "made up from seed 2")
         asyncio.run(load(azurite.tables, self.stock, self.application))
         for name in self.mapper.tables:
             self.witness.create(name)

@@ -17,9 +17,9 @@ from azure.data.tables import TableEntity
 from rekey.core.edm import BINARY, DATETIME, DOUBLE, GUID, INT64
 from rekey.model import Row, content_of
 from rekey.rehearse.azurite import Azurite
-from rekey.rehearse.generate import generic
 from rekey.rehearse.witness import open_service
 from tests.acceptance.support import Key, Project
+from tests.oddrows import generic
 
 pytestmark = pytest.mark.azurite
 

@@ -12,7 +12,7 @@ import pytest
 
 from rekey.cli.main import run
 from rekey.cli.shell import Surroundings
-from rekey.doctor.observe_accounts import see_account
+from rekey.doctor.observe import see_account
 from rekey.doctor.observe_machine import see_state
 from rekey.errors import CredentialRefused
 from rekey.model import EntityKey
@@ -286,7 +286,7 @@ async def test_a_made_up_key_is_tried_where_a_token_is_used_and_nowhere_else(
         return heard(200, "") if credential is token else heard(403, "KeyBasedAuthenticationNotPermitted")
 
     token: Any = object()
-    monkeypatch.setattr("rekey.doctor.observe_accounts.credential_for", lambda _account: token)
+    monkeypatch.setattr("rekey.doctor.observe.credential_for", lambda _account: token)
     seen = await see_account("restricted", Account("https://contoso.table.core.windows.net"), storage)
     assert seen.made_up is not None and seen.made_up.code == "KeyBasedAuthenticationNotPermitted"
     assert [type(one) for one in tried] == [type(None), object, SharedKey]

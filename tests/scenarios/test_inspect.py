@@ -14,7 +14,7 @@ import pytest
 
 from rekey.core.clock import FakeClock
 from rekey.inspect.inspect import SAMPLE_REQUESTS, inspect_table
-from rekey.inspect.order import Order
+from rekey.inspect.profile import Order
 from rekey.inspect.render import WIDTH, inspection_text
 from rekey.inspect.report import Inspection
 from rekey.inspect.shapes import Shape

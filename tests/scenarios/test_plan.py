@@ -22,12 +22,13 @@ from rekey.plan.problems import Started
 from rekey.plan.render import WIDTH, plan_text
 from rekey.plan.subject import PlanOptions, Subject
 from rekey.project.bounds import Limits
-from rekey.rehearse import generate
+from rekey.rehearse.generate import GENERATORS
 from rekey.state.models import Segment
 from rekey.tables.azure import AzureTableService
 from rekey.tables.faults import Call
 from rekey.tables.memory import MemoryTableService
 from rekey.tables.sent import Kind
+from tests.oddrows import generic
 from tests.planning import FINGERPRINTS, IDS, SMALL_SAMPLE, codes, fill, plan_one, subject
 from tests.worlds import LOWERED, POSTS, USERS, World, never, nothing, post, user
 
@@ -207,7 +208,7 @@ async def test_a_row_met_by_two_probes_is_looked_at_once(memory: MemoryTableServ
 
 @pytest.mark.parametrize("generator", ["Users", "Posts", "Telemetry"])
 async def test_the_inventory_of_a_whole_read_is_exact(memory: MemoryTableService, generator: str) -> None:
-    rows = list(generate.rows_for(generator, 1_200))
+    rows = list(GENERATORS[generator](1_200))
     await fill(memory, "Users", rows)
     plan = await plan_one(memory, replace(subject(USERS), mapper=None), exact=True)
     partitions = [row["PartitionKey"] for row in rows]
@@ -339,7 +340,7 @@ async def test_probes_are_keys_that_a_service_answers(
 ) -> None:
     """Probe keys are made up from odd keys: quotes, percent signs, emoji, halves of surrogate pairs."""
     name = table_name("Odd")
-    rows = list(generate.generic(2_500, seed=2, partitions=2))
+    rows = list(generic(2_500, seed=2, partitions=2))
     await fill(tables_service, name, rows)
     what = subject(replace(USERS, source=name, target=replace(USERS.target, table=f"{name}V2")))
     try:

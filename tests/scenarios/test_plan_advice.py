@@ -18,7 +18,7 @@ from rekey.plan.plan import make_plan
 from rekey.plan.planfile import read_plan, write_plan
 from rekey.plan.render import WIDTH, plan_text
 from rekey.plan.subject import PlanOptions
-from rekey.rehearse.generate import rows_for
+from rekey.rehearse.generate import GENERATORS
 from rekey.state.models import PLAN_FACT
 from rekey.tables.memory import MemoryTableService
 from tests.advising import planned
@@ -41,7 +41,7 @@ async def test_no_false_alarm_on_the_worked_examples(
     memory: MemoryTableService, script_id: str, exact: bool
 ) -> None:
     what = EXAMPLES[script_id]
-    await fill(memory, what.source, rows_for(what.source, 2_200))
+    await fill(memory, what.source, GENERATORS[what.source](2_200))
     plan = await plan_one(memory, subject(what, script_id), exact=exact)
     assert planned(plan.advice) == set()
     assert all(one.answered for one in plan.advice)

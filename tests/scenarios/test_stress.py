@@ -17,11 +17,9 @@ from rekey.errors import CredentialRefused, RekeyError, ServiceError
 from rekey.model import Row
 from rekey.state.filelock import FileLock
 from rekey.stress import load
-from rekey.stress.distribution import spread_of_design, spread_of_table
 from rekey.stress.load import Offer, offer
-from rekey.stress.notes import Notes, new_name
 from rekey.stress.report import Bounds, StressReport
-from rekey.stress.run import stress
+from rekey.stress.run import Notes, new_name, spread_of_design, spread_of_table, stress
 from rekey.stress.spread import ONE_PARTITION, MadeUp, Spread
 from rekey.stress.steps import Limit
 from rekey.tables.faults import Call, Fault, FaultKind

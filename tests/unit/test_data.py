@@ -9,8 +9,7 @@ import pytest
 
 from rekey.errors import ConfigurationError, ExitCode
 from rekey.model import Row
-from rekey.rehearse.data import Format, open_data
-from rekey.rehearse.jsonstream import JsonStream
+from rekey.rehearse.data import Format, JsonStream, open_data
 
 
 def load(path: Path, text: str | bytes) -> tuple[list[Row], list[str]]:
@@ -207,10 +206,8 @@ def test_the_stream_gives_every_item_whatever_the_chunks(
     path = tmp_path / "x.json"
     path.write_text(json.dumps(document, indent=1))
     for chunk in range(1, 40):
-        monkeypatch.setattr("rekey.rehearse.jsonstream._CHUNK", chunk)
+        monkeypatch.setattr("rekey.rehearse.data._CHUNK", chunk)
         with path.open() as file:
-            stream = JsonStream(file)
-            members = list(stream.members("items"))
-            stream.end()
+            members = list(JsonStream(file).members())
         assert [value for name, value in members if name == "items"] == document["items"]
         assert ("a", document["a"]) in members and ("z", 9) in members

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from packaging.requirements import Requirement
 
 from rekey.core.clock import TICKS_PER_SECOND
 from rekey.core.severity import Severity
-from rekey.doctor import clock, permissions, versions
-from rekey.doctor.examine import examine
 from rekey.doctor.finding import Code, listed
+from rekey.doctor.judge import ahead_s, examine
+from rekey.doctor.judge_machine import is_unmet, others_who_write
 from rekey.doctor.observe_machine import file_system_of
 from rekey.doctor.observed import Crossing, Observed, Reading, SecretSeen, Trouble, Writing
 from rekey.doctor.render import report_text
@@ -272,7 +273,7 @@ def test_a_file_that_others_may_write_is_an_error() -> None:
 def test_a_file_without_a_mode_is_not_judged() -> None:
     nothing = file("users.secret", mode=None)  # type: ignore[arg-type]
     assert findings(secret(file=nothing), Code.FILE_OPEN) == []
-    assert permissions.others_who_write(nothing) == []
+    assert others_who_write(nothing) == []
 
 
 def test_a_disk_that_is_nearly_full_is_an_error() -> None:
@@ -332,7 +333,7 @@ def test_only_the_least_difference_that_fits_is_claimed(
     """The service tells whole seconds, and an answer takes time."""
     ticks = [round(one * TICKS_PER_SECOND) for one in (date, sent, received)]
     said = heard(date=ticks[0], sent_at=ticks[1], received_at=ticks[2])
-    assert clock.ahead_s(said) == pytest.approx(expected)
+    assert ahead_s(said) == pytest.approx(expected)
 
 
 def test_ten_minutes_are_an_error_because_signatures_are_refused_soon() -> None:
@@ -342,8 +343,8 @@ def test_ten_minutes_are_an_error_because_signatures_are_refused_soon() -> None:
 
 
 def test_without_a_date_nothing_is_said_of_the_clock() -> None:
-    assert clock.ahead_s(heard(date=None)) is None
-    assert clock.ahead_s(Heard(failure="TimeoutError")) is None
+    assert ahead_s(heard(date=None)) is None
+    assert ahead_s(Heard(failure="TimeoutError")) is None
 
 
 @pytest.mark.parametrize(
@@ -362,13 +363,14 @@ def test_without_a_date_nothing_is_said_of_the_clock() -> None:
     ],
 )
 def test_packages_are_held_against_what_the_distribution_asks_for(requirement: str, outside: bool) -> None:
-    assert (versions.unmet(requirement, {"yoyo-migrations": "9.0.0"}) is not None) is outside
+    assert is_unmet(Requirement(requirement), {"yoyo-migrations": "9.0.0"}) is outside
 
 
 def test_versions_are_compared_as_numbers() -> None:
-    assert versions.numbers("12.10.0b1") > versions.numbers("12.9.3")
-    assert versions.numbers("2020-12-06") > versions.numbers("2019-02-02")
-    assert versions.numbers("dev") == (0,)
+    wanted = Requirement("azure-data-tables<13,>=12.9.3")
+    assert not is_unmet(wanted, {"azure-data-tables": "12.10.0b1"})
+    assert is_unmet(wanted, {"azure-data-tables": "12.9.0"})
+    assert is_unmet(wanted, {"azure-data-tables": "dev"})
 
 
 def test_the_file_system_is_that_of_the_longest_mount_above_a_path(tmp_path: Path) -> None:

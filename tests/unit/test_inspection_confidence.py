@@ -10,9 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from rekey.inspect.confidence import poisson_upper, share_of
 from rekey.inspect.inspect import HEAD_ROWS, SAMPLE_REQUESTS
-from rekey.inspect.report import FACTOR
+from rekey.inspect.report import FACTOR, poisson_upper, share_of
 from rekey.inspect.sampling import Sizer, Stretch, Units, key_from, units_of
 from rekey.model import EntityKey
 

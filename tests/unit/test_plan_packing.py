@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from rekey.copy.scan import WindowSize
-from rekey.inspect.tally import PartitionSizes, PartitionTally
+from rekey.inspect.partitions import PartitionSizes, PartitionTally
 from rekey.model import EntityKey, Row
 from rekey.plan.packing import STEADY_WINDOWS, Packing
 from rekey.tables.base import MAX_BATCH_BYTES

@@ -11,7 +11,7 @@ import pytest
 from rekey.errors import ConfigurationError
 from rekey.plan.planfile import write_output
 from rekey.project.privatefiles import write_whole
-from rekey.stress.notes import Notes
+from rekey.stress.run import Notes
 
 
 def test_a_file_is_replaced_whole_and_its_owner_alone_may_read_it(tmp_path: Path) -> None:

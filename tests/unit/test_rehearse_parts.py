@@ -15,10 +15,9 @@ from rekey.declaration.scripts import load_script
 from rekey.errors import ConfigurationError
 from rekey.model import Row, key_of
 from rekey.rehearse.application import ADDED, changed_by_one, to_entity
-from rekey.rehearse.madeup import rows_for
 from rekey.rehearse.project import Project, Result
-from rekey.rehearse.report import Briefly, RehearsalReport, Step, WithOutput
-from rekey.rehearse.stock import Stock
+from rekey.rehearse.report import Briefly, RehearsalReport, WithOutput
+from rekey.rehearse.stock import Stock, rows_for
 
 EXAMPLES = Path(__file__).parents[2] / "migrations"
 SECRET = b"0123456789abcdef"
@@ -146,7 +145,7 @@ def _report(**changed: object) -> RehearsalReport:
         "assumptions": (),
         "proofs": ("Nothing was lost.",),
         "left_out": (),
-        "steps": (Step("rekey plan", 0, 1.25),),
+        "steps": (Result(("plan",), 0, "", 1.25),),
         "failure": "",
         "kept": "",
         "seconds": 12.0,

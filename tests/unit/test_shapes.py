@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rekey.inspect.checksums import is_card, is_national_id, luhn
-from rekey.inspect.shapes import Shape, shape_of, shapes_in
+from rekey.inspect.shapes import Shape, is_card, is_national_id, luhn, shape_of, shapes_in
 
 
 @pytest.mark.parametrize(

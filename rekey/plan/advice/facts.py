@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from rekey.core.severity import Severity
 from rekey.declaration.migration import Index, Migration, Target
 from rekey.inspect.columns import KeyColumn
-from rekey.inspect.order import Order
+from rekey.inspect.profile import Order
 from rekey.project.prices import Prices
 
 HARDLY_ANY_TOGETHER = 1.02

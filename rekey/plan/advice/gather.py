@@ -30,8 +30,7 @@ from rekey.declaration.migration import (
 from rekey.errors import RowRefused
 from rekey.inspect.columns import KeyColumn
 from rekey.inspect.inventory import Inventory
-from rekey.inspect.order import Order, Signs
-from rekey.inspect.profile import TableProfile
+from rekey.inspect.profile import Order, Signs, TableProfile
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, Row, key_of, property_names, utf16_order
 from rekey.plan.advice.facts import Facts, HashInput, TableFacts
 from rekey.plan.advice.structure import MOMENTS, parts_of

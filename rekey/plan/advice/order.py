@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from rekey.core.limits import PARTITION_TARGET
 from rekey.core.severity import Severity
 from rekey.inspect.columns import KeyColumn
-from rekey.inspect.order import Order
+from rekey.inspect.profile import Order
 from rekey.plan.advice.facts import Advice, Facts, TableFacts, advice, count
 from rekey.plan.advice.structure import is_moment, parts_of
 
