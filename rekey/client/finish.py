@@ -254,24 +254,21 @@ class Finisher:
         try:
             with self.client.permits.hold(now), while_allowed(partial(self.client.permits.check, now)):
                 async with asyncio.timeout(self.client.longest_operation_s):
-                    await self._settle(left, now)
+                    intent = left.intent
+                    await self.client.journal.touch(intent.id, now.epoch, intent.side, intent.key)
+                    done = await self.settler.settle(left.authority, intent.side, intent.key)
+                    self.client.counters.propagated += 1
+                    if done.open:
+                        left.travels_s = self._travel_s
+                    if not left.travels_s:
+                        await self.client.journal.end([intent.id])
+                        self._kept.pop(left, None)
         except (RekeyError, TimeoutError) as error:
             self.client.counters.replica_failures += 1
             if may_travel(error):
                 left.travels_s = self._travel_s
         finally:
             left.trying = False
-
-    async def _settle(self, left: Leftover, now: Permit) -> None:
-        intent = left.intent
-        await self.client.journal.touch(intent.id, now.epoch, intent.side, intent.key)
-        done = await self.settler.settle(left.authority, intent.side, intent.key)
-        self.client.counters.propagated += 1
-        if done.open:
-            left.travels_s = self._travel_s
-        if not left.travels_s:
-            await self.client.journal.end([intent.id])
-            self._kept.pop(left, None)
 
 
 async def _last_look(flow: Flow, work: Work) -> None:

@@ -492,7 +492,9 @@ class ClientLease:
     async def _keep(self) -> None:
         """Look again and again. Settling goes on at the same time: beats must not wait for it."""
         while True:
-            await first_of(self._wanted, self.sleep(self._pause()))
+            share = _FREEZE_PAUSE if self._view.phase is ControlPhase.FREEZE else 1.0
+            pause_s = self.settings.poll_s * share * (0.9 + 0.2 * self.jitter())
+            await first_of(self._wanted, self.sleep(pause_s))
             self._wanted.clear()
             await self._note("look", self._look())
             running = self._tasks.get("acknowledges")
@@ -502,10 +504,6 @@ class ClientLease:
 
     async def _acknowledge_in_background(self) -> None:
         await self._note("settle", self._acknowledge_all())
-
-    def _pause(self) -> float:
-        share = _FREEZE_PAUSE if self._view.phase is ControlPhase.FREEZE else 1.0
-        return self.settings.poll_s * share * (0.9 + 0.2 * self.jitter())
 
     async def _note(self, what: str, work: Awaitable[None]) -> bool:
         """Await work; keep and log what it fails with. Tell whether it went well."""

@@ -33,7 +33,7 @@ from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.rules import SOURCE, Route, View, authority, refusal, refusal_code, route
 from rekey.protocol.sweeper import Settler
 from rekey.tables.allowance import while_allowed
-from rekey.tables.base import Operation, Table
+from rekey.tables.base import Operation
 
 MAX_TRIES = 20
 """How often a write is worked out anew before its row is called too busy."""
@@ -56,15 +56,6 @@ class Writer:
         self._target = TargetAuthority(reverse, client.longest_operation_s)
 
     @property
-    def table(self) -> Table:
-        """The table that the view addresses."""
-        return (
-            self.client.propagator.source
-            if self.client.view is View.OLD
-            else self.client.propagator.targets[0]
-        )
-
-    @property
     def left(self) -> int:
         """How many keys this client still has to look at."""
         return self.finisher.left
@@ -81,20 +72,21 @@ class Writer:
             Collision: a row maps to a key that belongs to another row.
             ServiceError: as tables do. Of a transaction, with the `index` of the operation.
         """
-        async with self.client.permits.operation(writes=True) as permit:
-            mapper = self.client.propagator.mapper
-            taken = route(permit.phase, self.client.view, copied=permit.copied, reverse=mapper.reversible)
+        client = self.client
+        async with client.permits.operation(writes=True) as permit:
+            reverse = client.propagator.mapper.reversible
+            taken = route(permit.phase, client.view, copied=permit.copied, reverse=reverse)
             if taken in (Route.REFUSED, Route.WAIT):
-                raise refusal(refusal_code(self.client.view, taken, copied=permit.copied), self.table.name)
-            deadline = asyncio.get_running_loop().time() + self.client.longest_operation_s
-            with while_allowed(partial(self.client.permits.check, permit)):
+                raise refusal(refusal_code(client.view, taken, copied=permit.copied), client.table.name)
+            deadline = asyncio.get_running_loop().time() + client.longest_operation_s
+            with while_allowed(partial(client.permits.check, permit)):
                 if taken is Route.PLAIN:
                     etags = await self._plain(operations, deadline)
                 else:
                     etags = await self._dual(self._flow(operations, permit, taken, deadline))
-            if not self.client.permits.in_time(permit):
+            if not client.permits.in_time(permit):
                 await self.announce_late(operations, permit)
-        self.client.counters.writes += len(operations)
+        client.counters.writes += len(operations)
         return etags
 
     async def announce_late(self, operations: Sequence[Operation], permit: Permit) -> None:
@@ -103,12 +95,13 @@ class Writer:
         Raises:
             ServiceError: the write may not count: the migration has moved on, or that cannot be told.
         """
+        client = self.client
         try:
-            now = await self.client.permits.look_again()
+            now = await client.permits.look_again()
             if now.phase in FOLLOWED:
-                keys, side = [one.key for one in operations], self.client.view.side
-                with while_allowed(partial(self.client.permits.check, now)):
-                    ids = await self.client.journal.begin(self.client.client_id, now.epoch, side, keys)
+                keys, side = [one.key for one in operations], client.view.side
+                with while_allowed(partial(client.permits.check, now)):
+                    ids = await client.journal.begin(client.client_id, now.epoch, side, keys)
                     decides = authority(now.phase)
                     if decides is not None:  # else a freeze: the runner settles it, or the next epoch's sweep
                         for intent_id, key in zip(ids, keys, strict=True):
@@ -143,7 +136,7 @@ class Writer:
     async def _plain(self, operations: Sequence[Operation], deadline: float) -> list[str | None]:
         try:
             async with asyncio.timeout_at(deadline):
-                return await apply_operations(self.table, operations)
+                return await apply_operations(self.client.table, operations)
         except TimeoutError:
             raise self._too_long(sent=True) from None
 
@@ -174,7 +167,7 @@ class Writer:
         if sent:
             said = "; it may have been applied, or may be yet"
             hint = "read the row before you repeat the operation"
-        what = f"the write to {self.table.name} took too long{said}"
+        what = f"the write to {self.client.table.name} took too long{said}"
         return Unavailable(what, code="OperationTimedOut", status=500, hint=hint)
 
 

@@ -138,8 +138,7 @@ class Shadow:
             self.client.counters.ignored += 1
             return
         if not seen.whole:
-            own = self.client.propagator.source if self.client.view is View.OLD else self._main
-            seen = _Seen(seen.key, await own.get(seen.key), whole=True)
+            seen = _Seen(seen.key, await self.client.table.get(seen.key), whole=True)
         first = await self._other_side(seen)
         if self._agrees(first, decides):
             self.client.counters.matched += 1

@@ -24,7 +24,7 @@ from rekey.protocol.permits import Permit, Permits
 from rekey.protocol.propagate import Propagator
 from rekey.protocol.replicas import Rows
 from rekey.protocol.rules import Side, View
-from rekey.tables.base import Operation
+from rekey.tables.base import Operation, Table
 
 if TYPE_CHECKING:
     from rekey.client.authority import Authority
@@ -88,6 +88,11 @@ class ClientParts:
     counters: Counters
     longest_operation_s: float = LONGEST_OPERATION_S
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
+
+    @property
+    def table(self) -> Table:
+        """The table that the view addresses."""
+        return self.propagator.source if self.view is View.OLD else self.propagator.targets[0]
 
 
 class State(Enum):

@@ -40,15 +40,7 @@ CredentialT = TypeVar("CredentialT", bound=AnyCredential)
 
 
 class DualWriting(ABC, Generic[CredentialT]):
-    """What makes a `TableClient`, the next class in the order of resolution, write as a migration says.
-
-    >>> client = DualWriteTableClient(
-    ...     "https://ACCOUNT.table.core.windows.net", "Users", credential=credential,
-    ...     migration="migrations/0001_users_opaque_ids.py", secrets={"users": secret},
-    ...     restricted_endpoint="https://RESTRICTED.table.core.windows.net",
-    ...     restricted_credential=credential, name="billing-api",
-    ... )
-    """
+    """What makes a `TableClient`, the next class in the order of resolution, write as a migration says."""
 
     def __init__(
         self,

@@ -20,7 +20,15 @@ from rekey.client.sdk.policy import AsyncPolicy
 
 @raising_refusals
 class DualWriteTableClient(DualWriting[AsyncCredential], TableClient):
-    """A `TableClient` whose writes follow a migration."""
+    """A `TableClient` whose writes follow a migration.
+
+    >>> client = DualWriteTableClient(
+    ...     "https://ACCOUNT.table.core.windows.net", "Users", credential=credential,
+    ...     migration="migrations/0001_users_opaque_ids.py", secrets={"users": secret},
+    ...     restricted_endpoint="https://RESTRICTED.table.core.windows.net",
+    ...     restricted_credential=credential, name="billing-api",
+    ... )
+    """
 
     async def __aenter__(self) -> Self:
         """Register, and look at the control row."""

@@ -22,7 +22,15 @@ from rekey.client.sdk.thread import LoopThread
 
 @raising_refusals
 class DualWriteTableClient(DualWriting[SyncCredential], TableClient):
-    """A `TableClient` whose writes follow a migration."""
+    """A `TableClient` whose writes follow a migration.
+
+    >>> client = DualWriteTableClient(
+    ...     "https://ACCOUNT.table.core.windows.net", "Users", credential=credential,
+    ...     migration="migrations/0001_users_opaque_ids.py", secrets={"users": secret},
+    ...     restricted_endpoint="https://RESTRICTED.table.core.windows.net",
+    ...     restricted_credential=credential, name="billing-api",
+    ... )
+    """
 
     def __enter__(self) -> Self:
         """Register, and look at the control row."""

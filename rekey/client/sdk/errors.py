@@ -26,7 +26,6 @@ from typing import Any, TypeVar
 
 from azure.core.async_paging import AsyncItemPaged
 from azure.core.exceptions import (
-    AzureError,
     ClientAuthenticationError,
     HttpResponseError,
     ServiceRequestError,
@@ -151,9 +150,12 @@ def answer_to_error(error: RekeyError, table: str, *, batch: bool = False) -> An
         elif isinstance(error, WritesRefused) and error.retryable:
             status = _LATER
         return error_answer(status, code_of(error), str(error), index=error.index, refusal=error)
-    failed = _without_answer(error)
-    if failed is not None:
-        raise failed
+    if isinstance(error, EndpointDown):
+        raise ServiceRequestError(str(error))
+    if isinstance(error, CredentialRefused) and not error.status:
+        raise ClientAuthenticationError(str(error))
+    if isinstance(error, Ambiguous) or not error.status:
+        raise ServiceResponseError(str(error))
     message = _SAID_BY_THE_SERVICE.get(error.code, error.what)
     if error.hint and error.code not in _SAID_BY_THE_SERVICE:
         message = f"{message}\nNext: {error.hint}"
@@ -163,16 +165,6 @@ def answer_to_error(error: RekeyError, table: str, *, batch: bool = False) -> An
     if error.index is not None:
         message = f"{error.index}:{message}"
     return answer_in_parts([error_answer(error.status, error.code, message, index=error.index)])
-
-
-def _without_answer(error: ServiceError) -> AzureError | None:
-    if isinstance(error, EndpointDown):
-        return ServiceRequestError(str(error))
-    if isinstance(error, CredentialRefused) and not error.status:
-        return ClientAuthenticationError(str(error))
-    if isinstance(error, Ambiguous) or not error.status:
-        return ServiceResponseError(str(error))
-    return None
 
 
 def _is_about(error: ServiceError, table: str) -> bool:
