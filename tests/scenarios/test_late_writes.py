@@ -195,6 +195,7 @@ class Standing:
         # No timer of it fires while it stands still.
         with mock.patch("asyncio.timeout_at", lambda _when: asyncio.timeout(None)):
             self.writing = ours.do(begin())
+        ours.held.append(self.writing)
 
     def go_on(self) -> None:
         """Let it go on: the request goes out as it was signed."""
@@ -292,8 +293,6 @@ def test_an_intent_is_kept_until_the_service_refuses_what_its_client_had_signed(
     users.live(SIGNED_S)
     users.apply()
     assert users.intents == []
-    held.writing.cancel()
-    stopped.dead = True
 
 
 def test_no_way_back_is_gone_with_rows_that_are_known_to_differ(users: Company) -> None:
@@ -344,8 +343,6 @@ def test_a_client_given_up_as_dual_writes_begin_may_be_heard_of_and_is_waited_fo
     assert not users.verify().findings
     users.apply(Phase.CUTOVER)
     users.assert_in_step()
-    held.writing.cancel()
-    stopped.dead = True
 
 
 class OfTheSdk:
