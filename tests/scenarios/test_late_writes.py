@@ -540,6 +540,31 @@ def test_what_a_runner_that_ended_in_order_had_left_open_is_waited_for_by_the_ne
     assert len(delta.project.rows("Users")) == 10
 
 
+def test_what_the_last_pass_of_a_cutover_left_open_lands_before_the_target_is_the_authority(
+    tmp_path: Path,
+) -> None:
+    delta = Delta(tmp_path)
+    delta.apply()
+    new = user("new@example.com", "p0")
+    asyncio.run(delta.project.tables.table("Users").insert(new))
+    sent: list[Call] = []
+
+    async def gate(call: Call) -> None:
+        if not sent and call.action == "insert" and call.table == "UsersV2":
+            sent.append(call)
+            delta.lands_after(MARGIN_S - 1, "tables", call)
+
+    delta._gates(gate)
+    delta.project.tables.faults = PlannedFaults(Planned(Fault(FaultKind.LOST_REQUEST), "insert", "UsersV2"))
+    delta.apply(Phase.CUTOVER)
+    [made] = [row for row in delta.project.rows("UsersV2") if row["ContactEmail"] == new["RowKey"]]
+    asyncio.run(delta.project.tables.table("UsersV2").delete(key_of(made)))
+    delta.project.clock.advance(MARGIN_S)
+    asyncio.run(delta.project.tables.server_time())
+    assert sent
+    assert new["RowKey"] not in {row["ContactEmail"] for row in delta.project.rows("UsersV2")}
+
+
 def test_a_mapping_batch_that_lands_after_all_was_dropped_leaves_nothing(tmp_path: Path) -> None:
     delta = Delta(tmp_path)
     sent = delta.killed_at_first_batch_to(MAPPING_TABLE)
