@@ -69,6 +69,8 @@ class Company:
     loop: asyncio.Runner = field(default_factory=asyncio.Runner)
     clients: list[Client] = field(default_factory=list)
     traffic: list[asyncio.Task[None]] = field(default_factory=list)
+    held: list[asyncio.Task[Any]] = field(default_factory=list)
+    """Writes that stand still, and end with everything else: nobody else would end them when a test fails."""
     stopping: bool = False
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
@@ -118,6 +120,7 @@ class Company:
 
     def close(self) -> None:
         """End everything."""
+        self.do(cancel(self.held))
         self.quiet()
         for client in self.clients:
             if not client.dead:

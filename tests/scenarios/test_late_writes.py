@@ -15,7 +15,7 @@ from rekey.client.reading import ClientFacts
 from rekey.client.sdk.core import ClientCore
 from rekey.core.clock import TICKS_PER_SECOND, Clock
 from rekey.core.concurrency import cancel
-from rekey.errors import GateClosed, ServiceError
+from rekey.errors import GateClosed, Interrupted, ServiceError
 from rekey.mapping.rows import MAPPING_TABLE
 from rekey.migration.opening import Prepared
 from rekey.model import EntityKey, Row, content_of, key_of
@@ -26,7 +26,7 @@ from rekey.protocol.registry import Registry, is_current, refused_at
 from rekey.protocol.rules import View
 from rekey.runner import commands
 from rekey.runner.intents import RUNNER
-from rekey.runner.run import OPEN_S, Options
+from rekey.runner.run import OPEN_S, Options, StopFlag
 from rekey.state.store import State
 from rekey.tables.base import SIGNED_S, Operation
 from rekey.tables.faults import Call, Fault, FaultKind, Planned, PlannedFaults
@@ -195,6 +195,7 @@ class Standing:
         # No timer of it fires while it stands still.
         with mock.patch("asyncio.timeout_at", lambda _when: asyncio.timeout(None)):
             self.writing = ours.do(begin())
+        ours.held.append(self.writing)
 
     def go_on(self) -> None:
         """Let it go on: the request goes out as it was signed."""
@@ -278,7 +279,7 @@ def test_an_intent_is_kept_until_the_service_refuses_what_its_client_had_signed(
     users.apply()
     users.client()
     stopped = users.client(name="stopped")
-    held = Standing(users, stopped, upsert({**user(FIRST.row), "Nm": "stray"}))
+    Standing(users, stopped, upsert({**user(FIRST.row), "Nm": "stray"}))
     users.live(OVER_S)
     users.apply()
     [kept] = users.intents
@@ -292,8 +293,6 @@ def test_an_intent_is_kept_until_the_service_refuses_what_its_client_had_signed(
     users.live(SIGNED_S)
     users.apply()
     assert users.intents == []
-    held.writing.cancel()
-    stopped.dead = True
 
 
 def test_no_way_back_is_gone_with_rows_that_are_known_to_differ(users: Company) -> None:
@@ -333,7 +332,7 @@ def test_a_client_given_up_as_dual_writes_begin_may_be_heard_of_and_is_waited_fo
     """Before them it wrote without an intent: only a verification that begins later finds what it sent."""
     stopped = users.client(name="stopped")
     users.client()
-    held = Standing(users, stopped, upsert({**user(FIRST.row), "Nm": "stray"}))
+    Standing(users, stopped, upsert({**user(FIRST.row), "Nm": "stray"}))
     users.live(OVER_S)
     users.apply()
     with pytest.raises(GateClosed, match="a client was given up when dual writes began"):
@@ -344,8 +343,6 @@ def test_a_client_given_up_as_dual_writes_begin_may_be_heard_of_and_is_waited_fo
     assert not users.verify().findings
     users.apply(Phase.CUTOVER)
     users.assert_in_step()
-    held.writing.cancel()
-    stopped.dead = True
 
 
 class OfTheSdk:
@@ -446,6 +443,23 @@ class Delta:
             self.apply()
         return sent[0]
 
+    def stopped_with_a_batch_left_open(self, table: str) -> Call:
+        """Stop it in order when the answer to its first batch to a table is lost; return that batch."""
+        sent: list[Call] = []
+        stop = StopFlag()
+
+        async def gate(call: Call) -> None:
+            if not sent and call.action == "transact" and call.table == table:
+                sent.append(call)
+                stop.request()
+
+        self._gates(gate)
+        self.project.tables.faults = PlannedFaults(Planned(Fault(FaultKind.LOST_REQUEST), "transact", table))
+        with pytest.raises(Interrupted), self.project.session(STOPPED, stop) as session:
+            moves.apply(session, self.script_id)
+        self.project.tables.last_open = None  # the next process knows nothing of it
+        return sent[0]
+
     def lands_after(self, seconds: float, service: str, call: Call) -> None:
         """Let what was sent take effect so many seconds from now, at whatever is going on then."""
         due = self.project.clock.ticks() + round(seconds * TICKS_PER_SECOND)
@@ -502,6 +516,52 @@ def test_what_a_killed_copy_had_sent_lands_before_the_last_pass_of_a_cutover(
     }
     assert delta.landed, "nobody refused it"
     assert len(delta.project.rows("Users")) == 10
+
+
+def test_what_a_runner_that_ended_in_order_had_left_open_is_waited_for_by_the_next(
+    tmp_path: Path,
+) -> None:
+    """It gives its lease back, so it has to say so. What it had repeated with success is there, until it is
+    swept; then the first attempt can land."""
+    delta = Delta(tmp_path)
+    sent = delta.stopped_with_a_batch_left_open("UsersV2")
+    delta.lands_after(MARGIN_S - 1, "tables", sent)
+    late = {operation.row["ContactEmail"] for operation in sent.operations}
+    for row in delta.project.rows("Users"):
+        if row["RowKey"] in late:
+            asyncio.run(delta.project.tables.table("Users").delete(key_of(row)))
+    delta.apply(Phase.CUTOVER)
+    delta.project.clock.advance(MARGIN_S)
+    asyncio.run(delta.project.tables.server_time())
+    assert {row["ContactEmail"] for row in delta.project.rows("UsersV2")} == {
+        row["RowKey"] for row in delta.project.rows("Users")
+    }
+    assert len(delta.project.rows("Users")) == 10
+
+
+def test_what_the_last_pass_of_a_cutover_left_open_lands_before_the_target_is_the_authority(
+    tmp_path: Path,
+) -> None:
+    delta = Delta(tmp_path)
+    delta.apply()
+    new = user("new@example.com", "p0")
+    asyncio.run(delta.project.tables.table("Users").insert(new))
+    sent: list[Call] = []
+
+    async def gate(call: Call) -> None:
+        if not sent and call.action == "insert" and call.table == "UsersV2":
+            sent.append(call)
+            delta.lands_after(MARGIN_S - 1, "tables", call)
+
+    delta._gates(gate)
+    delta.project.tables.faults = PlannedFaults(Planned(Fault(FaultKind.LOST_REQUEST), "insert", "UsersV2"))
+    delta.apply(Phase.CUTOVER)
+    [made] = [row for row in delta.project.rows("UsersV2") if row["ContactEmail"] == new["RowKey"]]
+    asyncio.run(delta.project.tables.table("UsersV2").delete(key_of(made)))
+    delta.project.clock.advance(MARGIN_S)
+    asyncio.run(delta.project.tables.server_time())
+    assert sent
+    assert new["RowKey"] not in {row["ContactEmail"] for row in delta.project.rows("UsersV2")}
 
 
 def test_a_mapping_batch_that_lands_after_all_was_dropped_leaves_nothing(tmp_path: Path) -> None:
