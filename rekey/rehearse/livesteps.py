@@ -12,7 +12,7 @@ from __future__ import annotations
 from rekey.errors import ExitCode
 from rekey.rehearse.live import LiveApplication
 from rekey.rehearse.project import Project
-from rekey.rehearse.report import Narrator
+from rekey.rehearse.report import Briefly
 from rekey.rehearse.steps import TARGET_WRITES, Life
 from rekey.rehearse.witness import Finding, Witness
 
@@ -27,7 +27,7 @@ class LifeUnderWrites(Life):
         project: Project,
         witness: Witness,
         application: LiveApplication,
-        narrator: Narrator,
+        narrator: Briefly,
         *,
         writes: int,
         kill_after: int,

@@ -19,7 +19,7 @@ from rekey.errors import ExitCode
 from rekey.model import EntityKey, content_of, key_of
 from rekey.rehearse.application import Application, changed_by_one, to_entity
 from rekey.rehearse.project import RETENTION_SECONDS, Project, Result, Running
-from rekey.rehearse.report import Narrator, Step
+from rekey.rehearse.report import Briefly, Step
 from rekey.rehearse.witness import Finding, Witness
 from rekey.state.models import BACKFILL, Segment
 
@@ -46,7 +46,7 @@ class Life:
         project: Project,
         witness: Witness,
         application: Application,
-        narrator: Narrator,
+        narrator: Briefly,
         *,
         writes: int,
         kill_after: int,

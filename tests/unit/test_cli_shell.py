@@ -15,8 +15,9 @@ import pytest
 from rekey.cli.main import rekey, run
 from rekey.cli.progress import Bars, Logged, progress_on
 from rekey.cli.shell import Shell, Surroundings, command
-from rekey.cli.text import WIDTH, duration, field
+from rekey.cli.text import field
 from rekey.errors import ExitCode
+from rekey.present.text import WIDTH, duration
 
 COMMANDS = [
     f"{name} {below}".strip()

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from rekey.errors import ExitCode
+from rekey.present.text import WIDTH
 from rekey.verify.divergence import (
     Change,
     Divergence,
@@ -15,7 +16,7 @@ from rekey.verify.divergence import (
     Repair,
     RepairReport,
 )
-from rekey.verify.render import SHOWN, WIDTH, render
+from rekey.verify.render import SHOWN, render
 from rekey.verify.report import FullReport, TableComparison, exit_code
 
 LONG_TABLE = "T" * 63
