@@ -39,8 +39,8 @@ def _full(report: FullReport) -> list[str]:
         for one in report.tables
     ]
     head = ("table", "expected", "actual", "digest expected", "digest actual", "buckets differing")
-    lines = [f"full verification of {report.source}: {report.source_rows:,} source rows", ""]
-    lines += table(head, rows, right={1, 2, 5})
+    lines = wrapped(f"full verification of {report.source}: {report.source_rows:,} source rows")
+    lines += ["", *table(head, rows, right={1, 2, 5})]
     if any(one.sitting > 1 for one in report.read):  # it was cut off and went on
         sittings = [
             (f"{one.sitting}", one.table, f"{one.rows:,}", one.begun_at[:19] + "Z", one.ended_at[:19] + "Z")
@@ -119,7 +119,8 @@ def _count(report: CountReport) -> list[str]:
     ]
     head = ("table", "expected", "actual", "partitions", "differing", "moving")
     partitions = f"{report.source_rows:,} rows in {report.source_partitions:,} partitions"
-    lines = [f"count of {report.source}: {partitions}", "", *table(head, rows, right=range(1, 6))]
+    lines = wrapped(f"count of {report.source}: {partitions}")
+    lines += ["", *table(head, rows, right=range(1, 6))]
     if report.refused_rows:
         lines += ["", f"source rows that the mapping refuses: {report.refused_rows:,}"]
     differing = [
@@ -141,7 +142,8 @@ def _count(report: CountReport) -> list[str]:
 
 def _sample(report: SampleReport) -> list[str]:
     percent = f"{report.confidence * 100:g} %"
-    lines = [f"sample of {report.source}: {report.asked:,} rows per table, seed {report.seed}", ""]
+    lines = wrapped(f"sample of {report.source}: {report.asked:,} rows per table, seed {report.seed}")
+    lines.append("")
     for each in report.directions:
         found = f"{each.wrong:,} of {each.checked:,} ({each.population:,} in all)"
         lines += wrapped(f"{each.table}: {found}: at most {as_percent(each.at_most)} wrong at {percent}")

@@ -36,7 +36,7 @@ def divergence(kind: Kind) -> Divergence:
 
 
 def test_lines_fit_the_terminal_whatever_names_are_like() -> None:
-    """The longest table and property names are cut; safe ids never are."""
+    """The longest table and property names go on in the next line; safe ids never do."""
     found = Findings({"altered": 6}, tuple(divergence(kind) for kind in Kind))
     lines = render(report(found)).splitlines()
     assert max(map(len, lines)) <= WIDTH
