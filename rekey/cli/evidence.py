@@ -74,7 +74,7 @@ def keygen(shell: Shell, file: Path) -> ExitCode:
 
     Hand the public half to whoever checks, before there is anything to check. Overwrites nothing.
     """
-    from rekey.evidence.keyfiles import make_key, public_path
+    from rekey.evidence.signing import make_key, public_path
 
     key = make_key(file)
     lines = [

@@ -57,13 +57,11 @@ def require_free(folder: Path) -> None:
 
 
 class Draft:
-    """A bundle that is being made. Call `write`, `state`, perhaps `stamp`, then `publish`; or `discard`."""
+    """A bundle that is being made in a folder of its own. Call `write`, `state`, perhaps `stamp`."""
 
     def __init__(self, folder: Path) -> None:
-        """Take where the bundle is to stand. Raises Refused when something is there."""
-        require_free(folder)
-        self.folder = folder
-        self._beside = folder.with_name(f".{folder.name}.unfinished")
+        """Take the folder that it is made in."""
+        self._folder = folder
 
     def write(self, files: Mapping[str, bytes], info: Mapping[str, str]) -> None:
         """Write the payload and make it a bag.
@@ -72,62 +70,57 @@ class Draft:
             files: by path below `data/`.
             info: what `bag-info.txt` says.
         """
-        try:
-            shutil.rmtree(self._beside, ignore_errors=True)
-            self._beside.mkdir(parents=True)
-            for name, data in files.items():
-                path = self._beside / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(data)
-            with _old_calls():
-                bagit.make_bag(str(self._beside), dict(info), checksums=["sha256"])
-        except (OSError, bagit.BagError) as error:
-            raise self._failed(error) from None
+        for name, data in files.items():
+            path = self._folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        with _old_calls():
+            bagit.make_bag(str(self._folder), dict(info), checksums=["sha256"])
 
     def state(self, predicate: Mapping[str, Any], signer: Signer | None) -> Envelope:
         """Write the statement over every file and return its envelope."""
-        made = signed(Statement(digests(self._beside), predicate), signer)
-        self._put(STATEMENT, made.data)
+        made = signed(Statement(digests(self._folder), predicate), signer)
+        (self._folder / STATEMENT).write_bytes(made.data)
         return made
 
     def stamp(self, answer: bytes, signer: Signer | None) -> None:
         """Add what a time stamp authority answered, and a signature over that."""
-        self._put(TIMESTAMP, answer)
+        (self._folder / TIMESTAMP).write_bytes(answer)
         if signer is not None:
-            self._put(TIMESTAMP_SIGNATURE, signer.sign(answer))
+            (self._folder / TIMESTAMP_SIGNATURE).write_bytes(signer.sign(answer))
 
-    def publish(self) -> None:
-        """Move the bundle into its place."""
-        require_free(self.folder)
-        try:
-            if self.folder.exists():
-                self.folder.rmdir()
-            self._beside.rename(self.folder)
-        except OSError as error:
-            raise self._failed(error) from None
 
-    def discard(self) -> None:
-        """Remove what is unfinished. Idempotent."""
-        shutil.rmtree(self._beside, ignore_errors=True)
+@contextmanager
+def drafted(folder: Path) -> Iterator[Draft]:
+    """Make a bundle: what is written within the block stands in `folder` after it, or nothing does.
 
-    def _put(self, name: str, data: bytes) -> None:
-        try:
-            (self._beside / name).write_bytes(data)
-        except OSError as error:
-            raise self._failed(error) from None
-
-    def _failed(self, error: Exception) -> MachineFailed | ConfigurationError:
-        if isinstance(error, PermissionError | NotADirectoryError):
-            return ConfigurationError(
-                f"{self.folder} cannot be written",
-                kept="everything; nothing was exported",
-                hint="name a folder that this user can make",
-            )
-        return MachineFailed(
-            f"the bundle {self.folder} could not be written ({type(error).__name__})",
+    Raises:
+        Refused: something is in the folder.
+        ConfigurationError, MachineFailed: it cannot be written.
+    """
+    unfinished = folder.with_name(f".{folder.name}.unfinished")
+    try:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        yield Draft(unfinished)
+        require_free(folder)
+        if folder.exists():
+            folder.rmdir()
+        unfinished.rename(folder)
+    except (PermissionError, NotADirectoryError):
+        raise ConfigurationError(
+            f"{folder} cannot be written",
+            kept="everything; nothing was exported",
+            hint="name a folder that this user can make",
+        ) from None
+    except (OSError, bagit.BagError) as error:
+        raise MachineFailed(
+            f"the bundle {folder} could not be written ({type(error).__name__})",
             kept="everything; nothing was exported",
             hint="make room on the disk, then export again",
-        )
+        ) from None
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 @contextmanager

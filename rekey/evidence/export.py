@@ -28,10 +28,10 @@ from typing import Any
 from rekey.core.distribution import DISTRIBUTION, installed_version
 from rekey.declaration.migration import Declared
 from rekey.errors import ConfigurationError, Findings, Moved, Refused, RekeyError, SecretMissing
-from rekey.evidence import bag, contents, timestamp
-from rekey.evidence.bag import Draft, require_free
-from rekey.evidence.checkpoints import problems_of, signed_over
+from rekey.evidence import bag, contents, note, timestamp
+from rekey.evidence.bag import drafted, require_free
 from rekey.evidence.keys import Signer
+from rekey.evidence.log import problems_of, signed_over
 from rekey.evidence.report import render
 from rekey.evidence.verify import Verdict
 from rekey.migration.wrapping import read_wrapping
@@ -44,7 +44,6 @@ from rekey.state.models import PLAN_FACT
 from rekey.state.store import State
 
 EXPORTING = "evidence-export"
-PURPOSES = ("backfill",)
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 _CONNECTION_STRING = re.compile(
     rb"(?i)AccountKey=[A-Za-z0-9+/]{20}|SharedAccessSignature=|[?&]sig=[^&\s]{20}"
@@ -112,16 +111,14 @@ def export(
     files = contents.files(source, read)
     files[contents.REPORT] = render(files).encode()
     _refuse_secrets(config, files)
-    draft = Draft(folder)
-    try:
-        draft.write(files, _info(source))
-        stamped = authority is not None
-        made = draft.state(_predicate(declared, source, read[-1]["at"], signer, stamped=stamped), signer)
+    stamped = authority is not None
+    predicate = _predicate(declared, source, read[-1]["at"], signer, stamped=stamped)
+    info = {"External-Identifier": script_id, "Bag-Group-Identifier": checkpoint.checkpoint.log}
+    with drafted(folder) as draft:
+        draft.write(files, info)
+        made = draft.state(predicate, signer)
         if authority is not None:
             draft.stamp(timestamp.ask(authority, made.data), signer)
-        draft.publish()
-    finally:
-        draft.discard()
     done = Exported(
         folder=folder,
         script_id=script_id,
@@ -131,7 +128,9 @@ def export(
         key_id=key_id,
         stamped=stamped,
     )
-    _record(state, done)
+    # An event after the bundle, which cannot hold it.
+    details = {"statement_sha256": done.statement_sha256, "signed": bool(key_id), "key_id": key_id}
+    state.audit(EVIDENCE_EXPORTED, script_id, {**details, "events": len(events), "stamped": stamped})
     return done
 
 
@@ -157,20 +156,6 @@ def record_verified(state: State, verdict: Verdict) -> bool:
     }
     state.audit(EVIDENCE_VERIFIED, ours[-1].script_id, details)
     return True
-
-
-def _info(source: contents.Source) -> dict[str, str]:
-    """Return what `bag-info.txt` says."""
-    log = source.checkpoint.checkpoint.log
-    return {"External-Identifier": source.script_id, "Bag-Group-Identifier": log}
-
-
-def _record(state: State, done: Exported) -> None:
-    """Record that a bundle was written; the bundle itself cannot hold this."""
-    details = {"statement_sha256": done.statement_sha256, "signed": bool(done.key_id), "key_id": done.key_id}
-    state.audit(
-        EVIDENCE_EXPORTED, done.script_id, {**details, "events": done.events, "stamped": done.stamped}
-    )
 
 
 def _require_known(state: State, declared: Declared) -> None:
@@ -199,7 +184,7 @@ def _require_known(state: State, declared: Declared) -> None:
 
 
 def _source(
-    declared: Declared, state: State, events: Sequence[AuditEvent], checkpoint: Any
+    declared: Declared, state: State, events: Sequence[AuditEvent], checkpoint: note.Note
 ) -> contents.Source:
     script_id = declared.script_id
     ids = set(state.ledger_ids())
@@ -218,7 +203,7 @@ def _source(
             state.migration(script_id),
             [str(phase) for phase in ORDER if ledger_id(script_id, phase) in ids],
             state.phase_runs(script_id),
-            [one for purpose in PURPOSES for one in state.segments(script_id, purpose, keys=False)],
+            state.segments(script_id, "backfill", keys=False),
             facts,
         ),
         versions=versions(state.schema_version),

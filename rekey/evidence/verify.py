@@ -22,7 +22,6 @@ from typing import Any
 
 from rekey.errors import ConfigurationError
 from rekey.evidence import bag, contents, log, note, statement, timestamp
-from rekey.evidence.checkpoints import checkpoint_over
 from rekey.evidence.keys import PublicKey
 
 
@@ -43,14 +42,6 @@ class Trusted:
     earlier: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something that is not as it must be: a stable code, and one sentence."""
-
-    code: str
-    what: str
-
-
 @dataclass(slots=True)
 class Verdict:
     """What was found.
@@ -66,7 +57,7 @@ class Verdict:
         stamped_at: when an authority stamped it; None when there is no stamp, or it was not checked.
     """
 
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[log.Finding] = field(default_factory=list)
     checked: list[str] = field(default_factory=list)
     predicate: dict[str, Any] = field(default_factory=dict)
     statement_sha256: str = ""
@@ -82,13 +73,13 @@ class Verdict:
 
     def wrong(self, code: str, what: str) -> None:
         """Note what is wrong."""
-        self.findings.append(Finding(code, what))
+        self.findings.append(log.Finding(code, what))
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object."""
         return {
             "right": self.is_right,
-            "findings": [{"code": one.code, "what": one.what} for one in self.findings],
+            "findings": [one._asdict() for one in self.findings],
             "checked": list(self.checked),
             "about": self.predicate,
             "statement_sha256": self.statement_sha256,
@@ -180,11 +171,9 @@ def _log(files: dict[str, bytes], trusted: Trusted, verdict: Verdict) -> None:
         verdict.wrong("log-unreadable", "the audit log is not whole")
         return
     events, checkpoint, earlier, proofs = (files[name] for name in names)
-    for code, what in log.problems(events, checkpoint, earlier, proofs, trusted.keys):
-        verdict.wrong(code, what)
+    verdict.findings += log.problems(events, checkpoint, earlier, proofs, trusted.keys)
     if trusted.earlier is not None:
-        for code, what in log.problems_with_kept(events, trusted.earlier, trusted.keys):
-            verdict.wrong(code, what)
+        verdict.findings += log.problems_with_kept(events, trusted.earlier, trusted.keys)
     if len(verdict.findings) == before:
         size = note.parsed(checkpoint.decode()).checkpoint.size
         verdict.checked.append(f"{size:,} events are those that the checkpoints cover")
@@ -207,7 +196,7 @@ def _consistent(files: dict[str, bytes], verdict: Verdict) -> None:
     if verdict.predicate and verdict.predicate.get("script_id") != script_id:
         verdict.wrong("not-as-logged", "the statement is about another migration than the audit log's end")
     lines = log.lines_of(files[contents.EVENTS])
-    head = checkpoint_over(lines, hashlib.sha256(lines[0]).hexdigest())
+    head = log.checkpoint_over(lines, hashlib.sha256(lines[0]).hexdigest())
     if verdict.predicate and verdict.predicate.get("log") != head.named:
         verdict.wrong("not-as-stated", "the statement is about another audit log than the one that is here")
     if len(verdict.findings) == before:

@@ -18,8 +18,8 @@ import rfc8785
 
 from rekey.core.progress import Progress
 from rekey.errors import GateClosed
-from rekey.evidence.checkpoints import problems_of, seal
 from rekey.evidence.keys import Signer
+from rekey.evidence.log import problems_of, seal
 from rekey.phases import Phase
 from rekey.runner.run import Run
 from rekey.state.audit import expressible
