@@ -102,7 +102,7 @@ def restated(folder: Path, signer: Signer | None, **said: Any) -> None:
 def forge(signer: Signer, folder: Path, lines: Sequence[bytes]) -> None:
     """Make a whole bundle of other events, signed by somebody: what passes for whoever trusts his key."""
     events = [json.loads(line) for line in lines]
-    head = checkpoint_over(lines, hashlib.sha256(lines[0]).hexdigest())
+    head = checkpoint_over(lines)
     made = {
         contents.EVENTS: b"".join(line + b"\n" for line in lines),
         contents.CHECKPOINT: note.signed(head, signer.public, signer.sign).text.encode(),

@@ -55,7 +55,6 @@ class Exported:
     """A bundle that was written.
 
     Attributes:
-        folder: where it is.
         script_id: the migration.
         files: how many files it has.
         events: how many events of the audit log it holds.
@@ -64,7 +63,6 @@ class Exported:
         stamped: whether an authority stamped it.
     """
 
-    folder: Path
     script_id: str
     files: int
     events: int
@@ -105,14 +103,23 @@ def export(
     state.audit(EXPORTING, script_id, {"signed": signer is not None, "key_id": key_id})
     events = state.audit_events()
     checkpoint = signed_over(events, signer)
-    source = _source(declared, state, events, checkpoint)
+    files = _files(declared, state, events, checkpoint)
     state.add_checkpoint(len(events), checkpoint.text, f"{script_id}: evidence exported")
-    read = [json.loads(line) for line in source.lines]
-    files = contents.files(source, read)
-    files[contents.REPORT] = render(files).encode()
     _refuse_secrets(config, files)
     stamped = authority is not None
-    predicate = _predicate(declared, source, read[-1]["at"], signer, stamped=stamped)
+    known = json.loads(files[contents.STATE])
+    predicate = {
+        "script_id": script_id,
+        "title": declared.doc.partition("\n")[0],
+        "run_id": known["migration"] and known["migration"]["run_id"],
+        "declaration_sha256": declared.digest,
+        "exported_at": events[-1].at,
+        "phases": known["phases"],
+        "log": checkpoint.checkpoint.named,
+        "key": None if signer is None else signer.public.named,
+        "stamped": stamped,
+        "rekey": installed_version(),
+    }
     info = {"External-Identifier": script_id, "Bag-Group-Identifier": checkpoint.checkpoint.log}
     with drafted(folder) as draft:
         draft.write(files, info)
@@ -120,7 +127,6 @@ def export(
         if authority is not None:
             draft.stamp(timestamp.ask(authority, made.data), signer)
     done = Exported(
-        folder=folder,
         script_id=script_id,
         files=len(bag.names(folder)),
         events=len(events),
@@ -183,31 +189,43 @@ def _require_known(state: State, declared: Declared) -> None:
         )
 
 
-def _source(
+def _files(
     declared: Declared, state: State, events: Sequence[AuditEvent], checkpoint: note.Note
-) -> contents.Source:
+) -> dict[str, bytes]:
+    """Return the files of a bundle, by path below `data/`."""
     script_id = declared.script_id
+    lines = [event.line() for event in events]
+    read = [json.loads(line) for line in lines]
     ids = set(state.ledger_ids())
     facts = state.facts(script_id)
     plan = facts.pop(PLAN_FACT, None)
-    return contents.Source(
-        script_id=script_id,
-        title=declared.doc.partition("\n")[0],
-        declaration=declared.migration.canonical_json().encode(),
-        script=_script(declared.path),
-        plan=None if plan is None else plan.encode(),
-        lines=[event.line() for event in events],
-        checkpoint=checkpoint,
-        earlier=state.checkpoints(),
-        state=contents.snapshot(
-            state.migration(script_id),
-            [str(phase) for phase in ORDER if ledger_id(script_id, phase) in ids],
-            state.phase_runs(script_id),
-            state.segments(script_id, "backfill", keys=False),
-            facts,
-        ),
-        versions=versions(state.schema_version),
+    snapshot = contents.snapshot(
+        state.migration(script_id),
+        [str(phase) for phase in ORDER if ledger_id(script_id, phase) in ids],
+        state.phase_runs(script_id),
+        state.segments(script_id, "backfill", keys=False),
+        facts,
     )
+    proofs = contents.proofs(script_id, lines, read, checkpoint.checkpoint)
+    earlier = [
+        {"size": one.size, "at": one.at, "note": one.note, "remark": one.remark}
+        for one in state.checkpoints()
+    ]
+    files = {
+        contents.EVENTS: b"".join(line + b"\n" for line in lines),
+        contents.CHECKPOINT: checkpoint.text.encode(),
+        contents.EARLIER: b"".join(contents.as_json(one) + b"\n" for one in earlier),
+        contents.PROOFS: contents.as_json(proofs),
+        contents.DECLARATION: declared.migration.canonical_json().encode(),
+        contents.SCRIPT: _script(declared.path),
+        contents.GATES: contents.as_json(contents.told(read, script_id, "gate")),
+        contents.RECONCILIATION: contents.as_json(contents.told(read, script_id, "verification")),
+        contents.STATE: contents.as_json(snapshot),
+        contents.VERSIONS: contents.as_json(versions(state.schema_version)),
+    }
+    if plan is not None:
+        files[contents.PLAN] = plan.encode()
+    return {**files, contents.REPORT: render(files).encode()}
 
 
 def versions(schema: int) -> dict[str, Any]:
@@ -228,24 +246,6 @@ def versions(schema: int) -> dict[str, Any]:
         "sqlite": sqlite_version(),
         "state_schema": schema,
         "packages": found,
-    }
-
-
-def _predicate(
-    declared: Declared, source: contents.Source, at: str, signer: Signer | None, *, stamped: bool
-) -> dict[str, Any]:
-    record = source.state["migration"]
-    return {
-        "script_id": source.script_id,
-        "title": source.title,
-        "run_id": None if record is None else record["run_id"],
-        "declaration_sha256": declared.digest,
-        "exported_at": at,
-        "phases": source.state["phases"],
-        "log": source.checkpoint.checkpoint.named,
-        "key": None if signer is None else signer.public.named,
-        "stamped": stamped,
-        "rekey": source.versions["rekey"],
     }
 
 
@@ -283,18 +283,12 @@ def _secrets(config: Config) -> list[bytes]:
             with suppress(SecretMissing):
                 found.append(read_wrapping(wrapping))
     for name in config.secrets:
-        try:
+        with suppress(RekeyError):
             found.append(resolve_secret(config, name))
-        except RekeyError:
-            continue
     for account in (config.tables, config.restricted):
-        try:
-            key = account_key(account)
-        except RekeyError:
-            continue
-        if key is not None:
-            found.append(key.encode())
-    return found
+        with suppress(RekeyError):
+            found.append((account_key(account) or "").encode())
+    return list(filter(None, found))
 
 
 def forms(secret: bytes) -> list[bytes]:

@@ -81,7 +81,7 @@ def problems(
         return [Finding("log-unreadable", f"the audit log cannot be read: {error}")]
     found = list(_chain(lines, read))
     leaves = [merkle.leaf_hash(line) for line in lines]
-    name = note.log_name(hashlib.sha256(lines[0]).hexdigest())
+    name = note.log_name(lines[0])
     if head.checkpoint.size != len(lines):
         covered = head.checkpoint.size
         said = f"the audit log has {len(lines)} events, its checkpoint covers {covered}"
@@ -105,7 +105,7 @@ def problems_with_kept(events: bytes, kept: str, keys: Sequence[PublicKey]) -> l
         covered = one.checkpoint.size
         said = f"the audit log has {len(lines)} events, the kept checkpoint covers {covered}"
         return [Finding("log-cut", said)]
-    name = note.log_name(hashlib.sha256(lines[0]).hexdigest())
+    name = note.log_name(lines[0])
     return _held(one, [merkle.leaf_hash(line) for line in lines], name, keys)
 
 
@@ -177,16 +177,10 @@ def _proved(
 UNSIGNED = "not signed: no key is configured"
 
 
-def checkpoint_over(lines: Sequence[bytes], first_hash: str) -> note.Checkpoint:
-    """Return the checkpoint over events.
-
-    Args:
-        lines: their lines, at least one.
-        first_hash: the hash of the first event.
-    """
-    return note.Checkpoint(
-        note.log_name(first_hash), len(lines), merkle.root([merkle.leaf_hash(line) for line in lines])
-    )
+def checkpoint_over(lines: Sequence[bytes]) -> note.Checkpoint:
+    """Return the checkpoint over the lines of events, at least one."""
+    root = merkle.root([merkle.leaf_hash(line) for line in lines])
+    return note.Checkpoint(note.log_name(lines[0]), len(lines), root)
 
 
 def problems_of(events: Sequence[AuditEvent], stored: Sequence[StoredCheckpoint]) -> list[str]:
@@ -196,7 +190,7 @@ def problems_of(events: Sequence[AuditEvent], stored: Sequence[StoredCheckpoint]
     if broken is not None:
         found.append(f"the audit log is broken at event {broken}: it was changed, removed or inserted")
     leaves = [merkle.leaf_hash(event.line()) for event in events]
-    name = note.log_name(events[0].hash) if events else ""
+    name = note.log_name(events[0].line()) if events else ""
     for one in stored:
         try:
             said = note.parsed(one.note).checkpoint
@@ -213,7 +207,7 @@ def signed_over(events: Sequence[AuditEvent], signer: Signer | None) -> note.Not
     Raises:
         RekeyError: what the signer raises.
     """
-    checkpoint = checkpoint_over([event.line() for event in events], events[0].hash)
+    checkpoint = checkpoint_over([event.line() for event in events])
     if signer is None:
         return note.Note(checkpoint)
     return note.signed(checkpoint, signer.public, signer.sign)

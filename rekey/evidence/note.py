@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -79,9 +80,9 @@ class Note:
         return right_id and key.verifies(self.signature, self.checkpoint.text.encode())
 
 
-def log_name(first_event_hash: str) -> str:
-    """Return the name of the log that begins with an event."""
-    return LOG_PREFIX + first_event_hash[:_HASH_DIGITS]
+def log_name(first_line: bytes) -> str:
+    """Return the name of the log that begins with this line."""
+    return LOG_PREFIX + hashlib.sha256(first_line).hexdigest()[:_HASH_DIGITS]
 
 
 def signed(checkpoint: Checkpoint, key: PublicKey, sign: Callable[[bytes], bytes]) -> Note:

@@ -30,7 +30,7 @@ def render(files: Mapping[str, bytes]) -> str:
     """Return the report.
 
     Args:
-        files: the other files of the bundle, by path (`contents.files`).
+        files: the other files of the bundle, by path below `data/`.
     """
     state = json.loads(files[contents.STATE])
     events = [json.loads(line) for line in files[contents.EVENTS].splitlines()]
@@ -38,8 +38,9 @@ def render(files: Mapping[str, bytes]) -> str:
     script_id = events[-1]["script_id"]
     full = [one for one in checks if one["mode"] == "full"]
     runs = [run for run in state["phase_runs"] if run["finished_at"]]
+    at = datetime.fromisoformat
     spans = [
-        Span(run["phase"], _moment(run["started_at"]), _moment(run["finished_at"]), run["outcome"] == "done")
+        Span(run["phase"], at(run["started_at"]), at(run["finished_at"]), run["outcome"] == "done")
         for run in runs
     ]
     compared = full[-1]["tables"] if full else []
@@ -114,7 +115,3 @@ def _counts(details: Mapping[str, Any]) -> str:
     if details["kind"] == "cohorts":
         counted.append(f"the data keys of {', '.join(details['cohorts'])}")
     return ", ".join(counted)
-
-
-def _moment(text: str) -> datetime:
-    return datetime.fromisoformat(text)

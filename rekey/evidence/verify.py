@@ -190,31 +190,21 @@ def _consistent(files: dict[str, bytes], verdict: Verdict) -> None:
     for name, kind in ((contents.GATES, "gate"), (contents.RECONCILIATION, "verification")):
         if files.get(name) != contents.as_json(contents.told(events, script_id, kind)):
             verdict.wrong("not-as-logged", f"{name} is not what the audit log says")
-    _digest_of(contents.DECLARATION, "phase-begun", "digest", files, events, verdict)
-    if contents.PLAN in files:
-        _digest_of(contents.PLAN, "planned", "plan_sha256", files, events, verdict)
+    for name, kind, member in (
+        (contents.DECLARATION, "phase-begun", "digest"),
+        (contents.PLAN, "planned", "plan_sha256"),
+    ):
+        said = contents.told(events, script_id, kind)
+        expected = name in files or name in contents.ALWAYS
+        if expected and said and said[-1].get(member) != hashlib.sha256(files.get(name, b"")).hexdigest():
+            verdict.wrong("not-as-logged", f"{name} is not the one that the audit log names")
     if verdict.predicate and verdict.predicate.get("script_id") != script_id:
         verdict.wrong("not-as-logged", "the statement is about another migration than the audit log's end")
-    lines = log.lines_of(files[contents.EVENTS])
-    head = log.checkpoint_over(lines, hashlib.sha256(lines[0]).hexdigest())
+    head = log.checkpoint_over(log.lines_of(files[contents.EVENTS]))
     if verdict.predicate and verdict.predicate.get("log") != head.named:
         verdict.wrong("not-as-stated", "the statement is about another audit log than the one that is here")
     if len(verdict.findings) == before:
         verdict.checked.append("declaration, plan, gates and verifications are those of the audit log")
-
-
-def _digest_of(
-    name: str,
-    kind: str,
-    member: str,
-    files: dict[str, bytes],
-    events: Sequence[contents.Event],
-    verdict: Verdict,
-) -> None:
-    """Hold a file against the digest that the newest event of a kind gives."""
-    said = contents.told(events, str(events[-1]["script_id"]), kind)
-    if said and said[-1].get(member) != hashlib.sha256(files.get(name, b"")).hexdigest():
-        verdict.wrong("not-as-logged", f"{name} is not the one that the audit log names")
 
 
 def _stamp(folder: Path, trusted: Trusted, verdict: Verdict) -> None:

@@ -10,7 +10,8 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from rekey.core.severity import Severity
 from rekey.plan.portrait import LENGTH_STEP, Load, Portrait
@@ -20,6 +21,7 @@ from rekey.present.page import page
 from rekey.present.plots import AFTER, BEFORE, Lane, Series, columns, heat, lines
 from rekey.project.prices import amount_text
 
+Shown = TypeVar("Shown", Portrait, Load)
 _FILLS = ((1, 1), (2, 9), (10, 24), (25, 49), (50, 74), (75, 99), (100, 100))
 
 
@@ -47,36 +49,38 @@ def _warnings(plan: MigrationPlan) -> int:
 # --- plots --------------------------------------------------------------------------------------------------
 
 
+def _series(
+    shown: Sequence[Shown], values: Callable[[Shown], Sequence[float]], unit: str = ""
+) -> list[Series]:
+    """Return a series for each table, in the colour of today or of the plan."""
+    return [
+        Series(
+            f"{one.table} {'today' if one.today else 'planned'}{unit}",
+            values(one),
+            BEFORE if one.today else AFTER,
+        )
+        for one in shown
+    ]
+
+
 def _sizes(source: Portrait, target: Portrait) -> str:
     labels = list(source.sizes if len(source.sizes) > len(target.sizes) else target.sizes)
-    series = [
-        Series(name, [sizes.get(label, 0) for label in labels], colour)
-        for name, sizes, colour in (
-            (f"{source.table} today", source.sizes, BEFORE),
-            (f"{target.table} planned", target.sizes, AFTER),
-        )
-    ]
+    series = _series((source, target), lambda one: [one.sizes.get(label, 0) for label in labels])
     return columns(labels, series, "Partitions by their number of rows", "rows of a partition", values=True)
 
 
 def _largest(portrait: Portrait) -> str:
     labels = [str(number + 1) for number in range(len(portrait.largest))]
-    rows = [rows for _, rows in portrait.largest]
-    series = [Series("rows", rows, BEFORE if portrait.today else AFTER)]
+    series = _series([portrait], lambda one: [rows for _, rows in one.largest])
     title = f"Largest partitions of {portrait.table}"
     return columns(labels, series, title, "the largest, the next, …", values=True, narrow=True)
 
 
 def _lengths(source: Portrait, target: Portrait, key: str) -> str:
-    before, after = source.lengths[key], target.lengths[key]
-    lows = range(0, max([*before, *after], default=0) + 1, LENGTH_STEP)
-    series = [
-        Series(name, _percentages([lengths.get(low, 0) for low in lows]), colour)
-        for name, lengths, colour in (
-            (f"{source.table} today, %", before, BEFORE),
-            (f"{target.table} planned, %", after, AFTER),
-        )
-    ]
+    lows = range(0, max([*source.lengths[key], *target.lengths[key]], default=0) + 1, LENGTH_STEP)
+    series = _series(
+        (source, target), lambda one: _percentages([one.lengths[key].get(low, 0) for low in lows]), ", %"
+    )
     labels = [f"{low} to {low + LENGTH_STEP - 1}" for low in lows]
     return columns(labels, series, f"Lengths of the {key}", "characters", narrow=True)
 
@@ -91,7 +95,7 @@ def _fills(portrait: Portrait) -> str:
     counts = [
         sum(count for rows, count in portrait.fills.items() if low <= rows <= high) for low, high in _FILLS
     ]
-    title, series = f"Batches to {portrait.table} by their rows", [Series("batches", counts, AFTER)]
+    title, series = f"Batches to {portrait.table} by their rows", _series([portrait], lambda _: counts)
     return columns(labels, series, title, "rows in a batch", values=True, narrow=True)
 
 
@@ -104,12 +108,5 @@ def _load(load: Load) -> str:
 
 def _shares(loads: Sequence[Load]) -> str:
     """Return the share of the rows that goes to one partition at a time."""
-    series = [
-        Series(
-            f"{load.table} {'today' if load.today else 'planned'}",
-            [round(100 * share, 1) for share in load.busiest],
-            BEFORE if load.today else AFTER,
-        )
-        for load in loads
-    ]
+    series = _series(loads, lambda one: [round(100 * share, 1) for share in one.busiest])
     return lines(series, loads[0].times, "Share of the busiest partition over time")

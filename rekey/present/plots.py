@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from rekey.present.page import markup
 from rekey.present.text import duration
@@ -37,8 +36,7 @@ DARK, LIGHT, WARN = "dark", "light", "warn"
 BEFORE, AFTER = "before", "after"
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """One bar of a time line: a name, when it began and ended, and whether it was carried out."""
 
     name: str
@@ -47,8 +45,7 @@ class Span:
     done: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
+class Pair(NamedTuple):
     """Two amounts to compare."""
 
     name: str
@@ -56,8 +53,7 @@ class Pair:
     second: int
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
+class Series(NamedTuple):
     """One of several amounts over the same labels: its name, its values, the class of its colour."""
 
     name: str
@@ -65,8 +61,7 @@ class Series:
     colour: str
 
 
-@dataclass(frozen=True, slots=True)
-class Lane:
+class Lane(NamedTuple):
     """One lane of a map: its name, and its amounts over time; `sums`: it sums up lanes that are not shown."""
 
     name: str

@@ -28,10 +28,6 @@ class Step:
     code: int
     seconds: float
 
-    def as_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
-        return {"command": self.command, "exit_code": self.code, "seconds": round(self.seconds, 3)}
-
 
 @dataclass(frozen=True, slots=True)
 class RehearsalReport:
@@ -81,7 +77,10 @@ class RehearsalReport:
             "assumptions": list(self.assumptions),
             "proofs": list(self.proofs),
             "left_out": list(self.left_out),
-            "steps": [step.as_json() for step in self.steps],
+            "steps": [
+                {"command": step.command, "exit_code": step.code, "seconds": round(step.seconds, 3)}
+                for step in self.steps
+            ],
             "failure": self.failure,
             "kept": self.kept,
             "seconds": round(self.seconds, 1),
