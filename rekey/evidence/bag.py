@@ -1,13 +1,13 @@
-"""A bundle on disk: a BagIt bag with the statement beside its manifests.
+"""A bundle on disk: a BagIt bag with the statement next to its manifests.
 
 Rules kept here:
 
-* A bundle appears whole or not at all: it is made in a folder beside and moved into its place. A folder that
+* A bundle appears whole or not at all: it is made in a folder next to its place and moved there. A folder that
   holds anything is never written to.
-* The bag (RFC 8493) is what archives know; it proves nothing against somebody who makes it again. The
+* The bag (RFC 8493) is what archives know; it proves nothing against those who make it again. The
   statement does, and it covers the bag's manifests, too.
 * Only plain files belong to a bundle, and only those that are named here. Links, devices, empty folders and
-  whatever else somebody put there (a `rekey.toml`, a key) are none of it.
+  other files that were put there (a `rekey.toml`, a key) are none of it.
 """
 
 from __future__ import annotations

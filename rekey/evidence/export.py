@@ -5,7 +5,7 @@ Rules kept here:
 * No service is asked, and no table is read: what is exported was recorded when it happened.
 * The audit log is checked first; one that does not hold together is not exported.
 * That it is exported is an event, too, before the checkpoint is made; that it was written, with the hash of
-  its statement, is another one behind it, which the bundle does not hold.
+  its statement, is another one after it, which the bundle does not hold.
 * Before a bundle is written all its files are searched for the secrets and account keys that this
   configuration names: a script that holds one is refused, not handed to an auditor.
 """
@@ -59,7 +59,7 @@ class Exported:
         files: how many files it has.
         events: how many events of the audit log it holds.
         statement_sha256: of the statement's file.
-        key_id: of the key that signed, "" when nobody did.
+        key_id: of the key that signed, "" when it is not signed.
         stamped: whether an authority stamped it.
     """
 

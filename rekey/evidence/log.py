@@ -13,7 +13,7 @@ Rules kept here:
 * The bytes of the lines count, not what they mean: each line's hash is the next one's `prev`, and the lines
   are the leaves of the tree.
 * The log must be exactly as long as its checkpoint says: one that was cut off at its end is found, and so is
-  one that goes on behind it.
+  one that goes on after it.
 * Every earlier checkpoint must hold for the beginning of the log. One that is signed must be by a key that
   was given: a log does not change its keys unseen.
 """

@@ -8,7 +8,7 @@ Rules kept here:
 * A signature line is `— name base64(key id ‖ signature)`. Ed25519 (type 1) signs the text; its key id is the
   beginning of SHA-256(name ‖ 0x0A ‖ 0x01 ‖ public key). ECDSA on P-256 (type 2) has a DER signature over the
   text's SHA-256; its key id is the beginning of SHA-256 of the public key in SPKI form.
-* A checkpoint that nobody signed has no signature lines, and ends behind its text.
+* A checkpoint that is not signed has no signature lines, and ends after its text.
 * A note is accepted in exactly the form in which it is written here: another byte anywhere is found.
 """
 
@@ -53,8 +53,8 @@ class Note:
 
     Attributes:
         checkpoint: what it says.
-        key_id: four bytes, b"" when nobody signed.
-        signature: b"" when nobody signed.
+        key_id: four bytes, b"" when it is not signed.
+        signature: b"" when it is not signed.
     """
 
     checkpoint: Checkpoint

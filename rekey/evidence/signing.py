@@ -85,12 +85,12 @@ def make_key(path: Path) -> PublicKey:
     pem = private.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    beside = public_path(path)
+    public_file = public_path(path)
     try:
-        if beside.exists():
+        if public_file.exists():
             raise FileExistsError
         write_private(path, pem)
-        with beside.open("xb") as file:  # a file or link that came meanwhile is not written through
+        with public_file.open("xb") as file:  # a file or link that came meanwhile is not written through
             file.write(public.pem)
     except FileExistsError:
         raise ConfigurationError(
@@ -107,7 +107,7 @@ def make_key(path: Path) -> PublicKey:
 
 
 def public_path(path: Path) -> Path:
-    """Return where the public half of a key stands: `key.pem` has `key.pub.pem` beside it."""
+    """Return where the public half of a key stands: `key.pem` has `key.pub.pem` next to it."""
     return path.with_name(f"{path.stem}.pub{path.suffix}")
 
 

@@ -3,12 +3,12 @@
 Rules kept here:
 
 * Nothing of the bundle is trusted before its statement is: the key, an authority's root and an earlier
-  checkpoint come from whoever checks. No code of the bundle runs.
+  checkpoint come from the auditor. No code of the bundle runs.
 * All is looked at, and all that is wrong is told: one finding does not hide the next. That a file cannot be
   read, nested as it may be, is a finding, too.
 * What the statement says of its signer, its log and its time stamp is held against them: a time stamp that
   was announced and taken away is found.
-* A bundle that nobody signed is never right, only whole.
+* A bundle without a signature is never right, only whole.
 * The same checks can be made by hand (`docs/verify-by-hand.md`).
 """
 
@@ -27,7 +27,7 @@ from rekey.evidence.keys import PublicKey
 
 @dataclass(frozen=True, slots=True)
 class Trusted:
-    """What whoever checks brings along.
+    """What an auditor brings along.
 
     Attributes:
         keys: public keys, any of which may have signed.
@@ -51,7 +51,7 @@ class Verdict:
         checked: what was checked and holds, a sentence each.
         predicate: what the statement says the bundle is about; {} when it cannot be read.
         statement_sha256: of the statement's file, "" when there is none.
-        key_id: of the key that signed, in full; "" when nobody did or by none of those given.
+        key_id: of the key that signed, in full; "" when there is no signature, or none by those given.
         key_origin: where that key was had from.
         signed: whether anybody signed.
         stamped_at: when an authority stamped it; None when there is no stamp, or it was not checked.
@@ -134,7 +134,7 @@ def _statement(folder: Path, trusted: Trusted, verdict: Verdict) -> statement.En
     elif envelope.is_signed:
         verdict.wrong("signature", "the statement is not signed by a key that was given")
     else:
-        verdict.wrong("unsigned", "nobody signed the statement: whoever can write the files can make it")
+        verdict.wrong("unsigned", "the statement is not signed: anyone who can write the files can make it")
     return envelope
 
 
@@ -240,7 +240,7 @@ def _stamp_signed(folder: Path, trusted: Trusted, verdict: Verdict) -> None:
     """Hold the time stamp against its signature: an authority's answer has bytes that it does not sign."""
     path = folder / bag.TIMESTAMP_SIGNATURE
     if not verdict.signed and not path.exists():
-        return  # said already: nobody signed anything
+        return  # said already: nothing is signed
     signature = path.read_bytes() if path.is_file() else b""
     answer = (folder / bag.TIMESTAMP).read_bytes()
     if not any(key.verifies(signature, answer) for key in trusted.keys):

@@ -173,14 +173,14 @@ def test_without_a_key_the_bundle_says_that_nobody_signed_it(rekey: Commands) ->
     said = rekey("evidence", "export", str(folder))
     assert "not signed" in said.out
     assert "keygen" in said.err
-    assert b"Nobody signed this" in read(folder, contents.REPORT)
+    assert b"This is not signed" in read(folder, contents.REPORT)
     verdict = checked(folder)
     assert codes(verdict) == {"unsigned"}
     assert any("checkpoints cover" in one for one in verdict.checked)
     key_file = rekey.project.folder / "k.pem"
     signing.make_key(key_file)
     public = str(signing.public_path(key_file))
-    assert "nobody signed" in rekey("evidence", "verify", str(folder), "--key", public, code=1).out
+    assert "the statement is not signed" in rekey("evidence", "verify", str(folder), "--key", public, code=1).out
 
 
 def test_a_key_in_key_vault_signs_bundles_too(rekey: Commands) -> None:
