@@ -2,8 +2,8 @@
 
 Rules kept here:
 
-* A bundle appears whole or not at all: it is made in a folder next to its place and moved there. A folder that
-  holds anything is never written to.
+* A bundle appears whole or not at all: it is made in a folder next to its place and moved there. A folder
+  that holds anything is never written to.
 * The bag (RFC 8493) is what archives know; it proves nothing against those who make it again. The
   statement does, and it covers the bag's manifests, too.
 * Only plain files belong to a bundle, and only those that are named here. Links, devices, empty folders and

@@ -6,8 +6,8 @@ Rules kept here:
   envelope itself and the time stamp over it. A file that it does not name does not belong to the bundle.
 * What is signed is the DSSE pre-authentication encoding
   `DSSEv1 SP len(type) SP type SP len(body) SP body` (https://github.com/secure-systems-lab/dsse).
-* An envelope has one signature, or none when no key is configured. It stands as RFC 8785 JSON, and is accepted in no
-  other form: another byte anywhere in its file is found.
+* An envelope has one signature, or none when no key is configured. It stands as RFC 8785 JSON, and is
+  accepted in no other form: another byte anywhere in its file is found.
 """
 
 from __future__ import annotations

@@ -180,7 +180,9 @@ def test_without_a_key_the_bundle_says_that_nobody_signed_it(rekey: Commands) ->
     key_file = rekey.project.folder / "k.pem"
     signing.make_key(key_file)
     public = str(signing.public_path(key_file))
-    assert "the statement is not signed" in rekey("evidence", "verify", str(folder), "--key", public, code=1).out
+    assert (
+        "the statement is not signed" in rekey("evidence", "verify", str(folder), "--key", public, code=1).out
+    )
 
 
 def test_a_key_in_key_vault_signs_bundles_too(rekey: Commands) -> None:
