@@ -56,43 +56,39 @@ def require_free(folder: Path) -> None:
         )
 
 
-class Draft:
-    """A bundle that is being made in a folder of its own. Call `write`, `state`, perhaps `stamp`."""
+def write(folder: Path, files: Mapping[str, bytes], info: Mapping[str, str]) -> None:
+    """Write the payload of a bundle and make it a bag.
 
-    def __init__(self, folder: Path) -> None:
-        """Take the folder that it is made in."""
-        self._folder = folder
+    Args:
+        folder: where it is made (`drafted`).
+        files: by path below `data/`.
+        info: what `bag-info.txt` says.
+    """
+    for name, data in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    with _old_calls():
+        bagit.make_bag(str(folder), dict(info), checksums=["sha256"])
 
-    def write(self, files: Mapping[str, bytes], info: Mapping[str, str]) -> None:
-        """Write the payload and make it a bag.
 
-        Args:
-            files: by path below `data/`.
-            info: what `bag-info.txt` says.
-        """
-        for name, data in files.items():
-            path = self._folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
-        with _old_calls():
-            bagit.make_bag(str(self._folder), dict(info), checksums=["sha256"])
+def state(folder: Path, predicate: Mapping[str, Any], signer: Signer | None) -> Envelope:
+    """Write the statement over every file and return its envelope."""
+    made = signed(Statement(digests(folder), predicate), signer)
+    (folder / STATEMENT).write_bytes(made.data)
+    return made
 
-    def state(self, predicate: Mapping[str, Any], signer: Signer | None) -> Envelope:
-        """Write the statement over every file and return its envelope."""
-        made = signed(Statement(digests(self._folder), predicate), signer)
-        (self._folder / STATEMENT).write_bytes(made.data)
-        return made
 
-    def stamp(self, answer: bytes, signer: Signer | None) -> None:
-        """Add what a time stamp authority answered, and a signature over that."""
-        (self._folder / TIMESTAMP).write_bytes(answer)
-        if signer is not None:
-            (self._folder / TIMESTAMP_SIGNATURE).write_bytes(signer.sign(answer))
+def stamp(folder: Path, answer: bytes, signer: Signer | None) -> None:
+    """Add what a time stamp authority answered, and a signature over that."""
+    (folder / TIMESTAMP).write_bytes(answer)
+    if signer is not None:
+        (folder / TIMESTAMP_SIGNATURE).write_bytes(signer.sign(answer))
 
 
 @contextmanager
-def drafted(folder: Path) -> Iterator[Draft]:
-    """Make a bundle: what is written within the block stands in `folder` after it, or nothing does.
+def drafted(folder: Path) -> Iterator[Path]:
+    """Yield a folder to make a bundle in: after the block it is `folder`, or nothing is left of it.
 
     Raises:
         Refused: something is in the folder.
@@ -102,7 +98,7 @@ def drafted(folder: Path) -> Iterator[Draft]:
     try:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
-        yield Draft(unfinished)
+        yield unfinished
         require_free(folder)
         if folder.exists():
             folder.rmdir()

@@ -29,7 +29,6 @@ from rekey.core.distribution import DISTRIBUTION, installed_version
 from rekey.declaration.migration import Declared
 from rekey.errors import ConfigurationError, Findings, Moved, Refused, RekeyError, SecretMissing
 from rekey.evidence import bag, contents, note, timestamp
-from rekey.evidence.bag import drafted, require_free
 from rekey.evidence.keys import Signer
 from rekey.evidence.log import problems_of, signed_over
 from rekey.evidence.report import render
@@ -96,7 +95,7 @@ def export(
         Findings: the audit log does not hold together, or a file would hold a secret.
         RekeyError: the key, the authority or the disk failed. Nothing is left of the bundle.
     """
-    require_free(folder)
+    bag.require_free(folder)
     script_id = declared.script_id
     _require_known(state, declared)
     key_id = "" if signer is None else signer.public.key_id
@@ -121,11 +120,11 @@ def export(
         "rekey": installed_version(),
     }
     info = {"External-Identifier": script_id, "Bag-Group-Identifier": checkpoint.checkpoint.log}
-    with drafted(folder) as draft:
-        draft.write(files, info)
-        made = draft.state(predicate, signer)
+    with bag.drafted(folder) as unfinished:
+        bag.write(unfinished, files, info)
+        made = bag.state(unfinished, predicate, signer)
         if authority is not None:
-            draft.stamp(timestamp.ask(authority, made.data), signer)
+            bag.stamp(unfinished, timestamp.ask(authority, made.data), signer)
     done = Exported(
         script_id=script_id,
         files=len(bag.names(folder)),

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rekey.core.progress import Progress
@@ -35,35 +35,28 @@ class Compared:
     Attributes:
         table: the table.
         what: `source`, `target`, or `expected`: what the source's rows give for it.
-        recorded, found: content digests; `recorded` is "" where none is told, `found` "" without a table.
+        recorded_digest: "" where none is told.
+        found_digest: "" without a table.
         recorded_rows, found_rows: row counts.
     """
 
     table: str
     what: str
-    recorded: str
-    found: str
+    recorded_digest: str
+    found_digest: str
     recorded_rows: int
     found_rows: int
 
     @property
     def is_equal(self) -> bool:
         """Tell whether it is what it was; where no digest is told, whether there are as many rows."""
-        if not self.found:
+        if not self.found_digest:
             return False
-        return self.found_rows == self.recorded_rows and self.recorded in ("", self.found)
+        return self.found_rows == self.recorded_rows and self.recorded_digest in ("", self.found_digest)
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object."""
-        return {
-            "table": self.table,
-            "what": self.what,
-            "recorded_digest": self.recorded,
-            "found_digest": self.found,
-            "recorded_rows": self.recorded_rows,
-            "found_rows": self.found_rows,
-            "equal": self.is_equal,
-        }
+        return {**asdict(self), "equal": self.is_equal}
 
 
 def last_full(files: Mapping[str, bytes]) -> dict[str, Any]:

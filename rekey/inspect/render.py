@@ -9,13 +9,14 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from rekey.inspect.confidence import Share
 from rekey.inspect.order import Order
 from rekey.inspect.report import Inspection, KeyReport
 from rekey.present.text import KEYS_ARE_SHOWN, field, report, size
 
-_LABEL = 16
+_field = partial(field, width=16)
 _PROPERTIES_SHOWN = 30
 _VERDICTS = {
     Order.APPEND: "append-only: rows go after the last one",
@@ -108,7 +109,3 @@ def _properties(found: Inspection) -> Iterator[str]:
         yield from _field(f"  {use.name}", f"{types}, {rows}{varies}")
     if len(found.properties) > _PROPERTIES_SHOWN:
         yield from _field("", f"and {len(found.properties) - _PROPERTIES_SHOWN:,} more properties")
-
-
-def _field(label: str, text: str) -> list[str]:
-    return field(label, text, _LABEL)

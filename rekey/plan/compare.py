@@ -9,7 +9,7 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rekey.plan.portrait import Portrait
@@ -42,10 +42,7 @@ def comparison_json(plan: Plan) -> dict[str, Any]:
     """Return the comparison as JSON-able data, without keys."""
     return {
         "designs": [one.script_id for one in plan.migrations],
-        "lines": [
-            {"section": line.section, "what": line.what, "values": list(line.values)}
-            for line in comparison(plan)
-        ],
+        "lines": [asdict(line) for line in comparison(plan)],
     }
 
 

@@ -78,16 +78,14 @@ def _largest(portrait: Portrait) -> str:
 
 def _lengths(source: Portrait, target: Portrait, key: str) -> str:
     lows = range(0, max([*source.lengths[key], *target.lengths[key]], default=0) + 1, LENGTH_STEP)
-    series = _series(
-        (source, target), lambda one: _percentages([one.lengths[key].get(low, 0) for low in lows]), ", %"
-    )
+
+    def percentages(one: Portrait) -> list[float]:
+        counts = [one.lengths[key].get(low, 0) for low in lows]
+        return [round(100 * count / max(1, sum(counts)), 1) for count in counts]
+
+    series = _series((source, target), percentages, ", %")
     labels = [f"{low} to {low + LENGTH_STEP - 1}" for low in lows]
     return columns(labels, series, f"Lengths of the {key}", "characters", narrow=True)
-
-
-def _percentages(counts: Sequence[int]) -> list[float]:
-    total = sum(counts)
-    return [round(100 * count / total, 1) if total else 0.0 for count in counts]
 
 
 def _fills(portrait: Portrait) -> str:

@@ -19,14 +19,14 @@ from rekey.plan.advice.facts import Advice
 from rekey.plan.advice.rating import Rated
 from rekey.plan.estimate import ASSUMED_REQUEST_SECONDS
 from rekey.plan.result import CollisionGroup, Estimate, MigrationPlan, Money, Plan, Problem
-from rekey.present.text import KEYS_ARE_SHOWN, WIDTH, counted, duration, report, size, table
+from rekey.present.text import KEYS_ARE_SHOWN, WIDTH, counted, duration, field, report, size, table
 from rekey.present.text import wrapped as wrapped_text
 from rekey.project.prices import amount_text
 
-_LABEL = 14
 _SEVERITY = 8
 _COLLISIONS_SHOWN = 5
 
+_field = partial(field, width=14)
 wrapped = partial(wrapped_text, break_long_words=True)  # a key may be wider than a line
 
 
@@ -259,10 +259,6 @@ def _verdict(plan: Plan) -> Iterator[str]:
         yield f"{said}. `rekey apply` would refuse or stop: mend the errors first."
     else:
         yield f"{said or 'No problems'}. Nothing was written; `rekey apply` begins."
-
-
-def _field(label: str, text: str) -> list[str]:
-    return wrapped(text, first=f"{label:<{_LABEL}}")
 
 
 def _labelled(label: str, text: str, begin: str = "") -> list[str]:
