@@ -15,10 +15,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from rekey.declaration.migration import Declared
-from rekey.evidence import bag, contents, keyfiles, note, statement
-from rekey.evidence.checkpoints import checkpoint_over
+from rekey.evidence import bag, contents, note, signing, statement
 from rekey.evidence.export import export, record_verified
 from rekey.evidence.keys import Ed25519Signer, PublicKey, Signer
+from rekey.evidence.log import checkpoint_over
 from rekey.evidence.verify import Trusted, Verdict, verify
 from rekey.model import Row
 from rekey.project.config import Config
@@ -41,7 +41,7 @@ def with_key(folder: Path) -> PublicKey:
     """Give a project a key that signs its evidence; return its public half."""
     with (folder / "rekey.toml").open("a", encoding="utf-8") as file:
         file.write('[evidence]\nkey_file = "evidence.pem"\n')
-    return keyfiles.make_key(folder / "evidence.pem")
+    return signing.make_key(folder / "evidence.pem")
 
 
 def exported(rekey: Commands, name: str = "bundle") -> Path:
@@ -102,7 +102,7 @@ def restated(folder: Path, signer: Signer | None, **said: Any) -> None:
 def forge(signer: Signer, folder: Path, lines: Sequence[bytes]) -> None:
     """Make a whole bundle of other events, signed by somebody: what passes for whoever trusts his key."""
     events = [json.loads(line) for line in lines]
-    head = checkpoint_over(lines, hashlib.sha256(lines[0]).hexdigest())
+    head = checkpoint_over(lines)
     made = {
         contents.EVENTS: b"".join(line + b"\n" for line in lines),
         contents.CHECKPOINT: note.signed(head, signer.public, signer.sign).text.encode(),

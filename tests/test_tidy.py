@@ -273,7 +273,7 @@ def test_pages_escape_by_the_one_function_that_spells_controls_out() -> None:
     escaping = {
         name_of(path)
         for path in python_files("rekey")
-        if any(among(name, {"html", "xml.sax.saxutils"}) for name in imports_of(path))
+        if any(among(name, {"html", "jinja2", "markupsafe", "xml.sax.saxutils"}) for name in imports_of(path))
     }
     assert escaping == {"rekey/present/page.py"}
 
@@ -375,7 +375,21 @@ REGISTRIES = re.compile(
     r"https?://[^/\s\"]*(?:pypi|registry|pythonhosted|npmjs|artifact|index)[^/\s\"]*", re.I
 )
 UNFINISHED = re.compile(r"\b(?:TODO|FIXME|XXX|HACK|WIP)\b")
-TEXT_FILES = {".py", ".md", ".toml", ".sql", ".json", ".yml", ".yaml", ".cfg", ".txt", ".sh", ".svg", ""}
+TEXT_FILES = {
+    ".py",
+    ".md",
+    ".toml",
+    ".sql",
+    ".json",
+    ".yml",
+    ".yaml",
+    ".cfg",
+    ".txt",
+    ".sh",
+    ".svg",
+    ".html",
+    "",
+}
 SKIPPED_FOLDERS = {
     ".git",
     ".venv",
@@ -427,7 +441,7 @@ def test_lines_of_documents_end_cleanly() -> None:
     untidy = [
         f"{name}:{number}"
         for name, text in texts()
-        if name.endswith((".md", ".py", ".sql", ".toml"))
+        if name.endswith((".md", ".py", ".sql", ".toml", ".html"))
         for number, line in enumerate(text.split("\n"), 1)
         if line != line.rstrip() or "\t" in line
     ]

@@ -18,9 +18,10 @@ import click
 
 from rekey.cli.project import Project, open_project, open_session
 from rekey.cli.shell import EXECUTOR, Shell, command
-from rekey.cli.text import bullets, next_lines, phase_line, wrapped
+from rekey.cli.text import bullets, next_lines, phase_line
 from rekey.errors import ExitCode, Findings, GateClosed
 from rekey.phases import GATED, Phase
+from rekey.present.text import wrapped
 
 if TYPE_CHECKING:
     from rekey.declaration.migration import Declared

@@ -74,7 +74,7 @@ def keygen(shell: Shell, file: Path) -> ExitCode:
 
     Hand the public half to whoever checks, before there is anything to check. Overwrites nothing.
     """
-    from rekey.evidence.keyfiles import make_key, public_path
+    from rekey.evidence.signing import make_key, public_path
 
     key = make_key(file)
     lines = [
@@ -299,15 +299,15 @@ def _compared(recorded: dict[str, Any], found: list[Compared]) -> list[str]:
     lines = [f"verified on {recorded['finished_at']}; now:"]
     names = {"source": "source", "target": "target", "expected": "what the source gives for"}
     for one in found:
-        if not one.found:
+        if not one.found_digest:
             said = "NOT there"
         elif one.is_equal:
-            said = "the same" if one.recorded else "as many rows (too few for its digest to be told)"
+            said = "the same" if one.recorded_digest else "as many rows (too few for its digest to be told)"
         else:
             said = f"ANOTHER, {one.recorded_rows:,} rows then"
         lines.append(f"  {names[one.what]} {one.table}: {one.found_rows:,} rows, {said}")
-        lines += [f"    then  {one.recorded}"] if one.recorded else []
-        lines += [f"    now   {one.found}"] if one.found else []
+        lines += [f"    then  {one.recorded_digest}"] if one.recorded_digest else []
+        lines += [f"    now   {one.found_digest}"] if one.found_digest else []
     return lines
 
 

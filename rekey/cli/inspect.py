@@ -38,8 +38,8 @@ def inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> ExitCode:
     """
     from rekey.inspect.render import inspection_text
     from rekey.plan.advice.advise import advise
-    from rekey.plan.advice.render import advice_lines
     from rekey.plan.as_json import advice_json
+    from rekey.plan.render import advice_lines
 
     problem = table_name_problem(table)
     if problem is not None:

@@ -28,7 +28,7 @@ from rekey.cli.plan import plan
 from rekey.cli.rehearse import rehearse
 from rekey.cli.retire import retire
 from rekey.cli.rollback import rollback
-from rekey.cli.shell import WIDTH, Shell, Surroundings
+from rekey.cli.shell import Shell, Surroundings
 from rekey.cli.status import status
 from rekey.cli.steer import pause, resume, throttle
 from rekey.cli.stress import stress
@@ -36,6 +36,7 @@ from rekey.cli.verify import verify
 from rekey.core import logs
 from rekey.core.distribution import installed_version
 from rekey.errors import ExitCode, RekeyError
+from rekey.present.text import WIDTH
 
 
 class _InOrder(click.Group):

@@ -19,9 +19,10 @@ import click
 from rekey.cli.asking import keys_in, naming, queries_of, refuse_telling, require_one, require_reason
 from rekey.cli.project import Project, open_project, open_session
 from rekey.cli.shell import Shell, command
-from rekey.cli.text import moment, wrapped
+from rekey.cli.text import moment
 from rekey.errors import ExitCode, Findings
 from rekey.phases import Phase
+from rekey.present.text import wrapped
 
 if TYPE_CHECKING:
     from rekey.declaration.migration import Declared

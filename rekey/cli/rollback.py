@@ -12,9 +12,10 @@ import click
 
 from rekey.cli.project import open_project, open_session
 from rekey.cli.shell import Shell, command
-from rekey.cli.text import next_lines, wrapped
+from rekey.cli.text import next_lines
 from rekey.errors import ExitCode
 from rekey.phases import ControlPhase, Phase
+from rekey.present.text import wrapped
 
 
 @command(

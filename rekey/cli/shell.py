@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from rekey.project.config import Config
     from rekey.tables.base import Accounts
 
-WIDTH = 100
 CONFIG_VARIABLE = "REKEY_CONFIG"
 DEFAULT_CONFIG_PATH = "rekey.toml"
 

@@ -17,9 +17,10 @@ import click
 
 from rekey.cli.project import Project, open_project
 from rekey.cli.shell import Shell, command
-from rekey.cli.text import duration, field, moment, next_lines, wrapped
+from rekey.cli.text import field, moment, next_lines
 from rekey.errors import ExitCode
 from rekey.phases import ControlPhase
+from rekey.present.text import duration, wrapped
 
 if TYPE_CHECKING:
     from rekey.declaration.migration import Declared

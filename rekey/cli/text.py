@@ -1,18 +1,18 @@
-"""Text for people.
+"""How commands show fields, phases and what comes next.
 
 Rules kept here:
 
-* At most 100 columns; labels stand in one column, one indent in.
+* Labels stand in one column, one indent in.
 * A command that is to be typed stands on a line of its own and is never wrapped.
 """
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from rekey.cli.shell import WIDTH, Shell
+from rekey.cli.shell import Shell
+from rekey.present.text import duration, wrapped
 
 if TYPE_CHECKING:
     from rekey.state.models import PhaseRun
@@ -22,36 +22,14 @@ LABEL = 14
 _TICKS = 10_000_000
 
 
-def wrapped(text: str, *, first: str = "", rest: str = "") -> list[str]:
-    """Return text in lines; the first begins with `first`, the others with `rest`."""
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=first,
-        subsequent_indent=rest,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-
-
 def field(label: str, text: str) -> list[str]:
     """Return a labelled text, indented."""
-    return wrapped(text, first=f"  {label:<{LABEL}}", rest=" " * (LABEL + 2))
+    return wrapped(text, first=f"  {label:<{LABEL}}")
 
 
 def bullets(texts: Iterable[str]) -> list[str]:
     """Return one item a line, longer ones wrapped."""
-    return [line for text in texts for line in wrapped(text, first="    - ", rest="      ")]
-
-
-def duration(seconds: float) -> str:
-    """Return a duration as people say it: `0.4 s`, `12 s`, `3 min`, `5 h`, `2 d`."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    for limit, unit, size in ((120, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):
-        if seconds < limit:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds / 86_400:.0f} d"
+    return [line for text in texts for line in wrapped(text, first="    - ")]
 
 
 def moment(text: str) -> str:

@@ -30,8 +30,7 @@ def keys_for(shell: Shell, files: Sequence[Path], folder: Path) -> list[PublicKe
     Raises:
         ConfigurationError: no key is given, and no project here exported this.
     """
-    from rekey.evidence.keyfiles import read_public
-    from rekey.evidence.signing import open_signer
+    from rekey.evidence.signing import open_signer, read_public
 
     if files:
         return [read_public(path) for path in files]

@@ -1,1 +1,1 @@
-"""Evidence: what an auditor can check without trusting whoever ran the migration's machine."""
+"""Evidence: what an auditor can check without trusting the machine that ran the migration."""

@@ -1,13 +1,13 @@
-"""A bundle on disk: a BagIt bag with the statement beside its manifests.
+"""A bundle on disk: a BagIt bag with the statement next to its manifests.
 
 Rules kept here:
 
-* A bundle appears whole or not at all: it is made in a folder beside and moved into its place. A folder that
-  holds anything is never written to.
-* The bag (RFC 8493) is what archives know; it proves nothing against somebody who makes it again. The
+* A bundle appears whole or not at all: it is made in a folder next to its place and moved there. A folder
+  that holds anything is never written to.
+* The bag (RFC 8493) is what archives know; it proves nothing against those who make it again. The
   statement does, and it covers the bag's manifests, too.
 * Only plain files belong to a bundle, and only those that are named here. Links, devices, empty folders and
-  whatever else somebody put there (a `rekey.toml`, a key) are none of it.
+  other files that were put there (a `rekey.toml`, a key) are none of it.
 """
 
 from __future__ import annotations
@@ -56,78 +56,67 @@ def require_free(folder: Path) -> None:
         )
 
 
-class Draft:
-    """A bundle that is being made. Call `write`, `state`, perhaps `stamp`, then `publish`; or `discard`."""
+def write(folder: Path, files: Mapping[str, bytes], info: Mapping[str, str]) -> None:
+    """Write the payload of a bundle and make it a bag.
 
-    def __init__(self, folder: Path) -> None:
-        """Take where the bundle is to stand. Raises Refused when something is there."""
+    Args:
+        folder: where it is made (`drafted`).
+        files: by path below `data/`.
+        info: what `bag-info.txt` says.
+    """
+    for name, data in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    with _old_calls():
+        bagit.make_bag(str(folder), dict(info), checksums=["sha256"])
+
+
+def state(folder: Path, predicate: Mapping[str, Any], signer: Signer | None) -> Envelope:
+    """Write the statement over every file and return its envelope."""
+    made = signed(Statement(digests(folder), predicate), signer)
+    (folder / STATEMENT).write_bytes(made.data)
+    return made
+
+
+def stamp(folder: Path, answer: bytes, signer: Signer | None) -> None:
+    """Add what a time stamp authority answered, and a signature over that."""
+    (folder / TIMESTAMP).write_bytes(answer)
+    if signer is not None:
+        (folder / TIMESTAMP_SIGNATURE).write_bytes(signer.sign(answer))
+
+
+@contextmanager
+def drafted(folder: Path) -> Iterator[Path]:
+    """Yield a folder to make a bundle in: after the block it is `folder`, or nothing is left of it.
+
+    Raises:
+        Refused: something is in the folder.
+        ConfigurationError, MachineFailed: it cannot be written.
+    """
+    unfinished = folder.with_name(f".{folder.name}.unfinished")
+    try:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        yield unfinished
         require_free(folder)
-        self.folder = folder
-        self._beside = folder.with_name(f".{folder.name}.unfinished")
-
-    def write(self, files: Mapping[str, bytes], info: Mapping[str, str]) -> None:
-        """Write the payload and make it a bag.
-
-        Args:
-            files: by path below `data/`.
-            info: what `bag-info.txt` says.
-        """
-        try:
-            shutil.rmtree(self._beside, ignore_errors=True)
-            self._beside.mkdir(parents=True)
-            for name, data in files.items():
-                path = self._beside / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(data)
-            with _old_calls():
-                bagit.make_bag(str(self._beside), dict(info), checksums=["sha256"])
-        except (OSError, bagit.BagError) as error:
-            raise self._failed(error) from None
-
-    def state(self, predicate: Mapping[str, Any], signer: Signer | None) -> Envelope:
-        """Write the statement over every file and return its envelope."""
-        made = signed(Statement(digests(self._beside), predicate), signer)
-        self._put(STATEMENT, made.data)
-        return made
-
-    def stamp(self, answer: bytes, signer: Signer | None) -> None:
-        """Add what a time stamp authority answered, and a signature over that."""
-        self._put(TIMESTAMP, answer)
-        if signer is not None:
-            self._put(TIMESTAMP_SIGNATURE, signer.sign(answer))
-
-    def publish(self) -> None:
-        """Move the bundle into its place."""
-        require_free(self.folder)
-        try:
-            if self.folder.exists():
-                self.folder.rmdir()
-            self._beside.rename(self.folder)
-        except OSError as error:
-            raise self._failed(error) from None
-
-    def discard(self) -> None:
-        """Remove what is unfinished. Idempotent."""
-        shutil.rmtree(self._beside, ignore_errors=True)
-
-    def _put(self, name: str, data: bytes) -> None:
-        try:
-            (self._beside / name).write_bytes(data)
-        except OSError as error:
-            raise self._failed(error) from None
-
-    def _failed(self, error: Exception) -> MachineFailed | ConfigurationError:
-        if isinstance(error, PermissionError | NotADirectoryError):
-            return ConfigurationError(
-                f"{self.folder} cannot be written",
-                kept="everything; nothing was exported",
-                hint="name a folder that this user can make",
-            )
-        return MachineFailed(
-            f"the bundle {self.folder} could not be written ({type(error).__name__})",
+        if folder.exists():
+            folder.rmdir()
+        unfinished.rename(folder)
+    except (PermissionError, NotADirectoryError):
+        raise ConfigurationError(
+            f"{folder} cannot be written",
+            kept="everything; nothing was exported",
+            hint="name a folder that this user can make",
+        ) from None
+    except (OSError, bagit.BagError) as error:
+        raise MachineFailed(
+            f"the bundle {folder} could not be written ({type(error).__name__})",
             kept="everything; nothing was exported",
             hint="make room on the disk, then export again",
-        )
+        ) from None
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 @contextmanager

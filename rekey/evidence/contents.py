@@ -15,14 +15,13 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import rfc8785
 
 from rekey.evidence import merkle, note
 from rekey.state.audit import expressible
-from rekey.state.models import MigrationRecord, PhaseRun, Segment, StoredCheckpoint
+from rekey.state.models import MigrationRecord, PhaseRun, Segment
 
 EVENTS = "audit/events.jsonl"
 CHECKPOINT = "audit/checkpoint"
@@ -46,56 +45,6 @@ _HARMLESS = re.compile(r"\d{1,20}|\d{4}-\d\d-\d\d[T ][\d:.]{8,18}Z?|true|false",
 
 Event = Mapping[str, Any]
 """An event as its line says it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """What a bundle is made from.
-
-    Attributes:
-        script_id, title: the migration, and the first line of its script's doc string.
-        declaration: its canonical JSON.
-        script: the script's text.
-        plan: the plan it began with, as kept; None when that is not known.
-        lines: all events of the state file, as lines.
-        checkpoint: over all of them.
-        earlier: the checkpoints before.
-        state: `snapshot`.
-        versions: what ran.
-    """
-
-    script_id: str
-    title: str
-    declaration: bytes = field(repr=False)
-    script: bytes = field(repr=False)
-    plan: bytes | None = field(repr=False)
-    lines: Sequence[bytes] = field(repr=False)
-    checkpoint: note.Note
-    earlier: Sequence[StoredCheckpoint]
-    state: Mapping[str, Any]
-    versions: Mapping[str, Any]
-
-
-def files(source: Source, events: Sequence[Event]) -> dict[str, bytes]:
-    """Return the files of a bundle, the report excepted, by path.
-
-    Args:
-        source: what it is made from.
-        events: `source.lines`, read.
-    """
-    found = {
-        EVENTS: b"".join(line + b"\n" for line in source.lines),
-        CHECKPOINT: source.checkpoint.text.encode(),
-        EARLIER: b"".join(as_json(_stored(one)) + b"\n" for one in source.earlier),
-        PROOFS: as_json(proofs(source.script_id, source.lines, events, source.checkpoint.checkpoint)),
-        DECLARATION: source.declaration,
-        SCRIPT: source.script,
-        GATES: as_json(told(events, source.script_id, "gate")),
-        RECONCILIATION: as_json(told(events, source.script_id, "verification")),
-        STATE: as_json(source.state),
-        VERSIONS: as_json(source.versions),
-    }
-    return found if source.plan is None else {**found, PLAN: source.plan}
 
 
 def told(events: Iterable[Event], script_id: str, kind: str) -> list[dict[str, Any]]:
@@ -172,7 +121,3 @@ def snapshot(
 def as_json(value: Any) -> bytes:
     """Return RFC 8785 JSON."""
     return rfc8785.dumps(expressible(value))
-
-
-def _stored(one: StoredCheckpoint) -> dict[str, Any]:
-    return {"size": one.size, "at": one.at, "note": one.note, "remark": one.remark}

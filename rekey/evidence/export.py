@@ -5,7 +5,7 @@ Rules kept here:
 * No service is asked, and no table is read: what is exported was recorded when it happened.
 * The audit log is checked first; one that does not hold together is not exported.
 * That it is exported is an event, too, before the checkpoint is made; that it was written, with the hash of
-  its statement, is another one behind it, which the bundle does not hold.
+  its statement, is another one after it, which the bundle does not hold.
 * Before a bundle is written all its files are searched for the secrets and account keys that this
   configuration names: a script that holds one is refused, not handed to an auditor.
 """
@@ -28,10 +28,9 @@ from typing import Any
 from rekey.core.distribution import DISTRIBUTION, installed_version
 from rekey.declaration.migration import Declared
 from rekey.errors import ConfigurationError, Findings, Moved, Refused, RekeyError, SecretMissing
-from rekey.evidence import bag, contents, timestamp
-from rekey.evidence.bag import Draft, require_free
-from rekey.evidence.checkpoints import problems_of, signed_over
+from rekey.evidence import bag, contents, note, timestamp
 from rekey.evidence.keys import Signer
+from rekey.evidence.log import problems_of, signed_over
 from rekey.evidence.report import render
 from rekey.evidence.verify import Verdict
 from rekey.migration.opening import read_wrapping
@@ -44,7 +43,6 @@ from rekey.state.models import PLAN_FACT
 from rekey.state.store import State
 
 EXPORTING = "evidence-export"
-PURPOSES = ("backfill",)
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 _CONNECTION_STRING = re.compile(
     rb"(?i)AccountKey=[A-Za-z0-9+/]{20}|SharedAccessSignature=|[?&]sig=[^&\s]{20}"
@@ -56,16 +54,14 @@ class Exported:
     """A bundle that was written.
 
     Attributes:
-        folder: where it is.
         script_id: the migration.
         files: how many files it has.
         events: how many events of the audit log it holds.
         statement_sha256: of the statement's file.
-        key_id: of the key that signed, "" when nobody did.
+        key_id: of the key that signed, "" when it is not signed.
         stamped: whether an authority stamped it.
     """
 
-    folder: Path
     script_id: str
     files: int
     events: int
@@ -99,31 +95,37 @@ def export(
         Findings: the audit log does not hold together, or a file would hold a secret.
         RekeyError: the key, the authority or the disk failed. Nothing is left of the bundle.
     """
-    require_free(folder)
+    bag.require_free(folder)
     script_id = declared.script_id
     _require_known(state, declared)
     key_id = "" if signer is None else signer.public.key_id
     state.audit(EXPORTING, script_id, {"signed": signer is not None, "key_id": key_id})
     events = state.audit_events()
     checkpoint = signed_over(events, signer)
-    source = _source(declared, state, events, checkpoint)
+    files = _files(declared, state, events, checkpoint)
     state.add_checkpoint(len(events), checkpoint.text, f"{script_id}: evidence exported")
-    read = [json.loads(line) for line in source.lines]
-    files = contents.files(source, read)
-    files[contents.REPORT] = render(files).encode()
     _refuse_secrets(config, files)
-    draft = Draft(folder)
-    try:
-        draft.write(files, _info(source))
-        stamped = authority is not None
-        made = draft.state(_predicate(declared, source, read[-1]["at"], signer, stamped=stamped), signer)
+    stamped = authority is not None
+    known = json.loads(files[contents.STATE])
+    predicate = {
+        "script_id": script_id,
+        "title": declared.doc.partition("\n")[0],
+        "run_id": known["migration"] and known["migration"]["run_id"],
+        "declaration_sha256": declared.digest,
+        "exported_at": events[-1].at,
+        "phases": known["phases"],
+        "log": checkpoint.checkpoint.named,
+        "key": None if signer is None else signer.public.named,
+        "stamped": stamped,
+        "rekey": installed_version(),
+    }
+    info = {"External-Identifier": script_id, "Bag-Group-Identifier": checkpoint.checkpoint.log}
+    with bag.drafted(folder) as unfinished:
+        bag.write(unfinished, files, info)
+        made = bag.state(unfinished, predicate, signer)
         if authority is not None:
-            draft.stamp(timestamp.ask(authority, made.data), signer)
-        draft.publish()
-    finally:
-        draft.discard()
+            bag.stamp(unfinished, timestamp.ask(authority, made.data), signer)
     done = Exported(
-        folder=folder,
         script_id=script_id,
         files=len(bag.names(folder)),
         events=len(events),
@@ -131,7 +133,9 @@ def export(
         key_id=key_id,
         stamped=stamped,
     )
-    _record(state, done)
+    # An event after the bundle, which cannot hold it.
+    details = {"statement_sha256": done.statement_sha256, "signed": bool(key_id), "key_id": key_id}
+    state.audit(EVIDENCE_EXPORTED, script_id, {**details, "events": len(events), "stamped": stamped})
     return done
 
 
@@ -159,20 +163,6 @@ def record_verified(state: State, verdict: Verdict) -> bool:
     return True
 
 
-def _info(source: contents.Source) -> dict[str, str]:
-    """Return what `bag-info.txt` says."""
-    log = source.checkpoint.checkpoint.log
-    return {"External-Identifier": source.script_id, "Bag-Group-Identifier": log}
-
-
-def _record(state: State, done: Exported) -> None:
-    """Record that a bundle was written; the bundle itself cannot hold this."""
-    details = {"statement_sha256": done.statement_sha256, "signed": bool(done.key_id), "key_id": done.key_id}
-    state.audit(
-        EVIDENCE_EXPORTED, done.script_id, {**details, "events": done.events, "stamped": done.stamped}
-    )
-
-
 def _require_known(state: State, declared: Declared) -> None:
     """Refuse what nothing can be shown of."""
     events = state.audit_events()
@@ -198,31 +188,43 @@ def _require_known(state: State, declared: Declared) -> None:
         )
 
 
-def _source(
-    declared: Declared, state: State, events: Sequence[AuditEvent], checkpoint: Any
-) -> contents.Source:
+def _files(
+    declared: Declared, state: State, events: Sequence[AuditEvent], checkpoint: note.Note
+) -> dict[str, bytes]:
+    """Return the files of a bundle, by path below `data/`."""
     script_id = declared.script_id
+    lines = [event.line() for event in events]
+    read = [json.loads(line) for line in lines]
     ids = set(state.ledger_ids())
     facts = state.facts(script_id)
     plan = facts.pop(PLAN_FACT, None)
-    return contents.Source(
-        script_id=script_id,
-        title=declared.doc.partition("\n")[0],
-        declaration=declared.migration.canonical_json().encode(),
-        script=_script(declared.path),
-        plan=None if plan is None else plan.encode(),
-        lines=[event.line() for event in events],
-        checkpoint=checkpoint,
-        earlier=state.checkpoints(),
-        state=contents.snapshot(
-            state.migration(script_id),
-            [str(phase) for phase in ORDER if ledger_id(script_id, phase) in ids],
-            state.phase_runs(script_id),
-            [one for purpose in PURPOSES for one in state.segments(script_id, purpose, keys=False)],
-            facts,
-        ),
-        versions=versions(state.schema_version),
+    snapshot = contents.snapshot(
+        state.migration(script_id),
+        [str(phase) for phase in ORDER if ledger_id(script_id, phase) in ids],
+        state.phase_runs(script_id),
+        state.segments(script_id, "backfill", keys=False),
+        facts,
     )
+    proofs = contents.proofs(script_id, lines, read, checkpoint.checkpoint)
+    earlier = [
+        {"size": one.size, "at": one.at, "note": one.note, "remark": one.remark}
+        for one in state.checkpoints()
+    ]
+    files = {
+        contents.EVENTS: b"".join(line + b"\n" for line in lines),
+        contents.CHECKPOINT: checkpoint.text.encode(),
+        contents.EARLIER: b"".join(contents.as_json(one) + b"\n" for one in earlier),
+        contents.PROOFS: contents.as_json(proofs),
+        contents.DECLARATION: declared.migration.canonical_json().encode(),
+        contents.SCRIPT: _script(declared.path),
+        contents.GATES: contents.as_json(contents.told(read, script_id, "gate")),
+        contents.RECONCILIATION: contents.as_json(contents.told(read, script_id, "verification")),
+        contents.STATE: contents.as_json(snapshot),
+        contents.VERSIONS: contents.as_json(versions(state.schema_version)),
+    }
+    if plan is not None:
+        files[contents.PLAN] = plan.encode()
+    return {**files, contents.REPORT: render(files).encode()}
 
 
 def versions(schema: int) -> dict[str, Any]:
@@ -243,24 +245,6 @@ def versions(schema: int) -> dict[str, Any]:
         "sqlite": sqlite_version(),
         "state_schema": schema,
         "packages": found,
-    }
-
-
-def _predicate(
-    declared: Declared, source: contents.Source, at: str, signer: Signer | None, *, stamped: bool
-) -> dict[str, Any]:
-    record = source.state["migration"]
-    return {
-        "script_id": source.script_id,
-        "title": source.title,
-        "run_id": None if record is None else record["run_id"],
-        "declaration_sha256": declared.digest,
-        "exported_at": at,
-        "phases": source.state["phases"],
-        "log": source.checkpoint.checkpoint.named,
-        "key": None if signer is None else signer.public.named,
-        "stamped": stamped,
-        "rekey": source.versions["rekey"],
     }
 
 
@@ -298,18 +282,12 @@ def _secrets(config: Config) -> list[bytes]:
             with suppress(SecretMissing):
                 found.append(read_wrapping(wrapping))
     for name in config.secrets:
-        try:
+        with suppress(RekeyError):
             found.append(resolve_secret(config, name))
-        except RekeyError:
-            continue
     for account in (config.tables, config.restricted):
-        try:
-            key = account_key(account)
-        except RekeyError:
-            continue
-        if key is not None:
-            found.append(key.encode())
-    return found
+        with suppress(RekeyError):
+            found.append((account_key(account) or "").encode())
+    return list(filter(None, found))
 
 
 def forms(secret: bytes) -> list[bytes]:

@@ -3,7 +3,7 @@
 Rules kept here:
 
 * A key is known by the SHA-256 of its public half in SPKI form (`key_id`). Who checks brings the public half
-  along: no bundle holds it, so that nobody takes it from there.
+  along: no bundle holds it, so that it cannot be taken from there.
 * Ed25519 signs the bytes themselves; P-256 signs their SHA-256, and its signature is DER.
 * No repr holds a private key.
 """
@@ -30,7 +30,7 @@ class PublicKey:
 
     Attributes:
         key: the key.
-        origin: where it was had from, for whoever reads a verdict; "" when nobody said.
+        origin: where it is from, for the reader of a verdict; "" when that is not known.
     """
 
     key: Ed25519PublicKey | ec.EllipticCurvePublicKey = field(repr=False)

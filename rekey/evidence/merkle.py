@@ -5,7 +5,7 @@ Rules kept here:
 * The hash of a leaf is SHA-256(0x00 ‖ leaf), of a node SHA-256(0x01 ‖ left ‖ right), of no leaves SHA-256().
 * A tree of n leaves splits at the largest power of two below n. Hashing level by level, with a last odd hash
   carried up as it is, gives the same root; that is how it is computed here and in `docs/verify-by-hand.md`.
-* An inclusion proof lists the hashes beside the way from a leaf to the root, lowest first.
+* An inclusion proof lists the sibling hashes on the way from a leaf to the root, lowest first.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def is_included(leaf: bytes, index: int, size: int, proof: Sequence[bytes], expe
         if index % 2 == 1 or index + 1 < size:
             if not left:
                 return False
-            beside = left.pop(0)
-            found = node_hash(beside, found) if index % 2 else node_hash(found, beside)
+            sibling = left.pop(0)
+            found = node_hash(sibling, found) if index % 2 else node_hash(found, sibling)
         index, size = index // 2, (size + 1) // 2
     return not left and found == expected_root
 
@@ -69,8 +69,8 @@ def _levels(leaves: Sequence[bytes]) -> list[list[bytes]]:
 def _proof(levels: Sequence[Sequence[bytes]], index: int) -> list[bytes]:
     proof = []
     for level in levels[:-1]:
-        beside = index ^ 1
-        if beside < len(level):
-            proof.append(level[beside])
+        sibling = index ^ 1
+        if sibling < len(level):
+            proof.append(level[sibling])
         index //= 2
     return proof

@@ -8,7 +8,7 @@ Rules kept here:
 * A signature line is `— name base64(key id ‖ signature)`. Ed25519 (type 1) signs the text; its key id is the
   beginning of SHA-256(name ‖ 0x0A ‖ 0x01 ‖ public key). ECDSA on P-256 (type 2) has a DER signature over the
   text's SHA-256; its key id is the beginning of SHA-256 of the public key in SPKI form.
-* A checkpoint that nobody signed has no signature lines, and ends behind its text.
+* A checkpoint that is not signed has no signature lines, and ends after its text.
 * A note is accepted in exactly the form in which it is written here: another byte anywhere is found.
 """
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -52,8 +53,8 @@ class Note:
 
     Attributes:
         checkpoint: what it says.
-        key_id: four bytes, b"" when nobody signed.
-        signature: b"" when nobody signed.
+        key_id: four bytes, b"" when it is not signed.
+        signature: b"" when it is not signed.
     """
 
     checkpoint: Checkpoint
@@ -79,9 +80,9 @@ class Note:
         return right_id and key.verifies(self.signature, self.checkpoint.text.encode())
 
 
-def log_name(first_event_hash: str) -> str:
-    """Return the name of the log that begins with an event."""
-    return LOG_PREFIX + first_event_hash[:_HASH_DIGITS]
+def log_name(first_line: bytes) -> str:
+    """Return the name of the log that begins with this line."""
+    return LOG_PREFIX + hashlib.sha256(first_line).hexdigest()[:_HASH_DIGITS]
 
 
 def signed(checkpoint: Checkpoint, key: PublicKey, sign: Callable[[bytes], bytes]) -> Note:

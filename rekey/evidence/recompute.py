@@ -13,8 +13,9 @@ Rules kept here:
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rekey.core.progress import Progress
@@ -34,35 +35,28 @@ class Compared:
     Attributes:
         table: the table.
         what: `source`, `target`, or `expected`: what the source's rows give for it.
-        recorded, found: content digests; `recorded` is "" where none is told, `found` "" without a table.
+        recorded_digest: "" where none is told.
+        found_digest: "" without a table.
         recorded_rows, found_rows: row counts.
     """
 
     table: str
     what: str
-    recorded: str
-    found: str
+    recorded_digest: str
+    found_digest: str
     recorded_rows: int
     found_rows: int
 
     @property
     def is_equal(self) -> bool:
         """Tell whether it is what it was; where no digest is told, whether there are as many rows."""
-        if not self.found:
+        if not self.found_digest:
             return False
-        return self.found_rows == self.recorded_rows and self.recorded in ("", self.found)
+        return self.found_rows == self.recorded_rows and self.recorded_digest in ("", self.found_digest)
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object."""
-        return {
-            "table": self.table,
-            "what": self.what,
-            "recorded_digest": self.recorded,
-            "found_digest": self.found,
-            "recorded_rows": self.recorded_rows,
-            "found_rows": self.found_rows,
-            "equal": self.is_equal,
-        }
+        return {**asdict(self), "equal": self.is_equal}
 
 
 def last_full(files: Mapping[str, bytes]) -> dict[str, Any]:
@@ -96,83 +90,57 @@ async def recompute(
         ServiceError: a table could not be read. One that is not there is a difference.
     """
     tables = recorded["tables"]
-    given = Given(mapper, recorded)
-    source = await read(service, recorded["source"], frozenset(), progress, given)
-    found = [
-        Compared(
-            recorded["source"],
-            "source",
-            recorded["source_digest"],
-            _digest(source),
-            recorded["source_rows"],
-            _rows(source),
-        )
-    ]
-    for number, one in enumerate(tables):
+    expected = [BucketSums() for _ in tables]
+    adders = [sums.adder(_digester(one)) for sums, one in zip(expected, tables, strict=True)]
+
+    def map_again(row: Row) -> None:
+        """Add what a source row gives; one that the mapping refuses gives nothing, now as then."""
         if mapper is not None:
-            found.append(_compared(one, "expected", given.sums[number] if source else None))
-        left_out = frozenset(one["not_compared"])
-        found.append(_compared(one, "actual", await read(service, one["table"], left_out, progress, None)))
+            with suppress(RowRefused):
+                for number, target in mapper.map(row):
+                    adders[number](target)
+
+    name = recorded["source"]
+    source = await _read(service, name, digester(name, frozenset()), progress, map_again)
+    found = [_compared(name, "source", recorded["source_digest"], recorded["source_rows"], source)]
+    for one, sums in zip(tables, expected, strict=True):
+        name = one["table"]
+        if mapper is not None:
+            given = None if source is None else sums
+            found.append(_compared(name, "expected", one["expected_digest"], one["expected_rows"], given))
+        actual = await _read(service, name, _digester(one), progress)
+        found.append(_compared(name, "target", one["actual_digest"], one["actual_rows"], actual))
     return found
 
 
-class Given:
-    """What the source's rows give, added up while they are read."""
-
-    def __init__(self, mapper: Mapper | None, recorded: Mapping[str, Any]) -> None:
-        """Take the mapping (None: rows give nothing) and what the verification was of."""
-        self._mapper = mapper
-        self.sums = [BucketSums() for _ in recorded["tables"]]
-        self._adders = [
-            sums.adder(digester(one["table"], frozenset(one["not_compared"])))
-            for sums, one in zip(self.sums, recorded["tables"], strict=True)
-        ]
-
-    def add(self, row: Row) -> None:
-        """Add what one source row gives; one that the mapping refuses gives nothing, now as then."""
-        if self._mapper is None:
-            return
-        try:
-            mapped = self._mapper.map(row)
-        except RowRefused:
-            return
-        for number, target in mapped:
-            self._adders[number](target)
+def _digester(table: Mapping[str, Any]) -> Callable[[Row], bytes]:
+    return digester(table["table"], frozenset(table["not_compared"]))
 
 
-async def read(
-    service: TableService, name: str, without: frozenset[str], progress: Progress, given: Given | None
+async def _read(
+    service: TableService,
+    name: str,
+    digest: Callable[[Row], bytes],
+    progress: Progress,
+    see: Callable[[Row], None] | None = None,
 ) -> BucketSums | None:
-    """Return the sums of a table's rows, None when there is no such table."""
+    """Return the sums of a table's rows, None when there is no such table; `see` is shown each row."""
     sums = BucketSums()
-    add = sums.adder(digester(name, without))
+    add = sums.adder(digest)
     try:
         with progress.task(f"read {name}") as advance:
             async for page in service.table(name).scan():
                 for row in page.rows:
                     add(row)
-                    if given is not None:
-                        given.add(row)
+                    if see is not None:
+                        see(row)
                 advance(len(page.rows))
     except (TableMissing, TableBeingDeleted):
         return None
     return sums
 
 
-def _compared(recorded: Mapping[str, Any], side: str, sums: BucketSums | None) -> Compared:
-    return Compared(
-        recorded["table"],
-        "target" if side == "actual" else side,
-        recorded[f"{side}_digest"],
-        _digest(sums),
-        recorded[f"{side}_rows"],
-        _rows(sums),
-    )
-
-
-def _digest(sums: BucketSums | None) -> str:
-    return "" if sums is None else sums.content_digest()
-
-
-def _rows(sums: BucketSums | None) -> int:
-    return 0 if sums is None else sums.rows
+def _compared(table: str, what: str, digest: str, rows: int, sums: BucketSums | None) -> Compared:
+    if sums is None:
+        return Compared(table, what, digest, "", rows, 0)
+    return Compared(table, what, digest, sums.content_digest(), rows, sums.rows)

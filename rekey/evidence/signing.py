@@ -1,14 +1,29 @@
-"""Which key signs: what the configuration says, opened."""
+"""The keys that sign and check evidence: which one is configured, and the PEM files that they stand in.
+
+Rules kept here:
+
+* A private key is read when a command begins, so that a missing one is said before anything is done. No
+  message holds anything of it.
+* Nothing is overwritten: a key that signed something is needed as long as that must be checked.
+"""
 
 from __future__ import annotations
 
-from rekey.evidence.keyfiles import read_private
-from rekey.evidence.keys import Signer
+from pathlib import Path
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from rekey.errors import ConfigurationError
+from rekey.evidence.keys import Ed25519Signer, PublicKey, Signer
 from rekey.project.config import Config
+from rekey.project.privatefiles import write_private
 
 
 def open_signer(config: Config) -> Signer | None:
-    """Return who signs evidence, None when no key is configured.
+    """Return what signs evidence, None when no key is configured.
 
     Raises:
         ConfigurationError: the key file cannot be read or holds no Ed25519 key; the Key Vault client is not
@@ -20,3 +35,86 @@ def open_signer(config: Config) -> Signer | None:
 
         return KeyVaultSigner(key.key_vault)
     return None if key.key_file is None else read_private(key.key_file)
+
+
+def read_private(path: Path) -> Ed25519Signer:
+    """Read an Ed25519 private key in PEM form.
+
+    Raises:
+        ConfigurationError: absent, unreadable, encrypted, or of another kind.
+    """
+    make = "make one with `rekey evidence keygen`, or `openssl genpkey -algorithm ed25519`"
+    try:
+        found = serialization.load_pem_private_key(_read(path, "private", make), password=None)
+    except TypeError:
+        raise ConfigurationError(
+            f"the evidence key {path} is encrypted",
+            hint="store it without a passphrase, readable by its owner only, or use a key in Key Vault",
+        ) from None
+    except (ValueError, UnsupportedAlgorithm):
+        raise ConfigurationError(
+            f"the evidence key {path} is not a private key in PEM form", hint=make
+        ) from None
+    if not isinstance(found, Ed25519PrivateKey):
+        raise ConfigurationError(f"the evidence key {path} is not an Ed25519 key", hint=make)
+    return Ed25519Signer(found)
+
+
+def read_public(path: Path) -> PublicKey:
+    """Read the public half of an Ed25519 or P-256 key in PEM form. Raises ConfigurationError."""
+    cure = "give the file that was handed over as the public key, `-----BEGIN PUBLIC KEY-----`"
+    try:
+        found = serialization.load_pem_public_key(_read(path, "public", cure))
+    except (ValueError, UnsupportedAlgorithm):
+        raise ConfigurationError(f"{path} is not a public key in PEM form", hint=cure) from None
+    if isinstance(found, Ed25519PublicKey) or (
+        isinstance(found, ec.EllipticCurvePublicKey) and isinstance(found.curve, ec.SECP256R1)
+    ):
+        return PublicKey(found, f"the file {path}")
+    raise ConfigurationError(f"{path} is neither an Ed25519 nor a P-256 key", hint=cure)
+
+
+def make_key(path: Path) -> PublicKey:
+    """Make an Ed25519 key: `path` holds the private half (0600), `path` with `.pub` the public one.
+
+    Raises:
+        ConfigurationError: one of the files is there already, or cannot be written. Nothing is overwritten.
+    """
+    private = Ed25519PrivateKey.generate()
+    public = PublicKey(private.public_key())
+    pem = private.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    public_file = public_path(path)
+    try:
+        if public_file.exists():
+            raise FileExistsError
+        write_private(path, pem)
+        with public_file.open("xb") as file:  # a file or link that came meanwhile is not written through
+            file.write(public.pem)
+    except FileExistsError:
+        raise ConfigurationError(
+            f"there is a key at {path} already",
+            kept="it, unchanged",
+            hint="go on using it, or name another file; what it signed is checked with its public half",
+        ) from None
+    except OSError as error:
+        raise ConfigurationError(
+            f"the key {path} cannot be written ({error.strerror or 'I/O error'})",
+            hint="name a file in a folder that this user can write to",
+        ) from None
+    return public
+
+
+def public_path(path: Path) -> Path:
+    """Return where the public half of a key stands: `key.pem` has `key.pub.pem` next to it."""
+    return path.with_name(f"{path.stem}.pub{path.suffix}")
+
+
+def _read(path: Path, what: str, cure: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(
+            f"the {what} key {path} cannot be read ({error.strerror or 'I/O error'})", hint=cure
+        ) from None

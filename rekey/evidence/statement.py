@@ -6,8 +6,8 @@ Rules kept here:
   envelope itself and the time stamp over it. A file that it does not name does not belong to the bundle.
 * What is signed is the DSSE pre-authentication encoding
   `DSSEv1 SP len(type) SP type SP len(body) SP body` (https://github.com/secure-systems-lab/dsse).
-* An envelope has one signature, or none when nobody signed. It stands as RFC 8785 JSON, and is accepted in no
-  other form: another byte anywhere in its file is found.
+* An envelope has one signature, or none when no key is configured. It stands as RFC 8785 JSON, and is
+  accepted in no other form: another byte anywhere in its file is found.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A body with at most one signature. `key_id` and `signature` are empty when nobody signed."""
+    """A body with at most one signature. `key_id` and `signature` are empty when it is not signed."""
 
     body: bytes = field(repr=False)
     key_id: str = ""

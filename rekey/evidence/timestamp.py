@@ -1,11 +1,11 @@
-"""RFC 3161 time stamps: somebody else says that the statement existed at a time.
+"""RFC 3161 time stamps: a third party says that the statement existed at a time.
 
 Rules kept here:
 
 * The stamp is over the SHA-256 of the envelope's file. A nonce ties the answer to the request; the answer is
   held against the statement before it is kept.
 * An authority does not sign every byte of its answer (versions, an algorithm's name). So the holder of the
-  evidence key signs the answer as it came, in a file beside it.
+  evidence key signs the answer as it came, in a file next to it.
 * Who checks brings along the authority's root certificate; the ones in the answer prove nothing.
 * The authority is asked over http or https; its answer is signed either way. Only the hash travels.
 """

@@ -3,12 +3,12 @@
 Rules kept here:
 
 * Nothing of the bundle is trusted before its statement is: the key, an authority's root and an earlier
-  checkpoint come from whoever checks. No code of the bundle runs.
+  checkpoint come from the auditor. No code of the bundle runs.
 * All is looked at, and all that is wrong is told: one finding does not hide the next. That a file cannot be
   read, nested as it may be, is a finding, too.
 * What the statement says of its signer, its log and its time stamp is held against them: a time stamp that
   was announced and taken away is found.
-* A bundle that nobody signed is never right, only whole.
+* A bundle without a signature is never right, only whole.
 * The same checks can be made by hand (`docs/verify-by-hand.md`).
 """
 
@@ -22,13 +22,12 @@ from typing import Any
 
 from rekey.errors import ConfigurationError
 from rekey.evidence import bag, contents, log, note, statement, timestamp
-from rekey.evidence.checkpoints import checkpoint_over
 from rekey.evidence.keys import PublicKey
 
 
 @dataclass(frozen=True, slots=True)
 class Trusted:
-    """What whoever checks brings along.
+    """What an auditor brings along.
 
     Attributes:
         keys: public keys, any of which may have signed.
@@ -43,14 +42,6 @@ class Trusted:
     earlier: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something that is not as it must be: a stable code, and one sentence."""
-
-    code: str
-    what: str
-
-
 @dataclass(slots=True)
 class Verdict:
     """What was found.
@@ -60,13 +51,13 @@ class Verdict:
         checked: what was checked and holds, a sentence each.
         predicate: what the statement says the bundle is about; {} when it cannot be read.
         statement_sha256: of the statement's file, "" when there is none.
-        key_id: of the key that signed, in full; "" when nobody did or by none of those given.
+        key_id: of the key that signed, in full; "" when there is no signature, or none by those given.
         key_origin: where that key was had from.
         signed: whether anybody signed.
         stamped_at: when an authority stamped it; None when there is no stamp, or it was not checked.
     """
 
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[log.Finding] = field(default_factory=list)
     checked: list[str] = field(default_factory=list)
     predicate: dict[str, Any] = field(default_factory=dict)
     statement_sha256: str = ""
@@ -82,13 +73,13 @@ class Verdict:
 
     def wrong(self, code: str, what: str) -> None:
         """Note what is wrong."""
-        self.findings.append(Finding(code, what))
+        self.findings.append(log.Finding(code, what))
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object."""
         return {
             "right": self.is_right,
-            "findings": [{"code": one.code, "what": one.what} for one in self.findings],
+            "findings": [one._asdict() for one in self.findings],
             "checked": list(self.checked),
             "about": self.predicate,
             "statement_sha256": self.statement_sha256,
@@ -143,7 +134,7 @@ def _statement(folder: Path, trusted: Trusted, verdict: Verdict) -> statement.En
     elif envelope.is_signed:
         verdict.wrong("signature", "the statement is not signed by a key that was given")
     else:
-        verdict.wrong("unsigned", "nobody signed the statement: whoever can write the files can make it")
+        verdict.wrong("unsigned", "the statement is not signed: anyone who can write the files can make it")
     return envelope
 
 
@@ -180,11 +171,9 @@ def _log(files: dict[str, bytes], trusted: Trusted, verdict: Verdict) -> None:
         verdict.wrong("log-unreadable", "the audit log is not whole")
         return
     events, checkpoint, earlier, proofs = (files[name] for name in names)
-    for code, what in log.problems(events, checkpoint, earlier, proofs, trusted.keys):
-        verdict.wrong(code, what)
+    verdict.findings += log.problems(events, checkpoint, earlier, proofs, trusted.keys)
     if trusted.earlier is not None:
-        for code, what in log.problems_with_kept(events, trusted.earlier, trusted.keys):
-            verdict.wrong(code, what)
+        verdict.findings += log.problems_with_kept(events, trusted.earlier, trusted.keys)
     if len(verdict.findings) == before:
         size = note.parsed(checkpoint.decode()).checkpoint.size
         verdict.checked.append(f"{size:,} events are those that the checkpoints cover")
@@ -201,31 +190,21 @@ def _consistent(files: dict[str, bytes], verdict: Verdict) -> None:
     for name, kind in ((contents.GATES, "gate"), (contents.RECONCILIATION, "verification")):
         if files.get(name) != contents.as_json(contents.told(events, script_id, kind)):
             verdict.wrong("not-as-logged", f"{name} is not what the audit log says")
-    _digest_of(contents.DECLARATION, "phase-begun", "digest", files, events, verdict)
-    if contents.PLAN in files:
-        _digest_of(contents.PLAN, "planned", "plan_sha256", files, events, verdict)
+    for name, kind, member in (
+        (contents.DECLARATION, "phase-begun", "digest"),
+        (contents.PLAN, "planned", "plan_sha256"),
+    ):
+        said = contents.told(events, script_id, kind)
+        expected = name in files or name in contents.ALWAYS
+        if expected and said and said[-1].get(member) != hashlib.sha256(files.get(name, b"")).hexdigest():
+            verdict.wrong("not-as-logged", f"{name} is not the one that the audit log names")
     if verdict.predicate and verdict.predicate.get("script_id") != script_id:
         verdict.wrong("not-as-logged", "the statement is about another migration than the audit log's end")
-    lines = log.lines_of(files[contents.EVENTS])
-    head = checkpoint_over(lines, hashlib.sha256(lines[0]).hexdigest())
+    head = log.checkpoint_over(log.lines_of(files[contents.EVENTS]))
     if verdict.predicate and verdict.predicate.get("log") != head.named:
         verdict.wrong("not-as-stated", "the statement is about another audit log than the one that is here")
     if len(verdict.findings) == before:
         verdict.checked.append("declaration, plan, gates and verifications are those of the audit log")
-
-
-def _digest_of(
-    name: str,
-    kind: str,
-    member: str,
-    files: dict[str, bytes],
-    events: Sequence[contents.Event],
-    verdict: Verdict,
-) -> None:
-    """Hold a file against the digest that the newest event of a kind gives."""
-    said = contents.told(events, str(events[-1]["script_id"]), kind)
-    if said and said[-1].get(member) != hashlib.sha256(files.get(name, b"")).hexdigest():
-        verdict.wrong("not-as-logged", f"{name} is not the one that the audit log names")
 
 
 def _stamp(folder: Path, trusted: Trusted, verdict: Verdict) -> None:
@@ -240,7 +219,12 @@ def _stamp(folder: Path, trusted: Trusted, verdict: Verdict) -> None:
                 "timestamp", "there is no time stamp, and a root certificate was given to check one"
             )
         return
-    _stamp_signed(folder, trusted, verdict)
+    # An authority's answer has bytes that it does not sign; the holder of the key signed all of it.
+    signature = folder / bag.TIMESTAMP_SIGNATURE
+    if verdict.signed or signature.exists():
+        by_key = signature.read_bytes() if signature.is_file() else b""
+        if not any(key.verifies(by_key, path.read_bytes()) for key in trusted.keys):
+            verdict.wrong("timestamp", "the time stamp is not the one that the holder of the key put there")
     if trusted.ignore_timestamp:
         return
     if trusted.root is None:
@@ -255,14 +239,3 @@ def _stamp(folder: Path, trusted: Trusted, verdict: Verdict) -> None:
         return
     verdict.stamped_at = at.isoformat()
     verdict.checked.append(f"an authority saw the statement at {verdict.stamped_at}")
-
-
-def _stamp_signed(folder: Path, trusted: Trusted, verdict: Verdict) -> None:
-    """Hold the time stamp against its signature: an authority's answer has bytes that it does not sign."""
-    path = folder / bag.TIMESTAMP_SIGNATURE
-    if not verdict.signed and not path.exists():
-        return  # said already: nobody signed anything
-    signature = path.read_bytes() if path.is_file() else b""
-    answer = (folder / bag.TIMESTAMP).read_bytes()
-    if not any(key.verifies(signature, answer) for key in trusted.keys):
-        verdict.wrong("timestamp", "the time stamp is not the one that the holder of the key put there")

@@ -2,20 +2,20 @@
 
 Rules kept here:
 
-* At most 100 columns; an estimate carries `about`, a lower bound `at least`.
+* An estimate carries `about`, a lower bound `at least`.
 * Without `shows_keys` the text holds no key. With it the text says that it is for the operator's eyes.
 """
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
+from functools import partial
 
 from rekey.inspect.profile import Order
 from rekey.inspect.report import Inspection, KeyReport, Share
+from rekey.present.text import KEYS_ARE_SHOWN, field, report, size
 
-WIDTH = 100
-_LABEL = 16
+_field = partial(field, width=16)
 _PROPERTIES_SHOWN = 30
 _VERDICTS = {
     Order.APPEND: "append-only: rows go after the last one",
@@ -26,10 +26,8 @@ _VERDICTS = {
 
 
 def inspection_text(found: Inspection) -> str:
-    """Return an inspection as text of at most 100 columns, ending in a line break."""
-    lines: list[str] = []
-    if found.shows_keys:
-        lines += ["KEYS ARE SHOWN. For the operator's eyes only: do not store or send this text.", ""]
+    """Return an inspection as text, ending in a line break."""
+    lines = [KEYS_ARE_SHOWN, ""] if found.shows_keys else []
     lines += [found.inventory.table, "=" * max(20, len(found.inventory.table))]
     lines += _size(found)
     if found.rows_read:
@@ -37,7 +35,7 @@ def inspection_text(found: Inspection) -> str:
         lines += ["", *_key("PartitionKey", found.partition_key, "partitions")]
         lines += ["", *_key("RowKey", found.row_key, "rows")]
         lines += ["", *_properties(found)]
-    return "\n".join(line.rstrip() for line in lines) + "\n"
+    return report(lines)
 
 
 def _size(found: Inspection) -> Iterator[str]:
@@ -46,9 +44,9 @@ def _size(found: Inspection) -> Iterator[str]:
     about = "" if found.exact else "about "
     between = "" if found.exact else f" (likely between {low:,} and {high:,})"
     yield from _field("rows", f"{about}{rows.rows:,}{between}")
-    yield from _field("bytes", f"{about}{size_text(found.inventory.stored_bytes)}")
+    yield from _field("bytes", f"{about}{size(found.inventory.stored_bytes)}")
     yield from _field(
-        "largest row", f"{size_text(found.largest_row_bytes)}, {found.most_properties} properties at most"
+        "largest row", f"{size(found.largest_row_bytes)}, {found.most_properties} properties at most"
     )
     yield from _field("basis", found.inventory.basis + f"; {found.inventory.requests:,} requests")
 
@@ -110,25 +108,3 @@ def _properties(found: Inspection) -> Iterator[str]:
         yield from _field(f"  {use.name}", f"{types}, {rows}{varies}")
     if len(found.properties) > _PROPERTIES_SHOWN:
         yield from _field("", f"and {len(found.properties) - _PROPERTIES_SHOWN:,} more properties")
-
-
-def _field(label: str, text: str) -> list[str]:
-    width = max(_LABEL, len(label) + 1)
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=f"{label:<{width}}",
-        subsequent_indent=" " * _LABEL,
-        break_on_hyphens=False,
-        break_long_words=False,
-    )
-
-
-def size_text(number: int) -> str:
-    """Return a size as people say it."""
-    size = float(number)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
-        size /= 1024
-    return f"{size:,.1f} TiB"

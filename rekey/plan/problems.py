@@ -17,6 +17,7 @@ from rekey.declaration.migration import Declared
 from rekey.inspect.inventory import Inventory
 from rekey.model import TIMESTAMP
 from rekey.plan.result import Collisions, Problem, RefusedRows, TableFill, TableState
+from rekey.present.text import counted
 
 FEW_ROWS_PER_BATCH = 10.0
 WORTH_BATCHING_ROWS = 1_000
@@ -146,7 +147,7 @@ def row_problems(
             _error(
                 "collision",
                 f"{collisions.rows:,} {'source' if collisions.exact else 'sampled'} rows share"
-                f" {_count(collisions.keys, 'target key')}; every row needs a key of its own",
+                f" {counted(collisions.keys, 'target key')}; every row needs a key of its own",
                 "make the key expressions keep such rows apart, or mend the rows;"
                 " `rekey plan --exact --show-keys` lists their keys",
                 rows=collisions.rows,
@@ -262,7 +263,7 @@ def _refusal(refused: RefusedRows, inventory: Inventory) -> Problem:
     looked_at = "" if inventory.exact else f" of {inventory.rows.at_least:,} looked at"
     return _error(
         "row-refused",
-        f"{_count(refused.rows, 'row')}{looked_at} cannot be mapped: {refused.field}: {refused.problem}"
+        f"{counted(refused.rows, 'row')}{looked_at} cannot be mapped: {refused.field}: {refused.problem}"
         f" ({refused.code})",
         refused.cure,
         rows=refused.rows,
@@ -287,7 +288,3 @@ def _thin_batches(fill: TableFill) -> Problem:
         " or accept the requests: each is billed, and rows of different partitions are never atomic",
         rows=fill.rows,
     )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")

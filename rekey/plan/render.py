@@ -1,58 +1,61 @@
-"""A plan as text for an operator.
+"""A plan and its advice as text for an operator. Pure.
 
 Rules kept here:
 
-* At most 100 columns; figures right-aligned under each other; what is wrong comes last, where the eye rests.
+* What is wrong comes last, where the eye rests. What blocks says so; what was set aside stands there with its
+  reason.
 * An estimate carries `about`; a lower bound `at least`.
 * Without `shows_keys` the text holds no key. With it the text says that it is for the operator's eyes.
 """
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from rekey.core.severity import Severity
-from rekey.inspect.render import size_text
 from rekey.model import EntityKey
-from rekey.plan.advice.render import advice_lines, query_lines
+from rekey.plan.advice.facts import Advice
+from rekey.plan.advice.rating import Rated
 from rekey.plan.estimate import ASSUMED_REQUEST_SECONDS
-from rekey.plan.result import CollisionGroup, Estimate, Example, MigrationPlan, Money, NewKey, Plan, Problem
+from rekey.plan.result import CollisionGroup, Estimate, MigrationPlan, Money, Plan, Problem
+from rekey.present.text import KEYS_ARE_SHOWN, WIDTH, counted, duration, field, report, size, table
+from rekey.present.text import wrapped as wrapped_text
 from rekey.project.prices import amount_text
 
-WIDTH = 100
-_LABEL = 14
+_SEVERITY = 8
 _COLLISIONS_SHOWN = 5
+
+_field = partial(field, width=14)
+wrapped = partial(wrapped_text, break_long_words=True)  # a key may be wider than a line
 
 
 def plan_text(plan: Plan) -> str:
-    """Return a plan as text of at most 100 columns, ending in a line break."""
-    lines: list[str] = []
-    if plan.shows_keys:
-        lines += ["KEYS ARE SHOWN. For the operator's eyes only: do not store or send this text.", ""]
+    """Return a plan as text, ending in a line break."""
+    lines = [KEYS_ARE_SHOWN, ""] if plan.shows_keys else []
     for migration in plan.migrations:
         lines += _migration(migration, plan)
-    lines += _verdict(plan)
-    return "\n".join(line.rstrip() for line in lines) + "\n"
+    return report([*lines, *_verdict(plan)])
 
 
 def _migration(migration: MigrationPlan, plan: Plan) -> Iterator[str]:
-    yield from _wrapped(migration.script_id + (f": {migration.title}" if migration.title else ""))
+    yield from wrapped(migration.script_id + (f": {migration.title}" if migration.title else ""))
     yield "=" * min(WIDTH, max(len(migration.script_id), 20))
-    yield _field("declaration", f"sha256 {migration.basis.declaration[:16]}…")
+    yield from _field("declaration", f"sha256 {migration.basis.declaration[:16]}…")
     yield from _source(migration)
     for target in migration.basis.targets:
         state = "holds rows" if target.holds_rows else "exists" if target.exists else "will be made"
-        yield _field("target", f"{target.table} ({state})")
+        yield from _field("target", f"{target.table} ({state})")
     yield ""
     if migration.estimate is not None and migration.mapped_rows:
-        yield from _examples(migration.examples, plan)
+        yield from _examples(migration, plan)
         yield from _batches(migration)
-        yield from _requests(migration)
-        yield from _durations(migration)
+        yield from _requests(migration.estimate)
+        yield from _cost(migration.estimate)
+        yield from _durations(migration.estimate)
     if migration.queries:
         yield "Queries"
-        yield from (f"  {line}" if line else line for line in query_lines(migration.queries))
+        yield from _queries(migration.queries)
         yield ""
     yield from _problems(migration)
     if migration.advice:
@@ -63,121 +66,99 @@ def _migration(migration: MigrationPlan, plan: Plan) -> Iterator[str]:
 def _source(migration: MigrationPlan) -> Iterator[str]:
     inventory = migration.inventory
     if inventory is None:
-        yield _field("source", f"{migration.basis.source} (does not exist)")
+        yield from _field("source", f"{migration.basis.source} (does not exist)")
         return
     about = "" if inventory.exact else "about " if inventory.rows.settled else "at least about "
-    yield _field("source", inventory.table)
-    yield _field("rows", f"{about}{inventory.rows.rows:,}")
-    yield _field("bytes", f"{about}{size_text(inventory.stored_bytes)}")
     at_least = "" if inventory.exact else "at least "
     largest = f"the largest of {at_least}{inventory.largest_partition:,} rows"
-    yield _field("partitions", f"{at_least}{inventory.partitions:,}, {largest}")
-    yield from _wrapped(inventory.basis, first=f"{'basis':<{_LABEL}}", rest=" " * _LABEL)
+    yield from _field("source", inventory.table)
+    yield from _field("rows", f"{about}{inventory.rows.rows:,}")
+    yield from _field("bytes", f"{about}{size(inventory.stored_bytes)}")
+    yield from _field("partitions", f"{at_least}{inventory.partitions:,}, {largest}")
+    yield from _field("basis", inventory.basis)
 
 
-def _examples(examples: Sequence[Example], plan: Plan) -> Iterator[str]:
+def _examples(migration: MigrationPlan, plan: Plan) -> Iterator[str]:
     yield "Example rows" + ("" if plan.ids_hold else " (safe ids hold for this plan only)")
-    for example in examples:
+    for example in migration.examples:
         old = f"  {_key(example.old_key)}" if example.old_key is not None else ""
-        yield from _wrapped(f"{example.row_id}{old}", first="  ", rest="      ")
+        yield from wrapped(f"{example.row_id}{old}", first="  ", rest="      ")
         for new in example.new_keys:
-            yield from _wrapped(f"-> {_new_key(new)}", first="    ", rest="       ")
+            key = f"(PartitionKey of {new.partition_units}, RowKey of {new.row_units} characters)"
+            if new.new_key is not None:
+                key = _key(new.new_key)
+            yield from wrapped(f"{new.table} {new.row_id}  {key}", first="    -> ")
     yield ""
-
-
-def _new_key(new: NewKey) -> str:
-    if new.new_key is not None:
-        return f"{new.table} {new.row_id}  {_key(new.new_key)}"
-    lengths = f"PartitionKey of {new.partition_units}, RowKey of {new.row_units} characters"
-    return f"{new.table} {new.row_id}  ({lengths})"
 
 
 def _batches(migration: MigrationPlan) -> Iterator[str]:
     rows = [
         (
-            fill.table,
-            f"{fill.rows:,}",
-            f"{fill.batches:,}",
-            f"{fill.rows_per_batch:.1f}",
-            f"{at_least}{fill.partitions:,}",
-            f"{at_least}{fill.largest_partition:,}",
+            *(fill.table, f"{fill.rows:,}", f"{fill.batches:,}", f"{fill.rows_per_batch:.1f}"),
+            *(f"{at_least}{fill.partitions:,}", f"{at_least}{fill.largest_partition:,}"),
         )
         for fill in migration.fills
         for at_least in ("" if fill.partitions_exact else ">= ",)
     ]
-    yield from _table(
-        ("Target", "rows", "batches", "rows/batch", "partitions", "largest"), rows, ["", *[">"] * 5]
-    )
+    head = ("Target", "rows", "batches", "rows/batch", "partitions", "largest")
+    yield from table(head, rows, right=range(1, 6))
     yield ""
 
 
-def _requests(migration: MigrationPlan) -> Iterator[str]:
-    estimate = migration.estimate
-    if estimate is None:
-        return
+def _requests(estimate: Estimate) -> Iterator[str]:
     rows = [(phase, what, f"{count:,}", kinds) for phase, what, count, kinds in told_requests(estimate)]
     rows.append(("", "all", f"{estimate.requests_total:,}", ""))
-    yield from _table(("Phase", "requests", "count", "of kind"), rows, ["", "", ">", ""])
+    yield from table(("Phase", "requests", "count", "of kind"), rows, right={2})
     yield ""
-    yield from _cost(estimate)
 
 
 def told_requests(estimate: Estimate) -> list[tuple[str, str, int, str]]:
     """Return phase, purpose, number and kinds of the requests; what serves one purpose in one line."""
-    lines: dict[tuple[str, str], dict[str, int]] = {}
+    told: dict[tuple[str, str], dict[str, int]] = {}
     for one in estimate.requests:
-        lines.setdefault((one.phase, one.what), {})[one.kind.value] = one.count
-    return [
-        (phase, what, sum(kinds.values()), ", ".join(kinds) if len(kinds) > 1 else next(iter(kinds)))
-        for (phase, what), kinds in lines.items()
-    ]
+        told.setdefault((one.phase, one.what), {})[one.kind.value] = one.count
+    return [(phase, what, sum(kinds.values()), ", ".join(kinds)) for (phase, what), kinds in told.items()]
 
 
 def _cost(estimate: Estimate) -> Iterator[str]:
-    storage = estimate.storage
+    storage, money = estimate.storage, estimate.money
     if storage is None:
         return
     yield "Storage while both tables exist"
-    parts = (
-        f"source {size_text(storage.source_bytes)}, targets {size_text(storage.target_bytes)}, mapping"
-        f" {size_text(storage.mapping_bytes)}: {size_text(storage.added_bytes)} more than now, for about"
-        f" {storage.days:,.1f} days (expected duration and retention)"
+    yield from wrapped(
+        f"source {size(storage.source_bytes)}, targets {size(storage.target_bytes)}, mapping"
+        f" {size(storage.mapping_bytes)}: {size(storage.added_bytes)} more than now, for about"
+        f" {storage.days:,.1f} days (expected duration and retention)",
+        first="  ",
     )
-    yield from _wrapped(parts, first="  ", rest="  ")
-    yield ""
-    yield "Money"
-    money = estimate.money
+    yield from ("", "Money")
     if money is None:
         missing = ", ".join(estimate.prices_missing)
-        yield from _wrapped(
+        yield from wrapped(
             f"no prices: set {missing} under [prices] in rekey.toml. The Azure pricing page for Table"
             " Storage, or your bill, has them.",
             first="  ",
-            rest="  ",
         )
     else:
-        rows = [
-            (f"{name}", *(amount_text(amount, money.currency) for amount in amounts))
-            for name, amounts in money_lines(money)
-        ]
         head = ("", "batch billed as one", "batch billed by its rows")
-        yield from (f"  {line}" for line in _table(head, rows, ["", ">", ">"]))
+        yield from table(head, money_lines(money), right={1, 2}, indent="  ")
     yield ""
 
 
-def money_lines(money: Money) -> list[tuple[str, tuple[float, float]]]:
+def money_lines(money: Money) -> list[tuple[str, str, str]]:
     """Return what is paid for, with the amounts under both readings of how batches are billed."""
+    amounts = (
+        ("requests", money.batch_as_one, money.batch_each),
+        ("storage", money.storage, money.storage),
+        ("all", money.batch_as_one + money.storage, money.batch_each + money.storage),
+    )
     return [
-        ("requests", (money.batch_as_one, money.batch_each)),
-        ("storage", (money.storage, money.storage)),
-        ("all", (money.batch_as_one + money.storage, money.batch_each + money.storage)),
+        (name, amount_text(as_one, money.currency), amount_text(by_rows, money.currency))
+        for name, as_one, by_rows in amounts
     ]
 
 
-def _durations(migration: MigrationPlan) -> Iterator[str]:
-    estimate = migration.estimate
-    if estimate is None:
-        return
+def _durations(estimate: Estimate) -> Iterator[str]:
     rows = [
         (one.phase, _time(one.at_targets_s), _time(one.at_limits_s), one.at_limits_bound)
         for one in estimate.durations
@@ -185,24 +166,35 @@ def _durations(migration: MigrationPlan) -> Iterator[str]:
     quickest = sum(one.at_targets_s for one in estimate.durations)
     likely = sum(one.at_limits_s for one in estimate.durations)
     rows.append(("all", _time(quickest), _time(likely), ""))
-    yield from _table(("Phase", "at best", "expected", "bound by"), rows, ["", ">", ">", ""])
-    milliseconds = f"{ASSUMED_REQUEST_SECONDS * 1000:.0f} ms"
-    yield from _wrapped(
+    yield from table(("Phase", "at best", "expected", "bound by"), rows, right={1, 2})
+    yield from wrapped(
         "at best: at the service's targets (20,000 entities/s an account, 2,000/s a partition); expected:"
-        f" with the configured limits too, {milliseconds} a request assumed. Changes meanwhile come on top.",
+        f" with the configured limits too, {ASSUMED_REQUEST_SECONDS * 1000:.0f} ms a request assumed. Changes"
+        " meanwhile come on top.",
         first="  ",
-        rest="  ",
     )
     yield ""
+
+
+def _time(seconds: float) -> str:
+    return "< 1 s" if seconds < 1 else duration(seconds)
+
+
+def _queries(queries: Sequence[Rated]) -> Iterator[str]:
+    """Yield how each declared query is answered today and by the planned keys."""
+    for one in queries:
+        yield from wrapped(one.query.describe(), first="  ", rest=" " * 10)
+        yield from wrapped(one.today.describe(), first="    today    ")
+        yield from wrapped(one.planned.describe(), first="    planned  ")
 
 
 def _problems(migration: MigrationPlan) -> Iterator[str]:
     collisions = migration.collisions
     if collisions is not None:
         where = f"in all {migration.mapped_rows:,} rows" if collisions.exact else "in the rows sampled"
-        yield _field("collisions", f"{collisions.keys:,} {where}")
+        yield from _field("collisions", f"{collisions.keys:,} {where}")
         for group in collisions.first[:_COLLISIONS_SHOWN]:
-            yield from _wrapped(_collision(group), first="  ", rest="    ")
+            yield from wrapped(_collision(group), first="  ", rest="    ")
         if len(collisions.first) > _COLLISIONS_SHOWN:
             yield f"  and {collisions.keys - _COLLISIONS_SHOWN:,} more"
         yield ""
@@ -210,34 +202,47 @@ def _problems(migration: MigrationPlan) -> Iterator[str]:
         yield from _problem(problem)
     if migration.problems:
         yield ""
-    yield from _refused_keys(migration)
-
-
-def _refused_keys(migration: MigrationPlan) -> Iterator[str]:
-    """The keys of rows that cannot be mapped, when they were asked for."""
     for refused in migration.refused:
-        if refused.old_keys:
+        if refused.old_keys:  # they were asked for
             yield f"Rows refused with {refused.code} ({refused.field})"
             for row_id, key in zip(refused.row_ids, refused.old_keys, strict=True):
-                yield from _wrapped(f"{row_id}  {_key(key)}", first="  ", rest="      ")
+                yield from wrapped(f"{row_id}  {_key(key)}", first="  ", rest="      ")
             yield ""
 
 
 def _collision(group: CollisionGroup) -> str:
     more = f" and {group.rows - len(group.row_ids):,} more" if group.rows > len(group.row_ids) else ""
-    text = f"one key of {group.table}: rows {', '.join(group.row_ids)}{more}"
-    if group.old_keys:
-        text += ": " + ", ".join(map(_key, group.old_keys))
-    return text
+    keys = ": " + ", ".join(map(_key, group.old_keys)) if group.old_keys else ""
+    return f"one key of {group.table}: rows {', '.join(group.row_ids)}{more}{keys}"
 
 
 def _problem(problem: Problem) -> Iterator[str]:
-    label = f"{problem.severity.upper():<8}"
-    yield from _wrapped(f"{problem.code}: {problem.message}", first=label, rest=" " * 8)
+    yield from _labelled(problem.severity, f"{problem.code}: {problem.message}")
     if problem.row_ids:
         more = ", …" if problem.rows > len(problem.row_ids) else ""
-        yield from _wrapped(f"rows {', '.join(problem.row_ids)}{more}", first=" " * 8, rest=" " * 8)
-    yield from _wrapped(f"cure: {problem.cure}", first=" " * 8, rest=" " * 14)
+        yield from _labelled("", f"rows {', '.join(problem.row_ids)}{more}")
+    yield from _labelled("", problem.cure, "cure: ")
+
+
+def advice_lines(found: Sequence[Advice], *, with_today: bool = False) -> Iterator[str]:
+    """Yield advice in full; in one sentence each what is about today's keys, which the migration replaces.
+
+    Args:
+        found: the advice.
+        with_today: in full on today's keys, too: nothing is planned.
+    """
+    for one in found:
+        if one.today and not with_today and one.waived is None:
+            then = "; the planned keys answer this" if one.answered else "; the planned keys have it, too"
+            yield from _labelled(one.severity, f"{one.code}: {one.where}, today: {one.evidence}{then}")
+            continue
+        label = one.severity if one.waived is None else "waived"
+        yield from _labelled(label, f"{one.code}: {one.where}: {one.evidence}")
+        yield from _labelled("", one.reason, "why: ")
+        if one.waived is None:
+            yield from _labelled("", one.cure, "cure: ")
+        else:
+            yield from _labelled("", one.waived, "set aside: ")
 
 
 def _verdict(plan: Plan) -> Iterator[str]:
@@ -247,71 +252,19 @@ def _verdict(plan: Plan) -> Iterator[str]:
             counts[problem.severity] += 1
         for one in migration.advice:
             counts[Severity.NOTE if one.waived is not None else one.severity] += 1
-    errors = counts[Severity.ERROR]
-    said = ", ".join(
-        f"{number} {severity}{'' if number == 1 else 's'}" for severity, number in counts.items() if number
-    )
+    said = ", ".join(counted(number, severity) for severity, number in counts.items() if number)
     if not plan.migrations:
         yield "Nothing to plan: there is no migration script."
-    elif errors:
+    elif counts[Severity.ERROR]:
         yield f"{said}. `rekey apply` would refuse or stop: mend the errors first."
     else:
         yield f"{said or 'No problems'}. Nothing was written; `rekey apply` begins."
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], align: Sequence[str]) -> Iterator[str]:
-    widths = [max(len(line[column]) for line in [head, *rows]) for column in range(len(head))]
-    for line in [head, *rows]:
-        cells = (
-            f"{cell:{side or '<'}{width}}" for cell, side, width in zip(line, align, widths, strict=True)
-        )
-        yield from _clipped("  ".join(cells))
-
-
-def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return a table of texts whose cells are wrapped, two columns narrower than other text."""
-    first = min(34, max(len(line[0]) for line in [head, *rows]))
-    rest = (WIDTH - 2 - first) // (len(head) - 1) - 2
-    widths = [first, *([rest] * (len(head) - 1))]
-    lines = []
-    for line in [head, *rows]:
-        cells = [textwrap.wrap(cell, width) or [""] for cell, width in zip(line, widths, strict=True)]
-        for part in range(max(map(len, cells))):
-            parts = (cell[part] if part < len(cell) else "" for cell in cells)
-            lines.append("  ".join(f"{one:<{width}}" for one, width in zip(parts, widths, strict=True)))
-    return [line.rstrip() for line in lines]
-
-
-def _clipped(line: str) -> Iterator[str]:
-    line = line.rstrip()
-    if len(line) <= WIDTH:
-        yield line
-    else:
-        yield from _wrapped(line, rest="    ")
-
-
-def _field(label: str, text: str) -> str:
-    return f"{label:<{_LABEL}}{text}"
-
-
-def _wrapped(text: str, *, first: str = "", rest: str = "") -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+def _labelled(label: str, text: str, begin: str = "") -> list[str]:
+    """Return a text after a severity; `begin` stands before its first line, the others are indented by it."""
+    return wrapped(text, first=f"{label.upper():<{_SEVERITY}}{begin}")
 
 
 def _key(key: EntityKey) -> str:
     return f"({key.partition!r}, {key.row!r})"
-
-
-def _time(seconds: float) -> str:
-    if seconds < 1:
-        return "< 1 s"
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 120:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h {minutes:02d} min"
-    days, hours = divmod(hours, 24)
-    return f"{days} d {hours:02d} h"

@@ -1,41 +1,42 @@
-"""Plots as inline SVG: time lines, bars, columns, maps of load, lines. Pure.
+"""Plots as inline SVG: time lines, bars, columns, maps of load, steps. Pure.
 
 Rules kept here:
 
 * A plot is one `<svg>` that needs nothing from outside, scales with its column, and is told in words as well
-  (`<title>`, `<desc>`): whoever cannot see it loses nothing.
-* Colours are classes of the page's style, which has them for light and dark surroundings; they differ in
-  lightness, not in hue alone, so that a print in grey still tells them apart.
-* Every text is escaped.
+  (`<title>`, `<desc>`), for readers who cannot see it. Without anything to draw it is "".
+* Colours are classes of the page's style, which has them for light and dark surroundings.
+* Here is where shapes go; the template `plot.svg` makes markup of them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from datetime import datetime
+from typing import Any, NamedTuple
 
-from rekey.present.page import escape
+from rekey.present.page import markup
+from rekey.present.text import duration
 
 _WIDTH = 720
 _NARROW = 440
 _LABEL = 150
 _LABEL_CHARACTERS = 20
-_RIGHT = 90
+_CHARACTER = 6.6
+_ACROSS = _WIDTH - _LABEL - 90
+"""Room for bars, between their names and the figures after them."""
 _ROW = 26
 _TOP = 10
 _BAR = 14
 _AXIS = 30
 _LEAST = 2.0
 _TICKS = 4
-_WIDE_LANES = 16
+_MANY_LANES = 16
 DARK, LIGHT, WARN = "dark", "light", "warn"
 BEFORE, AFTER = "before", "after"
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """One bar of a time line: a name, when it began and ended, and whether it was carried out."""
 
     name: str
@@ -44,8 +45,7 @@ class Span:
     done: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
+class Pair(NamedTuple):
     """Two amounts to compare."""
 
     name: str
@@ -53,8 +53,7 @@ class Pair:
     second: int
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
+class Series(NamedTuple):
     """One of several amounts over the same labels: its name, its values, the class of its colour."""
 
     name: str
@@ -62,13 +61,77 @@ class Series:
     colour: str
 
 
-@dataclass(frozen=True, slots=True)
-class Lane:
+class Lane(NamedTuple):
     """One lane of a map: its name, and its amounts over time; `sums`: it sums up lanes that are not shown."""
 
     name: str
     values: Sequence[int]
     sums: bool = False
+
+
+class _Canvas:
+    """The shapes of one plot: tag, attributes, text."""
+
+    def __init__(self, width: int = _WIDTH) -> None:
+        self._width = width
+        self._shapes: list[tuple[str, dict[str, Any], str]] = []
+
+    def _put(self, tag: str, text: str, kind: str, **attributes: Any) -> None:
+        rounded = {
+            name.replace("_", "-"): round(value, 1) if isinstance(value, float) else value
+            for name, value in attributes.items()
+        }
+        self._shapes.append((tag, {**rounded, "class": kind}, text))
+
+    def rect(self, x: float, y: float, width: float, height: float, kind: str, **more: Any) -> None:
+        self._put("rect", "", kind, x=x, y=y, width=width, height=height, **more)
+
+    def text(self, x: float, y: float, text: str, anchor: str = "start", kind: str = "soft") -> None:
+        self._put("text", text, kind, x=x, y=y, text_anchor=anchor)
+
+    def line(self, x1: float, y1: float, x2: float, y2: float) -> None:
+        self._put("line", "", "grid", x1=x1, y1=y1, x2=x2, y2=y2)
+
+    def steps(self, points: Iterable[tuple[float, float]], colour: str) -> None:
+        """Put a line through points; the one of today is broad, so that the planned one is seen on it."""
+        joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        stroke = {"stroke": f"var(--{colour})", "stroke_width": 5 if colour == BEFORE else 2}
+        self._put("polyline", "", "", points=joined, fill="none", **stroke)
+
+    def label(self, text: str, top: float) -> None:
+        """Put the name of a row, cut when it is longer than its column; `<desc>` has it whole."""
+        shown = text if len(text) <= _LABEL_CHARACTERS else text[: _LABEL_CHARACTERS - 1] + "…"
+        self.text(_LABEL - 10, top + 11, shown, "end", kind="")
+
+    def bar(self, left: float, top: float, width: float, colour: str, figure: str) -> None:
+        """Put a bar and the figure after it."""
+        self.rect(left, top, width, _BAR, colour)
+        self.text(left + width + 6, top + 11, figure, kind="")
+
+    def legend(self, entries: Iterable[tuple[str, str]], left: float, top: float) -> None:
+        for name, colour in entries:
+            self.rect(left, top, 12, 12, colour, rx=2)
+            self.text(left + 18, top + 11, name, kind="")
+            left += 46 + _CHARACTER * len(name)
+
+    def times(self, times: Sequence[str], left: float, width: float, base: float) -> None:
+        """Put the labels of a time axis: as many as have room, each at the beginning of its column."""
+        room = max(map(len, times)) * 7 + 16
+        for column in range(0, len(times), max(1, math.ceil(room / width))):
+            if column * width <= len(times) * width - room + 16:
+                self.text(left + column * width, base, times[column])
+
+    def drawn(self, title: str, told: Iterable[str], height: float) -> str:
+        """Return the plot, as markup."""
+        return markup(
+            "plot.svg",
+            kind="wide" if self._width == _WIDTH else "narrow",
+            width=self._width,
+            height=int(height),
+            shapes=self._shapes,
+            title=title,
+            told="; ".join(told),
+        ).rstrip()
 
 
 def timeline(spans: Sequence[Span], title: str) -> str:
@@ -77,25 +140,20 @@ def timeline(spans: Sequence[Span], title: str) -> str:
         return ""
     first = min(span.begin for span in spans)
     whole = max((max(span.end for span in spans) - first).total_seconds(), 1e-3)
-    scale = (_WIDTH - _LABEL - _RIGHT) / whole
-    parts, told = [], []
+    plot, told = _Canvas(), []
     bottom = _TOP + len(spans) * _ROW
     for tick in range(_TICKS + 1):
-        at = _LABEL + (_WIDTH - _LABEL - _RIGHT) * tick / _TICKS
-        parts.append(f'<line x1="{at:.1f}" y1="{_TOP - 4}" x2="{at:.1f}" y2="{bottom}" class="grid"/>')
-        anchor = "middle" if tick else "start"
-        parts.append(_text(at, bottom + 16, f"+{duration(whole * tick / _TICKS)}", anchor))
+        at = _LABEL + _ACROSS * tick / _TICKS
+        plot.line(at, _TOP - 4, at, bottom)
+        plot.text(at, bottom + 16, f"+{duration(whole * tick / _TICKS)}", "middle" if tick else "start", "")
     for row, span in enumerate(spans):
-        top = _TOP + row * _ROW
-        seconds = (span.end - span.begin).total_seconds()
-        left = _LABEL + (span.begin - first).total_seconds() * scale
-        width = max(seconds * scale, _LEAST)
+        top, took = _TOP + row * _ROW, (span.end - span.begin).total_seconds()
+        left = _LABEL + (span.begin - first).total_seconds() * _ACROSS / whole
+        plot.label(span.name, top)
         colour = DARK if span.done else WARN
-        parts.append(_label(span.name, top))
-        parts.append(f'<rect x="{left:.1f}" y="{top}" width="{width:.1f}" height="{_BAR}" class="{colour}"/>')
-        parts.append(_text(left + width + 6, top + 11, duration(seconds)))
-        told.append(f"{span.name}: {duration(seconds)}" + ("" if span.done else ", not finished"))
-    return _svg(title, "; ".join(told), parts, bottom + _AXIS)
+        plot.bar(left, top, max(took * _ACROSS / whole, _LEAST), colour, duration(took))
+        told.append(f"{span.name}: {duration(took)}" + ("" if span.done else ", not finished"))
+    return plot.drawn(title, told, bottom + _AXIS)
 
 
 def pairs(amounts: Sequence[Pair], title: str, names: tuple[str, str]) -> str:
@@ -103,24 +161,17 @@ def pairs(amounts: Sequence[Pair], title: str, names: tuple[str, str]) -> str:
     if not amounts:
         return ""
     most = max(1, *(max(one.first, one.second) for one in amounts))
-    scale = (_WIDTH - _LABEL - _RIGHT) / most
-    parts, told, top = [], [], _TOP
+    plot, told, top = _Canvas(), [], _TOP
     for one in amounts:
-        parts.append(_label(one.name, top + 8))
-        for value, colour, name in ((one.first, DARK, names[0]), (one.second, LIGHT, names[1])):
-            width = max(value * scale, _LEAST if value else 0)
-            parts.append(
-                f'<rect x="{_LABEL}" y="{top}" width="{width:.1f}" height="{_BAR}" class="{colour}"/>'
-            )
-            parts.append(_text(_LABEL + width + 6, top + 11, f"{value:,}"))
+        plot.label(one.name, top + 8)
+        for value, colour, name in zip((one.first, one.second), (DARK, LIGHT), names, strict=True):
+            width = max(value * _ACROSS / most, _LEAST if value else 0)
+            plot.bar(_LABEL, top, width, colour, f"{value:,}")
             told.append(f"{one.name}, {name}: {value:,}")
             top += _BAR + 2
         top += 10
-    for number, (colour, name) in enumerate(zip((DARK, LIGHT), names, strict=True)):
-        left = _LABEL + number * 220
-        parts.append(f'<rect x="{left}" y="{top}" width="12" height="12" class="{colour}"/>')
-        parts.append(_text(left + 18, top + 11, name))
-    return _svg(title, "; ".join(told), parts, top + _AXIS)
+    plot.legend(zip(names, (DARK, LIGHT), strict=True), _LABEL, top)
+    return plot.drawn(title, told, top + _AXIS)
 
 
 def columns(
@@ -140,47 +191,41 @@ def columns(
         title: what it shows.
         across: what the labels are.
         values: write each column's value on top of it.
-        narrow: two such plots stand beside each other.
+        narrow: two such plots stand next to each other.
     """
-    if not labels or not series or not any(any(one.values) for one in series):
+    if not labels or not any(any(one.values) for one in series):
         return ""
     width = _NARROW if narrow else _WIDTH
+    plot = _Canvas(width)
     top, bottom, left, right = 26.0, 200.0 if narrow else 250.0, 52.0, width - 10.0
-    ticks = _nice(max(max(one.values) for one in series))
+    ticks = _round_ticks(max(max(one.values) for one in series))
     scale = (bottom - top) / ticks[-1]
-    parts = []
     for tick in ticks:
-        at = bottom - tick * scale
-        parts.append(f'<line x1="{left}" y1="{at:.1f}" x2="{right}" y2="{at:.1f}" class="grid"/>')
-        parts.append(_text(left - 8, at + 4, f"{tick:,}", "end", soft=True))
+        plot.line(left, bottom - tick * scale, right, bottom - tick * scale)
+        plot.text(left - 8, bottom - tick * scale + 4, f"{tick:,}", "end")
     slot = (right - left) / len(labels)
     bar = min(46.0, 0.78 * slot / len(series))
-    longest = max(map(len, labels)) * 6.6 + 10
-    every = max(1, math.ceil(longest / slot))
+    every = max(1, math.ceil((max(map(len, labels)) * _CHARACTER + 10) / slot))
     for number, label in enumerate(labels):
         middle = left + (number + 0.5) * slot
-        begin = middle - bar * len(series) / 2
         for place, one in enumerate(series):
             value = one.values[number]
             height = max(value * scale, _LEAST if value else 0.0)
-            x = begin + place * bar
-            parts.append(
-                f'<rect x="{x + 0.5:.1f}" y="{bottom - height:.1f}" width="{bar - 1:.1f}"'
-                f' height="{height:.1f}" rx="2" class="{one.colour}"/>'
-            )
+            x = middle + (place - len(series) / 2) * bar
+            plot.rect(x + 0.5, bottom - height, bar - 1, height, one.colour, rx=2)
             if values and value:
-                parts.append(_text(x + bar / 2, bottom - height - 5, _short(value), "middle"))
+                plot.text(x + bar / 2, bottom - height - 5, _short(value), "middle", kind="")
         if number % every == 0:
-            parts.append(_text(middle, bottom + 16, label, "middle", soft=True))
-    parts.append(_text((left + right) / 2, bottom + 34, across, "middle", soft=True))
+            plot.text(middle, bottom + 16, label, "middle")
+    plot.text((left + right) / 2, bottom + 34, across, "middle")
     if len(series) > 1:
-        parts += _legend(series, left, bottom + 50)
-    told = "; ".join(
+        plot.legend([(one.name, one.colour) for one in series], left, bottom + 50)
+    told = (
         f"{one.name}: "
         + ", ".join(f"{label}: {value:,}" for label, value in zip(labels, one.values, strict=True) if value)
         for one in series
     )
-    return _svg(title, told, parts, int(bottom + (64 if len(series) > 1 else 42)), width)
+    return plot.drawn(title, told, bottom + (64 if len(series) > 1 else 42))
 
 
 def heat(lanes: Sequence[Lane], times: Sequence[str], title: str, colour: str) -> str:
@@ -194,89 +239,55 @@ def heat(lanes: Sequence[Lane], times: Sequence[str], title: str, colour: str) -
     """
     if not lanes or not times:
         return ""
-    top, step, left = 8.0, 20.0 if len(lanes) <= _WIDE_LANES else 13.0, 110.0
-    width = (_WIDTH - 10 - left) / len(times)
+    plot = _Canvas()
+    top, step, left = 8.0, 20.0 if len(lanes) <= _MANY_LANES else 13.0, 110.0
+    across = _WIDTH - 10 - left
+    width = across / len(times)
     most = max([1, *(max(lane.values, default=0) for lane in lanes if not lane.sums)])
-    parts = []
+    told = [f"{len(times)} times from {times[0]} to {times[-1]}"]
     for row, lane in enumerate(lanes):
         y = top + row * step
-        parts.append(_text(left - 8, y + step / 2 + 3, lane.name, "end", soft=True))
-        parts.append(
-            f'<rect x="{left}" y="{y}" width="{_WIDTH - 10 - left:.1f}" height="{step - 3}" class="cell"'
-            ' fill-opacity="0.35"/>'
-        )
+        plot.text(left - 8, y + step / 2 + 3, lane.name, "end")
+        plot.rect(left, y, across, step - 3, "cell", fill_opacity="0.35")
         for column, value in enumerate(lane.values):
             if value:
-                # The root, so that little is seen beside much.
-                of = max(lane.values) * 2 if lane.sums else most
-                strength = 0.12 + 0.88 * (value / of) ** 0.5
-                parts.append(
-                    f'<rect x="{left + column * width:.2f}" y="{y}" width="{max(width - 0.6, 0.8):.2f}"'
-                    f' height="{step - 3}" class="{colour}" fill-opacity="{strength:.2f}"/>'
-                )
+                # The root, so that small amounts are seen next to large ones.
+                strength = 0.12 + 0.88 * (value / (max(lane.values) * 2 if lane.sums else most)) ** 0.5
+                x, cell = left + column * width, max(width - 0.6, 0.8)
+                plot.rect(x, y, cell, step - 3, colour, fill_opacity=f"{strength:.2f}")
+        largest = max(lane.values, default=0)
+        at = times[lane.values.index(largest)]
+        told.append(f"{lane.name}: {sum(lane.values):,} rows, most of them {largest:,} at {at}")
     bottom = top + len(lanes) * step
-    parts += _times(times, left, width, bottom + 14)
-    told = f"{len(times)} times from {times[0]} to {times[-1]}; " + "; ".join(
-        f"{lane.name}: {sum(lane.values):,} rows, most of them {max(lane.values, default=0):,} at "
-        f"{times[_at_most(lane.values)]}"
-        for lane in lanes
-    )
-    return _svg(title, told, parts, int(bottom + 24))
+    plot.times(times, left, width, bottom + 14)
+    return plot.drawn(title, told, bottom + 24)
 
 
-def lines(series: Sequence[Series], times: Sequence[str], title: str, unit: str = "%") -> str:
-    """Return steps over time, 0 to 100."""
+def lines(series: Sequence[Series], times: Sequence[str], title: str) -> str:
+    """Return percentages over time, as steps."""
     if not series or len(times) < 2:
         return ""
+    plot = _Canvas()
     top, bottom, left, right = 12.0, 170.0, 62.0, _WIDTH - 10.0
-    width = (right - left) / len(times)
-    parts = []
+    width, scale = (right - left) / len(times), (bottom - top) / 100
     for tick in (0, 25, 50, 75, 100):
-        at = bottom - tick * (bottom - top) / 100
-        parts.append(f'<line x1="{left}" y1="{at:.1f}" x2="{right}" y2="{at:.1f}" class="grid"/>')
-        parts.append(_text(left - 8, at + 4, f"{tick} {unit}", "end", soft=True))
+        plot.line(left, bottom - tick * scale, right, bottom - tick * scale)
+        plot.text(left - 8, bottom - tick * scale + 4, f"{tick} %", "end")
     for one in series:
-        points = " ".join(
-            f"{left + (at + side) * width:.1f},{bottom - value * (bottom - top) / 100:.1f}"
-            for at, value in enumerate(one.values)
-            for side in (0, 1)
-        )
-        parts.append(
-            f'<polyline points="{points}" fill="none" stroke="var(--{one.colour})"'
-            f' stroke-width="{5 if one.colour == BEFORE else 2}"/>'
-        )
-    parts += _times(times, left, width, bottom + 16)
-    parts += _legend(series, left, bottom + 32)
-    told = "; ".join(
-        f"{one.name}: between {min(one.values):,} and {max(one.values):,} {unit}" for one in series
-    )
-    return _svg(title, told, parts, int(bottom + 46))
+        corners = [(at + side, value) for at, value in enumerate(one.values) for side in (0, 1)]
+        plot.steps(((left + at * width, bottom - value * scale) for at, value in corners), one.colour)
+    plot.times(times, left, width, bottom + 16)
+    plot.legend([(one.name, one.colour) for one in series], left, bottom + 32)
+    told = (f"{one.name}: between {min(one.values):,} and {max(one.values):,} %" for one in series)
+    return plot.drawn(title, told, bottom + 46)
 
 
-def _times(times: Sequence[str], left: float, width: float, base: float) -> list[str]:
-    """Return the labels of a time axis: as many as have room, each at the beginning of its column."""
-    room = max(map(len, times)) * 7 + 16
-    every = max(1, math.ceil(room / width))
-    most = len(times) * width - room + 16
-    return [
-        _text(left + column * width, base, times[column], soft=True)
-        for column in range(0, len(times), every)
-        if column * width <= most
-    ]
-
-
-def _at_most(values: Sequence[int]) -> int:
-    return max(range(len(values)), key=lambda at: values[at])
-
-
-def _nice(most: float) -> list[int]:
-    """Return round ticks from 0 to at least `most`."""
+def _round_ticks(most: float) -> list[int]:
+    """Return round ticks from 0 to at least `most`: steps of 1, 2, 5, 10, 20, 50, ..."""
     step = 1
     while step * _TICKS < most:
-        # 1, 2, 5, 10, 20, 50, ...
-        first = int(str(step)[0])
-        step = step * 5 // 2 if first == 2 else step * 2
-    return [step * number for number in range(int(-(-most // step)) + 1)]
+        step = step * 5 // 2 if str(step)[0] == "2" else step * 2
+    return [step * number for number in range(math.ceil(most / step) + 1)]
 
 
 def _short(value: float) -> str:
@@ -285,38 +296,3 @@ def _short(value: float) -> str:
         if value >= 10 * size:
             return f"{value / size:,.0f} {unit}"
     return f"{value:,}"
-
-
-def _legend(series: Sequence[Series], left: float, top: float) -> list[str]:
-    parts, at = [], left
-    for one in series:
-        parts.append(f'<rect x="{at:.1f}" y="{top:.1f}" width="12" height="12" rx="2" class="{one.colour}"/>')
-        parts.append(_text(at + 18, top + 11, one.name))
-        at += 46 + 6.6 * len(one.name)
-    return parts
-
-
-def duration(seconds: float) -> str:
-    """Return a duration as people read it."""
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.1f} s"
-
-
-def _svg(title: str, told: str, parts: Sequence[str], height: int, width: int = _WIDTH) -> str:
-    return (
-        f'<svg class="{"wide" if width == _WIDTH else "narrow"}" viewBox="0 0 {width} {height}" role="img" xmlns="http://www.w3.org/2000/svg">'
-        f"<title>{escape(title)}</title><desc>{escape(told)}</desc>{''.join(parts)}</svg>"
-    )
-
-
-def _label(text: str, top: float) -> str:
-    """Return the name of a row, cut when it is longer than its column; `<desc>` has it whole."""
-    shown = text if len(text) <= _LABEL_CHARACTERS else text[: _LABEL_CHARACTERS - 1] + "…"
-    return _text(_LABEL - 10, top + 11, shown, "end")
-
-
-def _text(left: float, base: float, text: str, anchor: str = "start", *, soft: bool = False) -> str:
-    kind = ' class="soft"' if soft else ""
-    return f'<text x="{left:.1f}" y="{base:.1f}" text-anchor="{anchor}"{kind}>{escape(text)}</text>'

@@ -25,7 +25,7 @@ from pathlib import Path
 from rekey.declaration.migration import Declared, required_secrets
 from rekey.declaration.scripts import load_script, load_scripts
 from rekey.errors import ConfigurationError, MachineFailed
-from rekey.evidence.keyfiles import make_key
+from rekey.evidence.signing import make_key
 from rekey.rehearse.azurite import Azurite
 from rekey.state.keytexts import KeyTexts
 from rekey.state.models import Segment

@@ -29,7 +29,7 @@ from rekey.mapping.wrapping import LocalWrappingKey
 from rekey.rehearse.application import Application, LiveApplication
 from rekey.rehearse.azurite import Azurite, AzuriteAccount
 from rekey.rehearse.project import Project
-from rekey.rehearse.report import Briefly, Narrator, Out, RehearsalReport
+from rekey.rehearse.report import Briefly, Out, RehearsalReport
 from rekey.rehearse.steps import Life, LifeUnderWrites, NotAsItMustBe
 from rekey.rehearse.stock import Stock, load
 from rekey.rehearse.witness import Witness, key_of_account, open_service
@@ -52,7 +52,7 @@ def rehearse(
     out: Out,
     folder: Path | None = None,
     keep: bool = False,
-    narrate: Callable[[Out], Narrator] = Briefly,
+    narrate: Callable[[Out], Briefly] = Briefly,
 ) -> RehearsalReport:
     """Take a migration through its whole life on an Azurite of its own.
 
@@ -108,7 +108,7 @@ def _on_stage(
     azurite: Azurite,
     mapper: Mapper,
     stock: Stock,
-    tell: Narrator,
+    tell: Briefly,
     seed: int,
     stack: ExitStack,
 ) -> tuple[Life[Any], Witness]:
@@ -150,7 +150,7 @@ def _client(project: Project, azurite: Azurite, view: str) -> DualWriteTableClie
     )
 
 
-def _live(life: Life[Any], stock: Stock, account: AzuriteAccount, tell: Narrator) -> str:
+def _live(life: Life[Any], stock: Stock, account: AzuriteAccount, tell: Briefly) -> str:
     """Load the rows and live the life; return what was not as it must be, "" when all was."""
     try:
         life.take_dependencies_through()

@@ -10,15 +10,14 @@ Rules kept here:
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+from rekey.present.text import wrapped
 from rekey.rehearse.project import Result
 
 Out = Callable[[str], None]
-WIDTH = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +79,15 @@ class RehearsalReport:
 
     def text(self) -> str:
         """Return the report for people, without a newline at its end."""
-        tables = f"{self.source} → {', '.join(self.targets)}"
         lines = [
-            f"Rehearsal of {self.script_id}: {tables}",
+            f"Rehearsal of {self.script_id}: {self.source} → {', '.join(self.targets)}",
             f"{self.rows:,} rows {self.data}, {len(self.steps)} commands, {self.seconds:.0f} s",
         ]
-        lines += _listed("Assumed", self.assumptions)
-        lines += _listed("Proved", self.proofs)
-        lines += _listed("Left out", self.left_out)
+        listed = {"Assumed": self.assumptions, "Proved": self.proofs, "Left out": self.left_out}
+        for title, sentences in listed.items():
+            if sentences:
+                lines += ["", f"{title}:"]
+                lines += [line for one in sentences for line in wrapped(one, first="  - ")]
         if self.kept:
             lines += ["", f"Kept: {self.kept}"]
             lines += ["  (configuration, state file, what the commands printed, and the tables' rows)"]
@@ -98,76 +98,49 @@ class RehearsalReport:
         return "\n".join(lines)
 
 
-def _listed(title: str, sentences: tuple[str, ...]) -> list[str]:
-    return ["", f"{title}:", *(wrapped("  - ", sentence) for sentence in sentences)] if sentences else []
-
-
-def wrapped(mark: str, sentence: str) -> str:
-    """Return a sentence behind a mark, in lines of at most `WIDTH` columns."""
-    return textwrap.fill(
-        sentence, WIDTH, initial_indent=mark, subsequent_indent=" " * len(mark), break_long_words=False
-    )
-
-
-class Narrator(Protocol):
-    """Tells what goes on."""
-
-    def say(self, sentence: str) -> None:
-        """Say what comes next."""
-
-    def ran(self, result: Result) -> None:
-        """Show a command that has ended."""
-
-    def proved(self, sentence: str) -> None:
-        """Say what was proved."""
-
-    def why(self, sentence: str) -> None:
-        """Say why the last command is there."""
-
-
 class Briefly:
-    """Sentences only: for `rekey rehearse`."""
+    """Tells what goes on in sentences: for `rekey rehearse`."""
 
     def __init__(self, out: Out) -> None:
         """Take where lines go."""
         self._out = out
 
+    def _tell(self, *lines: str) -> None:
+        for line in lines:
+            self._out(line)
+
     def say(self, sentence: str) -> None:
         """Say what comes next."""
-        self._out(wrapped("", sentence))
+        self._tell(*wrapped(sentence))
 
     def ran(self, result: Result) -> None:
-        """Show the command, how it ended and how long it took."""
+        """Show a command that has ended, how, and how long it took."""
         ended = f"exit {result.code}" if result.code >= 0 else f"ended by signal {-result.code}"
-        self._out(f"  $ {result.line}  ({ended}, {result.seconds:.1f} s)")
+        self._tell(f"  $ {result.line}  ({ended}, {result.seconds:.1f} s)")
 
     def proved(self, sentence: str) -> None:
         """Say what was proved."""
-        self._out(wrapped("  ✓ ", sentence))
+        self._tell(*wrapped(sentence, first="  ✓ "))
 
     def why(self, sentence: str) -> None:
-        """Say nothing: whoever rehearses knows the commands."""
+        """Say why the last command is there: not here, operators know the commands."""
 
 
 class WithOutput(Briefly):
-    """Commands with what they print, and why they are there: for `make demo`."""
+    """Shows commands with what they print, and why they are there: for `make demo`."""
 
     def say(self, sentence: str) -> None:
         """Say what comes next, after an empty line."""
-        self._out("")
-        self._out(f"── {sentence}")
+        self._tell("", f"── {sentence}")
 
     def ran(self, result: Result) -> None:
         """Show the command and what it printed."""
-        self._out("")
-        self._out(f"$ {result.line}")
-        for line in result.output.splitlines():
-            self._out(f"  {line}".rstrip())
+        self._tell("", f"$ {result.line}", *(f"  {line}".rstrip() for line in result.output.splitlines()))
         if result.code < 0:
-            self._out(f"  (ended by signal {-result.code})")
+            self._tell(f"  (ended by signal {-result.code})")
         elif result.code:
-            self._out(f"  (exit code {result.code})")
+            self._tell(f"  (exit code {result.code})")
 
     def why(self, sentence: str) -> None:
         """Say why the last command is there."""
-        self._out(wrapped("  → ", sentence))
+        self._tell(*wrapped(sentence, first="  → "))

@@ -20,7 +20,7 @@ from rekey.errors import ExitCode
 from rekey.model import EntityKey, content_of, key_of
 from rekey.rehearse.application import Application, LiveApplication, changed_by_one, to_entity
 from rekey.rehearse.project import RETENTION_SECONDS, Project, Result, Running
-from rekey.rehearse.report import Narrator
+from rekey.rehearse.report import Briefly
 from rekey.rehearse.witness import Finding, Witness
 from rekey.state.models import BACKFILL, Segment
 
@@ -52,7 +52,7 @@ class Life(Generic[App]):
         project: Project,
         witness: Witness,
         application: App,
-        narrator: Narrator,
+        narrator: Briefly,
         *,
         writes: int,
         kill_after: int,

@@ -25,8 +25,8 @@ from rekey.core.clock import Clock, ServiceClock, SystemClock, format_ticks
 from rekey.core.progress import Progress, Silent
 from rekey.declaration.migration import Declared
 from rekey.errors import StateUnusable
-from rekey.evidence.checkpoints import make_checkpoint
 from rekey.evidence.keys import Signer
+from rekey.evidence.log import make_checkpoint
 from rekey.evidence.signing import open_signer
 from rekey.mapping.cursors import SealedKeys
 from rekey.mapping.ids import new_key

@@ -2,19 +2,18 @@
 
 Rules kept here:
 
-* At most 100 columns. The first line of a stage says what was found; the steps behind it show why.
+* The first line of a stage says what was found; the steps after it show why.
 * It says plainly when this machine was the limit: then the service was not measured.
 """
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable
 
+from rekey.present.text import counted, wrapped
 from rekey.stress.report import Stage, StressReport, total_refused
-from rekey.stress.steps import Judged, Limit
+from rekey.stress.steps import Limit
 
-_WIDTH = 100
 _HEAD = "    offered/s  achieved/s     p50 ms     p95 ms     p99 ms   requests    refused"
 
 
@@ -22,18 +21,17 @@ def stress_text(report: StressReport) -> str:
     """Return the whole report."""
     lines: list[str] = []
     if report.removed:
-        lines += _wrapped(f"Left by an earlier stress test, removed now: {', '.join(report.removed)}", "")
+        removed = ", ".join(report.removed)
+        lines += wrapped(f"Left by an earlier stress test, removed now: {removed}", rest="  ")
     for stage in report.stages:
         lines += [*_stage(stage), ""]
-    lines += list(_declared(report))
+    lines += _declared(report)
     if report.refused_rows:
-        lines += _wrapped(
-            f"{report.refused_rows:,} rows of the sample cannot be mapped and were left out.", ""
-        )
-    lines += _wrapped(
+        lines.append(f"{report.refused_rows:,} rows of the sample cannot be mapped and were left out.")
+    lines += wrapped(
         f"{report.sent:,} made-up rows of 1 KiB, {report.batch} in a request, in {report.seconds:.0f} s,"
         f" to the table {report.table}, which is removed.",
-        "",
+        rest="  ",
     )
     return "\n".join(lines) + "\n"
 
@@ -43,22 +41,28 @@ def _stage(stage: Stage) -> list[str]:
     about = (
         "one partition"
         if not spread.table
-        else f"spread as in {spread.table}: {_counted(spread.partitions, 'partition')} among"
-        f" {_counted(spread.rows, 'row')}, the largest with {spread.largest_share:.1%}"
+        else f"spread as in {spread.table}: {counted(spread.partitions, 'partition')} among"
+        f" {counted(spread.rows, 'row')}, the largest with {spread.largest_share:.1%}"
     )
-    return [
-        *_wrapped(about, ""),
-        *_wrapped(_found(stage), "  "),
-        _HEAD,
-        *(line for one in stage.steps for line in _step(one)),
-    ]
+    lines = [*wrapped(about, rest="  "), *wrapped(_found(stage), first="  ", rest="    "), _HEAD]
+    for judged in stage.steps:
+        step = judged.step
+        times = (
+            f"{'-' if seconds is None else f'{seconds * 1000:,.1f}':>11}"
+            for seconds in (step.p50, step.p95, step.p99)
+        )
+        figures = f"    {step.offered:>9,.0f}{step.achieved:>12,.0f}{''.join(times)}"
+        lines.append(f"{figures}{step.requests:>11,}{step.refused:>11,}")
+        for reason in judged.reasons:
+            lines += wrapped(reason, first=" " * 15 + "- ", rest=" " * 19)
+    return lines
 
 
 def _found(stage: Stage) -> str:
     found = stage.found
     target = f"the service's targets allow {stage.target:,.0f}/s"
     refused = total_refused(stage.steps)
-    said = f", {_counted(refused, 'request')} refused with 503" if refused else ""
+    said = f", {counted(refused, 'request')} refused with 503" if refused else ""
     match found.limit:
         case Limit.SERVICE:
             between = f"clean at {found.clean:,.0f}/s, " if found.clean is not None else ""
@@ -75,18 +79,6 @@ def _found(stage: Stage) -> str:
     return f"carries {found.rate:,.0f} rows/s or more{why}; {target}"
 
 
-def _step(one: Judged) -> list[str]:
-    step = one.step
-    times = "".join(
-        f"{'-' if seconds is None else f'{seconds * 1000:,.1f}':>11}"
-        for seconds in (step.p50, step.p95, step.p99)
-    )
-    numbers = (
-        f"    {step.offered:>9,.0f}{step.achieved:>12,.0f}{times}{step.requests:>11,}{step.refused:>11,}"
-    )
-    return [numbers, *(line for reason in one.reasons for line in _wrapped(reason, " " * 15 + "- "))]
-
-
 def _declared(report: StressReport) -> Iterable[str]:
     if report.declared is None:
         return
@@ -100,19 +92,4 @@ def _declared(report: StressReport) -> Iterable[str]:
             said = f"carries the declared {report.declared:,.0f} writes/s"
         else:
             said = f"was not tried with the declared {report.declared:,.0f} writes/s, only with {rate:,.0f}/s"
-        yield from _wrapped(f"{stage.name} {said}.", "")
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-def _wrapped(text: str, first: str) -> list[str]:
-    return textwrap.wrap(
-        text,
-        _WIDTH,
-        initial_indent=first,
-        subsequent_indent=" " * len(first) + "  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+        yield from wrapped(f"{stage.name} {said}.", rest="  ")

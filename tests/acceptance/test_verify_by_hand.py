@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from rekey.cli.main import run
 from rekey.cli.shell import Surroundings
-from rekey.evidence import bag, contents, keyfiles, log
+from rekey.evidence import bag, contents, log, signing
 from rekey.evidence.export import export
 from rekey.evidence.keys import Ed25519Signer, PublicKey, hashes
 from rekey.state.store import State
@@ -65,7 +65,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Made:
         assert run([*words, *config], around) == 0
     shutil.copy(project.folder / "evidence.pub.pem", folder)
     shutil.copy(authority.root, folder / "authority.pem")
-    return Made(folder, keyfiles.read_private(project.folder / "evidence.pem"))
+    return Made(folder, signing.read_private(project.folder / "evidence.pem"))
 
 
 @pytest.fixture

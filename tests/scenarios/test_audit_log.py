@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rekey.evidence import checkpoints, keyfiles, keys, note
+from rekey.evidence import keys, log, note, signing
 from rekey.state.audit import AuditEvent
 from rekey.state.models import PLAN_FACT
 from rekey.state.store import State
@@ -36,7 +36,7 @@ def with_key(rekey: Commands) -> keys.PublicKey:
     folder = rekey.project.folder
     with (folder / "rekey.toml").open("a", encoding="utf-8") as file:
         file.write('[evidence]\nkey_file = "evidence.pem"\n')
-    return keyfiles.make_key(folder / "evidence.pem")
+    return signing.make_key(folder / "evidence.pem")
 
 
 def events(rekey: Commands, kind: str = "") -> list[AuditEvent]:
@@ -56,7 +56,7 @@ def test_every_phase_boundary_has_a_checkpoint_that_the_configured_key_signed(re
             "`cutover` taken back",
         ]
         assert all(note.parsed(one.note).is_by(key) for one in stored)
-        assert checkpoints.problems_of(state.audit_events(), stored) == []
+        assert log.problems_of(state.audit_events(), stored) == []
         ends = {event.seq for event in state.audit_events() if event.event in ("phase-done", "phase-undone")}
         assert ends == {one.size for one in stored}
 

@@ -19,7 +19,7 @@ from rekey.cli.main import run
 from rekey.cli.progress import Bars
 from rekey.cli.shell import Shell, Surroundings, command
 from rekey.errors import ConfigurationError, ExitCode, one_line, visible
-from rekey.present.page import escape
+from rekey.present.page import shown
 from rekey.protocol.registry import ClientRow, Registry
 from tests.commands import Commands
 from tests.declared import under_writes
@@ -154,7 +154,7 @@ def test_controls_are_spelled_out_once_and_text_in_any_language_stays() -> None:
 
 
 def test_pages_show_controls_spelled_out(rekey: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert escape(f"<{HOSTILE}") == f"&lt;\\x1b[2J\\x1b[H\\x9b1A\\u202e\\u2066\\x7f\\r{CLEAN}"
+    assert shown(HOSTILE) == f"\\x1b[2J\\x1b[H\\x9b1A\\u202e\\u2066\\x7f\\r{CLEAN}"
     monkeypatch.chdir(rekey.project.folder)
     rekey("plan", "--html", "plan.html")
     monkeypatch.setattr("rekey.state.audit.socket.gethostname", lambda: f"host{HOSTILE}")

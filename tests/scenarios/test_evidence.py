@@ -18,7 +18,7 @@ from securesystemslib.exceptions import VerificationError
 from securesystemslib.signer import SSlibKey
 
 from rekey.errors import Unavailable
-from rekey.evidence import bag, contents, keyfiles, log, merkle, note, statement
+from rekey.evidence import bag, contents, log, merkle, note, signing, statement
 from rekey.evidence.export import export
 from rekey.evidence.keys import Ed25519Signer, PublicKey, hashes
 from rekey.state.store import State
@@ -63,7 +63,7 @@ def read(folder: Path, name: str) -> bytes:
 
 
 def signer_of(rekey: Commands) -> Ed25519Signer:
-    return keyfiles.read_private(rekey.project.folder / "evidence.pem")
+    return signing.read_private(rekey.project.folder / "evidence.pem")
 
 
 # --- what a bundle holds ------------------------------------------------------------------------------------
@@ -173,14 +173,16 @@ def test_without_a_key_the_bundle_says_that_nobody_signed_it(rekey: Commands) ->
     said = rekey("evidence", "export", str(folder))
     assert "not signed" in said.out
     assert "keygen" in said.err
-    assert b"Nobody signed this" in read(folder, contents.REPORT)
+    assert b"This is not signed" in read(folder, contents.REPORT)
     verdict = checked(folder)
     assert codes(verdict) == {"unsigned"}
     assert any("checkpoints cover" in one for one in verdict.checked)
     key_file = rekey.project.folder / "k.pem"
-    keyfiles.make_key(key_file)
-    public = str(keyfiles.public_path(key_file))
-    assert "nobody signed" in rekey("evidence", "verify", str(folder), "--key", public, code=1).out
+    signing.make_key(key_file)
+    public = str(signing.public_path(key_file))
+    assert (
+        "the statement is not signed" in rekey("evidence", "verify", str(folder), "--key", public, code=1).out
+    )
 
 
 def test_a_key_in_key_vault_signs_bundles_too(rekey: Commands) -> None:
@@ -222,7 +224,7 @@ def test_a_key_is_made_and_it_is_said_where_to_name_it(rekey: Commands) -> None:
     again = rekey("evidence", "keygen", str(path), code=2)
     assert "already" in again.err
     other = rekey("evidence", "keygen", str(path.with_name("other.pem")), "--json").json
-    assert other["key_id"] == keyfiles.read_public(Path(other["public_key_file"])).key_id
+    assert other["key_id"] == signing.read_public(Path(other["public_key_file"])).key_id
 
 
 # --- what is refused ----------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rekey.evidence import bag, contents, keyfiles, log, statement
+from rekey.evidence import bag, contents, log, signing, statement
 from rekey.evidence.keys import Ed25519Signer, PublicKey
 from rekey.state import backend
 from rekey.state.backend import SCHEMA_FOLDER
@@ -53,8 +53,8 @@ def forged(rekey: Commands, key: PublicKey, tmp_path: Path, monkeypatch: pytest.
 def attacker(folder: Path) -> Ed25519Signer:
     path = folder / "attacker.pem"
     if not path.exists():
-        keyfiles.make_key(path)
-    return keyfiles.read_private(path)
+        signing.make_key(path)
+    return signing.read_private(path)
 
 
 def project_in(folder: Path, tmp_path: Path, state: str = "state.sqlite") -> None:

@@ -122,7 +122,7 @@ def test_what_was_not_proved_is_said_first(rekey: Commands) -> None:
     page = report(rekey)
     beginning = page[: page.index("<h2>")]
     assert "found 1 rows that differ" in beginning
-    assert "Nobody signed this." in beginning
+    assert "This is not signed." in beginning
     assert beginning.count('class="verdict bad"') == 2
     assert "none differed" not in page
 

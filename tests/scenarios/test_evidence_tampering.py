@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from rekey.cli.main import run
 from rekey.cli.shell import Surroundings
 from rekey.errors import ConfigurationError
-from rekey.evidence import bag, contents, keyfiles, log, note, statement
+from rekey.evidence import bag, contents, log, note, signing, statement
 from rekey.evidence.keys import Ed25519Signer, PublicKey
 from tests.evidence import SCRIPT, checked, codes, forge, rebagged, relinked, restated, rows, with_key
 from tests.projects import USERS_SCRIPT, Project
@@ -51,7 +51,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Made:
     assert run(["apply", "0001", "--to", "cutover", *config], around) == 3
     for name in ("before", "bundle"):
         assert run(["evidence", "export", str(project.folder / name), *config], around) == 0
-    signer = keyfiles.read_private(project.folder / "evidence.pem")
+    signer = signing.read_private(project.folder / "evidence.pem")
     return Made(project.folder / "bundle", project.folder / "before", signer)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rekey.errors import ConfigurationError
-from rekey.evidence import bag, keyfiles, timestamp
+from rekey.evidence import bag, signing, timestamp
 from rekey.evidence.keys import PublicKey
 from rekey.evidence.verify import Trusted, verify
 from tests.commands import Commands
@@ -165,11 +165,11 @@ def test_a_stamped_bundle_says_when_it_existed_and_every_tampering_with_the_stam
     with pytest.raises(ValueError, match="Mismatch"):
         timestamp.check(answer, stated + b" ", certificate)
 
-    restated(folder, keyfiles.read_private(rekey.project.folder / "evidence.pem"))
+    restated(folder, signing.read_private(rekey.project.folder / "evidence.pem"))
     trusted = Trusted([key], root=certificate)
     assert codes(verify(folder, trusted)) == set(), "signed again, it is the same statement"
     (folder / "data/report.html").write_text("another", "utf-8")
-    restated(folder, keyfiles.read_private(rekey.project.folder / "evidence.pem"))
+    restated(folder, signing.read_private(rekey.project.folder / "evidence.pem"))
     assert codes(verify(folder, trusted)) == {"timestamp"}, "the stamp is over another statement"
     path.unlink()
     assert "timestamp" in codes(verify(folder, trusted)), "a stamp that was taken away"

@@ -15,10 +15,11 @@ import pytest
 from rekey.core.clock import FakeClock
 from rekey.inspect.inspect import SAMPLE_REQUESTS, inspect_table
 from rekey.inspect.profile import Order
-from rekey.inspect.render import WIDTH, inspection_text
+from rekey.inspect.render import inspection_text
 from rekey.inspect.report import Inspection
 from rekey.inspect.shapes import Shape
 from rekey.model import EntityKey, Row
+from rekey.present.text import WIDTH
 from rekey.rehearse.generate import posts, telemetry, users
 from rekey.tables.azure import AzureTableService
 from rekey.tables.memory import MemoryTableService

@@ -456,7 +456,7 @@ class Delta:
         self._gates(gate)
         self.project.tables.faults = PlannedFaults(Planned(Fault(FaultKind.LOST_REQUEST), "transact", table))
         with pytest.raises(Interrupted), self.project.session(STOPPED, stop) as session:
-            moves.apply(session, self.script_id)
+            commands.apply(session, self.script_id)
         self.project.tables.last_open = None  # the next process knows nothing of it
         return sent[0]
 

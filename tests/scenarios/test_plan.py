@@ -19,8 +19,9 @@ from rekey.model import Row
 from rekey.plan.as_json import plan_json
 from rekey.plan.plan import make_plan
 from rekey.plan.problems import Started
-from rekey.plan.render import WIDTH, plan_text
+from rekey.plan.render import plan_text
 from rekey.plan.subject import PlanOptions, Subject
+from rekey.present.text import WIDTH
 from rekey.project.bounds import Limits
 from rekey.rehearse.generate import GENERATORS
 from rekey.state.models import Segment

@@ -16,8 +16,9 @@ from rekey.errors import ExitCode
 from rekey.plan.as_json import plan_json
 from rekey.plan.plan import make_plan
 from rekey.plan.planfile import read_plan, write_plan
-from rekey.plan.render import WIDTH, plan_text
+from rekey.plan.render import plan_text
 from rekey.plan.subject import PlanOptions
+from rekey.present.text import WIDTH
 from rekey.rehearse.generate import GENERATORS
 from rekey.state.models import PLAN_FACT
 from rekey.tables.memory import MemoryTableService

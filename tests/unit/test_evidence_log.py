@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from rekey.errors import ConfigurationError, Unavailable
-from rekey.evidence import checkpoints, keyfiles, keys, merkle, note
+from rekey.evidence import keys, log, merkle, note, signing
 from rekey.state import audit, backend
 from rekey.state.audit import AuditEvent
 from rekey.state.backend import SCHEMA_FOLDER
@@ -204,11 +204,11 @@ def filled(state: State, signer: keys.Signer | None = None) -> None:
     for number in range(6):
         state.audit(f"event-{number}", None, {})
         if number in (2, 5):
-            assert checkpoints.seal(state, signer, f"after {number}") is not None
+            assert log.seal(state, signer, f"after {number}") is not None
 
 
 def problems(state: State) -> list[str]:
-    return checkpoints.problems_of(state.audit_events(), state.checkpoints())
+    return log.problems_of(state.audit_events(), state.checkpoints())
 
 
 def test_checkpoints_cover_the_log_as_it_grows(state: State, signer: keys.Ed25519Signer) -> None:
@@ -287,7 +287,7 @@ def test_a_log_that_was_written_anew_is_found_although_its_chain_holds(
     with State.open(path) as state:
         assert state.check_chain() is None
         assert any(said in one for one in problems(state))
-        assert checkpoints.seal(state, None, "later") is None, "nothing is signed over such a log"
+        assert log.seal(state, None, "later") is None, "nothing is signed over such a log"
 
 
 def test_the_database_refuses_to_change_or_remove_a_checkpoint(state: State, path: Path) -> None:
@@ -303,18 +303,18 @@ def test_the_database_refuses_to_change_or_remove_a_checkpoint(state: State, pat
 
 def test_a_key_is_made_once_and_its_private_half_is_for_its_owner_only(tmp_path: Path) -> None:
     path = tmp_path / "evidence.pem"
-    made = keyfiles.make_key(path)
+    made = signing.make_key(path)
     assert path.stat().st_mode & 0o777 == 0o600
-    read = keyfiles.read_private(path)
-    assert read.public.key_id == made.key_id == keyfiles.read_public(tmp_path / "evidence.pub.pem").key_id
+    read = signing.read_private(path)
+    assert read.public.key_id == made.key_id == signing.read_public(tmp_path / "evidence.pub.pem").key_id
     assert made.verifies(read.sign(b"x"), b"x")
     assert not made.verifies(read.sign(b"x"), b"y")
     before = path.read_bytes()
     with pytest.raises(ConfigurationError, match="already"):
-        keyfiles.make_key(path)
+        signing.make_key(path)
     path.unlink()
     with pytest.raises(ConfigurationError, match="already"):
-        keyfiles.make_key(path)
+        signing.make_key(path)
     assert not path.exists()
     assert b"PRIVATE" in before
     assert "private" not in repr(read)
@@ -335,24 +335,24 @@ def test_an_unusable_private_key_is_refused_with_the_cure(
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(ConfigurationError, match=said) as error:
-        keyfiles.read_private(path)
+        signing.read_private(path)
     assert "keygen" in error.value.hint
 
 
 def test_keys_of_other_kinds_are_refused(tmp_path: Path) -> None:
     private = ec.generate_private_key(ec.SECP384R1())
-    pem = keyfiles.serialization
+    pem = signing.serialization
     path = tmp_path / "key.pem"
     shape = (pem.Encoding.PEM, pem.PrivateFormat.PKCS8)
     path.write_bytes(private.private_bytes(*shape, pem.NoEncryption()))
     with pytest.raises(ConfigurationError, match="not an Ed25519 key"):
-        keyfiles.read_private(path)
+        signing.read_private(path)
     path.write_bytes(private.private_bytes(*shape, pem.BestAvailableEncryption(b"x")))
     with pytest.raises(ConfigurationError, match="is encrypted"):
-        keyfiles.read_private(path)
+        signing.read_private(path)
     path.write_bytes(keys.PublicKey(private.public_key()).pem)
     with pytest.raises(ConfigurationError, match="neither an Ed25519 nor a P-256 key"):
-        keyfiles.read_public(path)
+        signing.read_public(path)
     path.write_bytes(b"x")
     with pytest.raises(ConfigurationError, match="not a public key"):
-        keyfiles.read_public(path)
+        signing.read_public(path)

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from rekey.errors import ExitCode
+from rekey.present.text import WIDTH
 from rekey.verify.divergence import (
     Change,
     Divergence,
@@ -15,7 +16,7 @@ from rekey.verify.divergence import (
     Repair,
     RepairReport,
 )
-from rekey.verify.render import SHOWN, WIDTH, render
+from rekey.verify.render import SHOWN, render
 from rekey.verify.report import FullReport, TableComparison, exit_code
 
 LONG_TABLE = "T" * 63
@@ -35,7 +36,7 @@ def divergence(kind: Kind) -> Divergence:
 
 
 def test_lines_fit_the_terminal_whatever_names_are_like() -> None:
-    """The longest table and property names are cut; safe ids never are."""
+    """The longest table and property names go on in the next line; safe ids never do."""
     found = Findings({"altered": 6}, tuple(divergence(kind) for kind in Kind))
     lines = render(report(found)).splitlines()
     assert max(map(len, lines)) <= WIDTH

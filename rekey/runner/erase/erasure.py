@@ -33,7 +33,7 @@ from rekey.errors import (
     TableBeingDeleted,
     TableMissing,
 )
-from rekey.evidence.checkpoints import make_checkpoint
+from rekey.evidence.log import make_checkpoint
 from rekey.mapping.erasing import Search, bury, search
 from rekey.mapping.lookup import Lookup, Query
 from rekey.mapping.rows import TargetKey

@@ -19,7 +19,7 @@ from typing import Any
 
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 from rekey.errors import ConfigurationError, Findings, Refused
-from rekey.evidence.checkpoints import make_checkpoint
+from rekey.evidence.log import make_checkpoint
 from rekey.mapping.erasing import Emptied, empty
 from rekey.mapping.keyring import cohorts_kept
 from rekey.mapping.retention import WHOLE, Cohort

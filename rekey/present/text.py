@@ -1,0 +1,105 @@
+"""Text for the terminal: wrapped lines, labelled fields, tables, sizes, durations. Pure.
+
+Rules kept here:
+
+* Lines have at most `WIDTH` columns. A word is broken only where the caller says so: a path or a command that
+  is to be typed stays whole.
+* A table that is too wide narrows its widest columns; their cells go on in the next line. Nothing is cut off.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Collection, Iterable, Sequence
+from itertools import zip_longest
+
+WIDTH = 100
+_GAP = "  "
+KEYS_ARE_SHOWN = "KEYS ARE SHOWN. For the operator's eyes only: do not store or send this text."
+
+
+def wrapped(
+    text: str, *, first: str = "", rest: str | None = None, break_long_words: bool = False
+) -> list[str]:
+    """Return a text in lines.
+
+    Args:
+        text: what to wrap.
+        first: begins the first line.
+        rest: begins the others; as many spaces as `first` has characters when None.
+        break_long_words: also break words that are wider than a line (keys may be).
+    """
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=" " * len(first) if rest is None else rest,
+        break_long_words=break_long_words,
+        break_on_hyphens=False,
+    )
+
+
+def field(label: str, text: str, width: int) -> list[str]:
+    """Return a text after its label, wrapped; `width` is the column that texts begin in."""
+    return wrapped(text, first=f"{label:<{max(width, len(label) + 1)}}", rest=" " * width)
+
+
+def table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], *, right: Collection[int] = (), indent: str = ""
+) -> list[str]:
+    """Return the lines of a table.
+
+    Args:
+        head: the columns' names.
+        rows: a cell for each column.
+        right: columns that are right-aligned, from 0.
+        indent: begins each line.
+    """
+    listed = [head, *rows]
+    widths = [max(1, *(len(row[at]) for row in listed)) for at in range(len(head))]
+    while len(indent) + sum(widths) + len(_GAP) * (len(widths) - 1) > WIDTH:
+        widths[widths.index(max(widths))] -= 1
+    lines = []
+    for row in listed:
+        cells = [
+            textwrap.wrap(cell, width, break_on_hyphens=False)
+            for cell, width in zip(row, widths, strict=True)
+        ]
+        for parts in zip_longest(*cells, fillvalue=""):
+            padded = (f"{part:{'>' if at in right else '<'}{widths[at]}}" for at, part in enumerate(parts))
+            lines.append((indent + _GAP.join(padded)).rstrip())
+    return lines
+
+
+def report(lines: Iterable[str]) -> str:
+    """Return lines as one text that ends in a line break."""
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def counted(number: int, what: str) -> str:
+    """Return a number of things: `1 row`, `2,000 rows`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration: `0.4 s`, `12 s`, `3.5 min`, `5 h`, `2 d`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    for limit, unit, size in ((120, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):
+        if seconds < limit:
+            return f"{_rounded(seconds / size)} {unit}"
+    return f"{_rounded(seconds / 86_400)} d"
+
+
+def _rounded(number: float) -> str:
+    return f"{number:.1f}".removesuffix(".0") if number < 10 else f"{number:.0f}"
+
+
+def size(number: int) -> str:
+    """Return a number of bytes: `512 B`, `1.3 MiB`."""
+    amount = float(number)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{amount:,.0f} {unit}" if unit == "B" else f"{amount:,.1f} {unit}"
+        amount /= 1024
+    return f"{amount:,.1f} TiB"
