@@ -111,7 +111,7 @@ PURE = {
     "verify.render",
     "verify.report",
     "verify.sums",
-    "state.align",
+    "state.models",
     "copy.workers.tasks",
     "project.sections",
     "state.keytexts",

@@ -20,7 +20,7 @@ from rekey.core.clock import TICKS_PER_SECOND, ticks_of
 from rekey.errors import StateUnusable
 from rekey.phases import ControlPhase
 from rekey.runner.run import Run
-from rekey.state.sums import StoredSums
+from rekey.state.models import StoredSums
 from rekey.verify.sums import Partial
 
 

@@ -51,9 +51,8 @@ from rekey.runner.quiet import hand_over, until_quiet
 from rekey.runner.record import make_checkpoint
 from rekey.runner.run import Options, Run, StopFlag
 from rekey.runner.steering import Steering, follow
-from rekey.state.align import aligned
 from rekey.state.filelock import FileLock
-from rekey.state.ledger import Ledger, LedgerScript
+from rekey.state.ledger import Ledger, LedgerScript, aligned
 from rekey.state.models import MigrationRecord
 from rekey.state.store import State
 from rekey.tables.allowance import while_allowed

@@ -20,9 +20,8 @@ from rekey.phases import ControlPhase, Phase
 from rekey.project.bounds import Gates
 from rekey.protocol.control import ControlRow
 from rekey.protocol.registry import ClientRow, is_current, is_over
-from rekey.state.align import aligned
 from rekey.state.audit import AuditEvent
-from rekey.state.ledger import LedgerScript, applied_phases, handover
+from rekey.state.ledger import LedgerScript, aligned, applied_phases, handover
 from rekey.state.models import PhaseRun, Segment, Verification
 
 RETURNED_AFTER = "returned_after"

@@ -12,8 +12,7 @@ from rekey.mapping.retention import Cohort, cohorts, end_of, is_cohort, over_at
 from rekey.mapping.sealing import DataKey
 from rekey.mapping.tombstones import Tombstones, day_of, is_tombstone
 from rekey.model import EntityKey, Row
-from rekey.state.audit import AuditEvent
-from rekey.state.erasures import erasures
+from rekey.state.audit import AuditEvent, erasures
 
 DAY = 86_400
 ROOT = DataKey("root-3m9k2v7c", "root", bytes(range(32)))

@@ -47,8 +47,7 @@ from rekey.runner.phases.retire import quiet_at
 from rekey.runner.record import make_checkpoint
 from rekey.runner.run import Run
 from rekey.runner.session import Session
-from rekey.state.audit import ERASURE_BEGUN, ERASURE_ENDED
-from rekey.state.erasures import SUBJECTS, erasures
+from rekey.state.audit import ERASURE_BEGUN, ERASURE_ENDED, SUBJECTS, erasures
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,7 @@ from rekey.runner.erase.erasure import require_complete
 from rekey.runner.record import make_checkpoint
 from rekey.runner.run import Run
 from rekey.runner.session import Session
-from rekey.state.audit import ERASURE_BEGUN, ERASURE_ENDED
-from rekey.state.erasures import COHORTS, MAPPING, erasures
+from rekey.state.audit import COHORTS, ERASURE_BEGUN, ERASURE_ENDED, MAPPING, erasures
 
 OVER = "its keeping time is over"
 
