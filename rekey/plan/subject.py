@@ -18,7 +18,7 @@ from rekey.mapping.ids import SafeIds
 from rekey.model import Row
 from rekey.plan.problems import Started
 from rekey.plan.survey import MapsRows
-from rekey.project.bounds import Gates, Limits
+from rekey.project.config import Gates, Limits
 from rekey.project.prices import Prices
 
 OwnsRow = Callable[[int, Row], Awaitable[bool]]

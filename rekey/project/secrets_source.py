@@ -113,24 +113,22 @@ def _long_enough(what: str, setting: str, secret: bytes) -> bytes:
     return secret
 
 
-def warnings_for(name: str, source: SecretSource) -> list[str]:
-    """Return what is doubtful about where a secret is; nothing here stops a command."""
-    if source.kind is not SecretKind.FILE:
-        return []
-    return warnings_for_file(f"secret `{name}`", Path(source.where))
+def warnings_for(what: str, source: SecretSource) -> list[str]:
+    """Return what is doubtful about where something secret is; nothing here stops a command.
 
-
-def warnings_for_file(what: str, path: Path) -> list[str]:
-    """Return what is doubtful about a file that only its owner may open; `what` it is the file of."""
-    if os.name != "posix":
+    Args:
+        what: it is, for messages: "secret `users`".
+        source: where it is.
+    """
+    if os.name != "posix" or source.kind is not SecretKind.FILE:
         return []
     try:
-        mode = stat.S_IMODE(path.stat().st_mode)
+        mode = stat.S_IMODE(Path(source.where).stat().st_mode)
     except OSError:
         return []  # reading it will say so, with the cure
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         problem = f"the file of {what} is open to other users (mode {mode:04o})"
-        return [f"{problem}; `chmod 600 {path}` closes it"]
+        return [f"{problem}; `chmod 600 {source.where}` closes it"]
     return []
 
 

@@ -21,7 +21,7 @@ from rekey.plan.plan import make_plan
 from rekey.plan.problems import Started
 from rekey.plan.render import WIDTH, plan_text
 from rekey.plan.subject import PlanOptions, Subject
-from rekey.project.bounds import Limits
+from rekey.project.config import Limits
 from rekey.rehearse import generate
 from rekey.state.models import Segment
 from rekey.tables.azure import AzureTableService

@@ -47,8 +47,7 @@ from rekey.mapping.cursors import SealedKeys
 from rekey.mapping.rows import CONTROL_TABLE, LEASE_ROW_KEY
 from rekey.model import PARTITION_KEY, ROW_KEY, Row, key_of
 from rekey.phases import ControlPhase
-from rekey.project.bounds import Limits
-from rekey.project.config import Config
+from rekey.project.config import Config, Limits
 from rekey.protocol import control, term
 from rekey.protocol.control import ControlRow, ControlStore
 from rekey.runner import copy_with_workers as spreading

@@ -39,9 +39,8 @@ from rekey.mapping.cursors import SealedKeys
 from rekey.mapping.rows import CONTROL_TABLE
 from rekey.model import EntityKey, KeyRange
 from rekey.phases import ControlPhase
-from rekey.project.bounds import Limits
+from rekey.project.config import Limits, is_factory, read_executor
 from rekey.project.sections import Section
-from rekey.project.settings import is_factory, read_executor
 from rekey.protocol.control import ControlRow, to_row
 from rekey.protocol.term import Term
 from rekey.runner.copy_with_workers import reached
