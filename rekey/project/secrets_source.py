@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from rekey.core import crockford
 from rekey.errors import SecretMissing
-from rekey.project.keyvault import Thing, default_credential, split_url
+from rekey.project.keyvault import VaultObject, default_credential, split_url
 
 if TYPE_CHECKING:
     from azure.core.credentials import TokenCredential
@@ -96,10 +96,22 @@ def read_local(
         SecretMissing: absent, not readable, empty, or shorter than 16 bytes.
     """
     if source.kind is SecretKind.ENV:
-        found = _from_env(what, setting, source.where, os.environ if environ is None else environ)
-    else:
-        found = _from_file(what, setting, Path(source.where))
-    return _long_enough(what, setting, found)
+        value = (os.environ if environ is None else environ).get(source.where)
+        if value is None:
+            raise SecretMissing(
+                f"{what}: the environment variable {source.where} is not set",
+                hint=f"set {source.where}, or change {setting} in the configuration",
+            )
+        return _long_enough(what, setting, os.fsencode(value))
+    try:
+        content = Path(source.where).read_bytes()
+    except OSError as error:
+        raise SecretMissing(
+            f"{what}: the file {source.where} cannot be read ({type(error).__name__})",
+            hint=f"put it there, readable by this user, or change {setting}",
+        ) from None
+    newline = b"\r\n" if content.endswith(b"\r\n") else b"\n"
+    return _long_enough(what, setting, content.removesuffix(newline))
 
 
 def _long_enough(what: str, setting: str, secret: bytes) -> bytes:
@@ -132,30 +144,6 @@ def warnings_for(what: str, source: SecretSource) -> list[str]:
     return []
 
 
-def _from_env(what: str, setting: str, variable: str, environ: Mapping[str, str]) -> bytes:
-    value = environ.get(variable)
-    if value is None:
-        raise SecretMissing(
-            f"{what}: the environment variable {variable} is not set",
-            hint=f"set {variable}, or change {setting} in the configuration",
-        )
-    return os.fsencode(value)
-
-
-def _from_file(what: str, setting: str, path: Path) -> bytes:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise SecretMissing(
-            f"{what}: the file {path} cannot be read ({type(error).__name__})",
-            hint=f"put it there, readable by this user, or change {setting}",
-        ) from None
-    for newline in (b"\r\n", b"\n"):
-        if content.endswith(newline):
-            return content.removesuffix(newline)
-    return content
-
-
 def from_key_vault(
     name: str,
     url: str,
@@ -171,7 +159,7 @@ def from_key_vault(
         credential: `DefaultAzureCredential` when None.
         client_options: passed to `SecretClient` (a `transport`, for example).
     """
-    thing = Thing(
+    told_as = VaultObject(
         what=f"secret `{name}`",
         kind="secret",
         setting=f"`[secrets.{name}]`",
@@ -182,13 +170,13 @@ def from_key_vault(
     try:
         from azure.keyvault.secrets import SecretClient
     except ImportError:
-        raise thing.not_installed() from None
+        raise told_as.not_installed() from None
     vault, secret_name, version = split_url(url, "secrets")
     owned = None
     if credential is None:
         credential = owned = default_credential()
     try:
-        with thing.asked(), SecretClient(vault, credential, **client_options) as client:
+        with told_as.asked(), SecretClient(vault, credential, **client_options) as client:
             value = client.get_secret(secret_name, version).value
     finally:
         if owned is not None:

@@ -28,11 +28,10 @@ from rekey.declaration.migration import Declared
 from rekey.errors import StateUnusable
 from rekey.evidence.keys import Signer
 from rekey.evidence.signing import open_signer
-from rekey.mapping.cursors import SealedKeys
 from rekey.mapping.ids import new_key
 from rekey.mapping.keyring import Keyring
 from rekey.mapping.rows import MAPPING_TABLE
-from rekey.mapping.sealing import cursors_key
+from rekey.mapping.sealing import SealedKeys, cursors_key
 from rekey.mapping.wrapping import WrappingKey
 from rekey.migration.opening import connect, fingerprints_of, mapping_of, secrets_of
 from rekey.migration.wrapping import wrapping_for

@@ -36,6 +36,7 @@ import rfc8785
 FIRST_PREV = "0" * 64
 FORMAT = 2
 """The format of events that are added now."""
+_HASHED = ("seq", "at", "actor", "event", "script_id", "details", "prev")
 _LARGEST_INTEGER = 2**53 - 1
 
 EVIDENCE_EXPORTED = "evidence-exported"
@@ -85,15 +86,7 @@ class AuditEvent:
 
     def line(self) -> bytes:
         """Return the bytes that the hash is of, without a line end."""
-        content: dict[str, Any] = {
-            "seq": self.seq,
-            "at": self.at,
-            "actor": self.actor,
-            "event": self.event,
-            "script_id": self.script_id,
-            "details": self.details,
-            "prev": self.prev,
-        }
+        content: dict[str, Any] = {name: getattr(self, name) for name in _HASHED}
         if self.format == 1 and self.host is None and self.command is None:
             return canonical_json(content).encode()
         content |= {"format": self.format, "host": self.host, "command": self.command}

@@ -26,7 +26,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, fields
 from datetime import datetime, timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import Any, cast
 
 from sqlalchemy import (
@@ -52,7 +51,7 @@ from rekey.model import EntityKey, KeyRange
 from rekey.state import audit, backend, files
 from rekey.state.audit import AuditEvent, canonical_json, utc_text
 from rekey.state.filelock import FileLock
-from rekey.state.keytexts import PLAIN, KeyTexts, NoKeys
+from rekey.state.keytexts import PLAIN, KeyTexts
 from rekey.state.models import (
     KEYS_FORGOTTEN,
     MigrationRecord,
@@ -172,9 +171,7 @@ class State:
     def __enter__(self) -> State:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # --- the ledger, read only: `rekey.state.ledger` writes it ----------------------------------------
@@ -252,7 +249,7 @@ class State:
             StateUnusable: the keys are sealed, and `use_keys` was not called.
         """
         with self._reading() as connection:
-            return _segments(connection, script_id, purpose, self._texts(script_id) if keys else NoKeys())
+            return _segments(connection, script_id, purpose, self._texts(script_id) if keys else None)
 
     def add_segments(self, script_id: str, purpose: str, ranges: Iterable[KeyRange]) -> list[Segment]:
         """Add one segment for each range and return all segments of that purpose."""
@@ -525,14 +522,16 @@ def _migration(connection: Connection, script_id: str) -> MigrationRecord | None
     return None if row is None else MigrationRecord(**row._asdict())
 
 
-def _segments(connection: Connection, script_id: str, purpose: str, keys: KeyTexts) -> list[Segment]:
+def _segments(connection: Connection, script_id: str, purpose: str, keys: KeyTexts | None) -> list[Segment]:
     of_purpose = SEGMENT.c.script_id == script_id, SEGMENT.c.purpose == purpose
     found = connection.execute(select(SEGMENT).where(*of_purpose).order_by(SEGMENT.c.id))
     return [_segment(row, keys) for row in found]
 
 
-def _segment(row: Row[Any], keys: KeyTexts) -> Segment:
-    after, upto, cursor = (keys.from_text(name, getattr(row, f"{name}_key")) for name in _KEYS)
+def _segment(row: Row[Any], keys: KeyTexts | None) -> Segment:
+    after, upto, cursor = (
+        None if keys is None else keys.from_text(name, getattr(row, f"{name}_key")) for name in _KEYS
+    )
     counts = row.row_count, row.byte_count, bool(row.done)
     return Segment(row.id, row.script_id, row.purpose, after, upto, cursor, *counts)
 

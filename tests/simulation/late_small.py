@@ -43,8 +43,8 @@ from rekey.copy.workers.tasks import Basis, Plain, Task
 from rekey.copy.workers.work import Host, carry_out
 from rekey.core.progress import Silent
 from rekey.declaration.migration import Declared, Migration
-from rekey.mapping.cursors import SealedKeys
 from rekey.mapping.rows import CONTROL_TABLE, LEASE_ROW_KEY
+from rekey.mapping.sealing import SealedKeys
 from rekey.model import PARTITION_KEY, ROW_KEY, Row, key_of
 from rekey.phases import ControlPhase
 from rekey.project.config import Config, Limits

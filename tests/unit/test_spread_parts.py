@@ -35,8 +35,8 @@ from rekey.errors import (
     Unavailable,
 )
 from rekey.executors import Processes, require_encrypted
-from rekey.mapping.cursors import SealedKeys
 from rekey.mapping.rows import CONTROL_TABLE
+from rekey.mapping.sealing import SealedKeys
 from rekey.model import EntityKey, KeyRange
 from rekey.phases import ControlPhase
 from rekey.project.config import Limits, is_factory, read_executor

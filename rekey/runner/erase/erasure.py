@@ -35,8 +35,8 @@ from rekey.errors import (
 )
 from rekey.mapping.erasing import Search, bury, search
 from rekey.mapping.lookup import Lookup, Query
+from rekey.mapping.retention import day_of
 from rekey.mapping.rows import TargetKey
-from rekey.mapping.tombstones import day_of
 from rekey.model import TIMESTAMP, EntityKey, etag_of
 from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow

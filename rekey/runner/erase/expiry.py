@@ -21,8 +21,7 @@ from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 from rekey.errors import ConfigurationError, Findings, Refused
 from rekey.mapping.erasing import Emptied, empty
 from rekey.mapping.keyring import cohorts_kept
-from rekey.mapping.retention import WHOLE, Cohort
-from rekey.mapping.tombstones import day_of
+from rekey.mapping.retention import WHOLE, Cohort, day_of
 from rekey.protocol.control import ControlRow
 from rekey.runner.commands import require_begun
 from rekey.runner.erase.erasure import require_complete
