@@ -47,7 +47,7 @@ from rekey.mapping.sealing import (
     unreadable,
     within,
 )
-from rekey.mapping.wrapping import Wrapped, WrappingKey
+from rekey.mapping.wrapping import WrappingKey
 from rekey.model import EntityKey, Row, etag_of, key_of
 from rekey.state.audit import utc_now
 from rekey.tables.base import Table, TableService
@@ -183,10 +183,9 @@ class Keyring:
         for row in await data_key_rows(self.table, self.script_id):
             if is_tombstone(row) or self._wrapping.wraps(row.get("WrappedBy", "")):
                 continue
-            key = await self._unwrapped(row)
-            wrapped = await self._wrapped(key)
+            anew = await self._data_key_row(await self._unwrapped(row))
             try:
-                await self.table.replace(data_key_row(self.script_id, key, wrapped), etag=etag_of(row))
+                await self.table.replace(anew, etag=etag_of(row))
             except ConditionFailed:
                 continue  # another process did the same, or shredded it
             renewed += 1
@@ -209,13 +208,13 @@ class Keyring:
                 try:
                     self.tombstones.read(row)
                 except SealedUnreadable:
-                    pass  # somebody else's: ours takes its place
+                    pass  # not by rekey: ours takes its place
                 else:
                     return False
             try:
                 await self.table.replace(self.tombstones.make(key_of(row), on), etag=etag_of(row))
             except (ConditionFailed, RowMissing, Ambiguous):
-                continue  # it was wrapped anew meanwhile, or nobody can tell
+                continue  # it was wrapped anew meanwhile, or that is not known
             return True
         raise Unavailable("the row of a data key kept changing", hint="run the same command again")
 
@@ -235,9 +234,9 @@ class Keyring:
         row = await self._row(cohort)
         if row is None:
             made = new_data_key(cohort)
-            wrapped = await self._wrapped(made)
+            fresh = await self._data_key_row(made)
             try:
-                await self.table.insert(data_key_row(self.script_id, made, wrapped))
+                await self.table.insert(fresh)
             except (RowExists, Ambiguous):
                 row = await self._row(cohort)
                 if row is None:
@@ -254,10 +253,11 @@ class Keyring:
             )
         return await self._unwrapped(row)
 
-    async def _wrapped(self, key: DataKey) -> Wrapped:
-        if self._wrapping.is_remote:
-            return await asyncio.to_thread(self._wrapping.wrap, key.key)
-        return self._wrapping.wrap(key.key)
+    async def _data_key_row(self, key: DataKey) -> Row:
+        """Wrap a data key and return its row."""
+        wrap = self._wrapping.wrap
+        wrapped = await asyncio.to_thread(wrap, key.key) if self._wrapping.is_remote else wrap(key.key)
+        return data_key_row(self.script_id, key, wrapped)
 
     async def _unwrapped(self, row: Row) -> DataKey:
         if self._wrapping.is_remote:

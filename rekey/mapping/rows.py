@@ -7,7 +7,7 @@ Rules kept here:
   target row, it makes two sources of one target key a conflict before anything is written.
 * Index rows need no reverse row: their pointer names the main row, which has one.
 * A forward row can hold a reservation: the main key under which writers are making a row of this source key.
-* Row keys are keyed digests (`SafeIds`), so any old key fits, whatever its length or characters, and rows
+* Row keys are keyed digests (`SafeIds`), so any old key fits, of any length and characters, and rows
   spread evenly over 32 partitions a direction. The digest's first character is the partition.
 * The content (which holds legacy keys) exists only in the restricted store. With `mapping="sealed"` it is
   sealed (`rekey.mapping.sealing`), and a row that is not sealed is not read.

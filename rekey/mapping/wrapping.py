@@ -153,6 +153,6 @@ def not_unwrapped(by: str) -> Moved:
     return Moved(
         f"a data key that the wrapping key {by} is said to have wrapped does not unwrap with it",
         kept="everything; nothing was opened and nothing was changed",
-        hint="somebody changed the row of the data key in the restricted store; the runbook on the wrapping"
+        hint="the row of the data key in the restricted store was changed; the runbook on the wrapping"
         " key says what can be had back",
     )

@@ -190,7 +190,7 @@ class Config:
         found = [text for what, source in sources for text in secrets_source.warnings_for(what, source)]
         if self.restricted.is_https and self.restricted.is_same_as(self.tables):
             found.append(
-                "[restricted] is the same account as [tables]: whoever may read the migrated tables"
+                "[restricted] is the same account as [tables]: who may read the migrated tables"
                 " may also read the old keys"
             )
         return found

@@ -106,7 +106,7 @@ class VaultKey:
 
     def __init__(
         self,
-        told_as: VaultObject,
+        described: VaultObject,
         url: str,
         credential: TokenCredential | None,
         client_options: dict[str, Any],
@@ -114,7 +114,7 @@ class VaultKey:
         """Take the key's URL; nothing is asked of Key Vault yet.
 
         Args:
-            told_as: how messages speak of it.
+            described: how messages speak of it.
             url: `https://VAULT.vault.azure.net/keys/NAME`, with or without a version.
             credential: `DefaultAzureCredential` when None.
             client_options: passed to the clients (a `transport`, for example).
@@ -125,22 +125,22 @@ class VaultKey:
         try:
             from azure.keyvault.keys import KeyClient
         except ImportError:
-            raise told_as.not_installed() from None
+            raise described.not_installed() from None
         try:
             self.vault, self.name, self._version = split_url(url, "keys")
         except ValueError:
             raise ConfigurationError(
-                f"{told_as.setting} is not the https URL of a Key Vault key",
+                f"{described.setting} is not the https URL of a Key Vault key",
                 hint='write key_vault = "https://VAULT.vault.azure.net/keys/NAME"',
             ) from None
-        self.told_as = told_as
+        self.described = described
         self._credential = credential or default_credential()
         self._options = client_options
         self._client = KeyClient(self.vault, self._credential, **client_options)
 
     def get(self) -> Any:
         """Return what Key Vault says of the key, with its public half. Raises as `VaultObject.asked`."""
-        with self.told_as.asked():
+        with self.described.asked():
             return self._client.get_key(self.name, self._version)
 
     def client_for(self, key: Any) -> Any:

@@ -159,7 +159,7 @@ def from_key_vault(
         credential: `DefaultAzureCredential` when None.
         client_options: passed to `SecretClient` (a `transport`, for example).
     """
-    told_as = VaultObject(
+    described = VaultObject(
         what=f"secret `{name}`",
         kind="secret",
         setting=f"`[secrets.{name}]`",
@@ -170,13 +170,13 @@ def from_key_vault(
     try:
         from azure.keyvault.secrets import SecretClient
     except ImportError:
-        raise told_as.not_installed() from None
+        raise described.not_installed() from None
     vault, secret_name, version = split_url(url, "secrets")
     owned = None
     if credential is None:
         credential = owned = default_credential()
     try:
-        with told_as.asked(), SecretClient(vault, credential, **client_options) as client:
+        with described.asked(), SecretClient(vault, credential, **client_options) as client:
             value = client.get_secret(secret_name, version).value
     finally:
         if owned is not None:

@@ -87,20 +87,16 @@ class Section:
             self.fail(key, "is not a text", f'write {key} = "..."')
         return value
 
-    def count(self, key: str) -> int | None:
-        """Read a whole number of at least 1; None when absent."""
-        value = self.content.get(key)
-        if value is None:
-            return None
+    def count(self, key: str) -> int:
+        """Read a whole number of at least 1."""
+        value = self.content[key]
         if type(value) is not int or value < 1:
             self.fail(key, "is not a whole number of at least 1", f"write for example {key} = 16")
-        return value
+        return int(value)
 
-    def amount(self, key: str) -> float | None:
-        """Read a number of at least 0, e.g. a price; None when absent."""
-        value = self.content.get(key)
-        if value is None:
-            return None
+    def amount(self, key: str) -> float:
+        """Read a number of at least 0, e.g. a price."""
+        value = self.content[key]
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
             self.fail(key, "is not a number of at least 0", f"write for example {key} = 0.05")
         return float(value)

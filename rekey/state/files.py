@@ -37,7 +37,7 @@ def translating(path: Path) -> Iterator[None]:
         raise translated(error, path) from error
     except DBAPIError as error:
         cause = error.orig
-        # the wrapper's text quotes statement and parameters, which may hold keys: it is left behind
+        # the wrapper's text quotes statement and parameters, which may hold keys: it is dropped
         raise translated(cause if isinstance(cause, sqlite3.Error) else error, path) from cause
 
 

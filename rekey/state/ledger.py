@@ -120,15 +120,21 @@ class _PhaseMigration(YoyoMigration):  # type: ignore[misc]
         self.use_transactions = False
         self._depends: set[_PhaseMigration] = set()
 
-        def apply(_connection: object) -> None:
-            with _contained(path):
-                run(script_id, phase)
+        def contained(step: Step) -> Callable[[object], None]:
+            def carry_out(_connection: object) -> None:
+                try:
+                    with files.translating(path):
+                        step(script_id, phase)
+                except BadMigration as error:
+                    raise MachineFailed(
+                        f"a step failed inside yoyo ({type(error).__name__})",
+                        kept="everything up to the last checkpoint",
+                        hint="run the same command again; if it fails again, report it with this text",
+                    ) from error
 
-        def rollback(_connection: object) -> None:
-            with _contained(path):
-                undo(script_id, phase)
+            return carry_out
 
-        self.steps = [Transactionless(MigrationStep(0, apply, rollback))]
+        self.steps = [Transactionless(MigrationStep(0, contained(run), contained(undo)))]
 
     def follow(self, other: _PhaseMigration) -> None:
         """Make this phase depend on another one."""
@@ -288,19 +294,6 @@ class Ledger:
                 kept="everything; nothing was changed",
                 hint=f"`rekey rollback {builds_on[-1]}` first",
             )
-
-
-@contextmanager
-def _contained(path: Path) -> Iterator[None]:
-    try:
-        with files.translating(path):
-            yield
-    except BadMigration as error:
-        raise MachineFailed(
-            f"a step failed inside yoyo ({type(error).__name__})",
-            kept="everything up to the last checkpoint",
-            hint="run the same command again; if it fails again, report it with this text",
-        ) from error
 
 
 def _check(scripts: Sequence[LedgerScript]) -> None:
