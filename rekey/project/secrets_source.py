@@ -15,6 +15,7 @@ import hmac
 import os
 import stat
 from collections.abc import Mapping
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -172,13 +173,8 @@ def from_key_vault(
     except ImportError:
         raise described.not_installed() from None
     vault, secret_name, version = split_url(url, "secrets")
-    owned = None
-    if credential is None:
-        credential = owned = default_credential()
-    try:
-        with described.asked(), SecretClient(vault, credential, **client_options) as client:
-            value = client.get_secret(secret_name, version).value
-    finally:
-        if owned is not None:
-            owned.close()
+    # a credential that was made here is closed here
+    used = closing(default_credential()) if credential is None else nullcontext(credential)
+    with used as identity, described.asked(), SecretClient(vault, identity, **client_options) as client:
+        value = client.get_secret(secret_name, version).value
     return (value or "").encode()

@@ -28,22 +28,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
 
-from sqlalchemy import (
-    JSON,
-    Connection,
-    NullPool,
-    Row,
-    TableClause,
-    column,
-    create_engine,
-    delete,
-    func,
-    insert,
-    or_,
-    select,
-    table,
-    update,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from rekey.errors import StateUnusable
@@ -68,37 +53,34 @@ _KEYS = ("after", "upto", "cursor")
 """The keys of a segment, and of a part of a verification: what they are sealed under."""
 
 
-def _table(name: str, columns: Iterable[str], *, json: str | None = None) -> TableClause:
+def _table(name: str, *columns: str, json: str | None = None) -> sa.TableClause:
     """Describe a table for queries; `json` names its column of canonical JSON. `schema/` makes the tables."""
-    return table(name, *(column(one, JSON if one == json else None) for one in columns))
+    return sa.table(name, *(sa.column(one, sa.JSON if one == json else None) for one in columns))
 
 
 def _fields(value: type[Any]) -> Iterator[str]:
     return (one.name for one in fields(value))
 
 
-MIGRATION = _table("migration", _fields(MigrationRecord), json="secret_fingerprints")
-FACT = _table("fact", ("script_id", "name", "value"))
+MIGRATION = _table("migration", *_fields(MigrationRecord), json="secret_fingerprints")
+FACT = _table("fact", "script_id", "name", "value")
 SEGMENT = _table(
     "segment",
-    (
-        *("id", "script_id", "purpose", "after_key", "upto_key", "cursor_key"),
-        *("row_count", "byte_count", "done"),
-    ),
+    *("id", "script_id", "purpose", "after_key", "upto_key", "cursor_key", "row_count", "byte_count", "done"),
 )
 PHASE_RUN = _table(
     "phase_run",
-    ("id", "script_id", "phase", "started_at", "finished_at", "outcome", "counters"),
+    *("id", "script_id", "phase", "started_at", "finished_at", "outcome", "counters"),
     json="counters",
 )
 VERIFICATION = _table(
     "verification",
-    ("id", "script_id", *(name for name in _fields(Verification) if name != "number")),
+    *("id", "script_id", *(name for name in _fields(Verification) if name != "number")),
     json="report",
 )
-PARTIAL_SUMS = _table("partial_sums", ("script_id", *_fields(StoredSums)))
-AUDIT_EVENT = _table("audit_event", _fields(AuditEvent), json="details")
-AUDIT_CHECKPOINT = _table("audit_checkpoint", _fields(StoredCheckpoint))
+PARTIAL_SUMS = _table("partial_sums", "script_id", *_fields(StoredSums))
+AUDIT_EVENT = _table("audit_event", *_fields(AuditEvent), json="details")
+AUDIT_CHECKPOINT = _table("audit_checkpoint", *_fields(StoredCheckpoint))
 
 
 class State:
@@ -113,10 +95,10 @@ class State:
         self._clock = clock
         self._guard = threading.RLock()
         self._keys: dict[str, KeyTexts] = {}
-        self._engine = create_engine(
+        self._engine = sa.create_engine(
             "sqlite://",
             creator=lambda: raw,
-            poolclass=NullPool,
+            poolclass=sa.NullPool,
             hide_parameters=True,
             # canonical, so that a chained event hashes alike after it was read back
             json_serializer=canonical_json,
@@ -212,7 +194,7 @@ class State:
             made = MigrationRecord(
                 script_id, digest, source, run_id, endpoint_id, dict(secret_fingerprints), self._now()
             )
-            connection.execute(insert(MIGRATION).values(asdict(made)))
+            connection.execute(sa.insert(MIGRATION).values(asdict(made)))
         return made
 
     def migration(self, script_id: str) -> MigrationRecord | None:
@@ -223,13 +205,13 @@ class State:
     def migrations(self) -> list[MigrationRecord]:
         """Return all migrations that the file knows, by script id."""
         with self._reading() as connection:
-            found = connection.execute(select(MIGRATION).order_by(MIGRATION.c.script_id))
+            found = connection.execute(sa.select(MIGRATION).order_by(MIGRATION.c.script_id))
             return [MigrationRecord(**row._asdict()) for row in found]
 
     def forget(self, script_id: str) -> None:
         """Remove a migration with its segments, facts and verifications; its phase runs and audit stay."""
         with self._writing() as connection:
-            connection.execute(delete(MIGRATION).where(MIGRATION.c.script_id == script_id))
+            connection.execute(sa.delete(MIGRATION).where(MIGRATION.c.script_id == script_id))
 
     # --- segments and checkpoints -----------------------------------------------------------------------
 
@@ -275,7 +257,7 @@ class State:
                     "byte_count": segment.bytes,
                     "done": int(segment.done),
                 }
-                connection.execute(update(SEGMENT).where(SEGMENT.c.id == segment.id).values(saved))
+                connection.execute(sa.update(SEGMENT).where(SEGMENT.c.id == segment.id).values(saved))
             _put_facts(connection, script_id, facts or {})
 
     def split_segment(self, segment: Segment, middle: EntityKey) -> Segment:
@@ -291,7 +273,7 @@ class State:
         keys = self._texts(segment.script_id)
         same = SEGMENT.c.id == segment.id
         with self._writing() as connection:
-            found = connection.execute(select(SEGMENT).where(same)).one_or_none()
+            found = connection.execute(sa.select(SEGMENT).where(same)).one_or_none()
             known = None if found is None else _segment(found, keys)
             if not known or known.done or known.script_id != segment.script_id or middle not in known.rest:
                 raise StateUnusable(
@@ -300,22 +282,23 @@ class State:
                     hint="run the same command again: it goes on from the last checkpoint",
                 )
             lower, upper = KeyRange(known.after, known.upto).split(middle)
-            connection.execute(update(SEGMENT).where(same).values(upto_key=keys.to_text("upto", lower.upto)))
+            ended = {"upto_key": keys.to_text("upto", lower.upto)}
+            connection.execute(sa.update(SEGMENT).where(same).values(ended))
             return _add_segments(connection, known.script_id, known.purpose, [upper], keys)[-1]
 
     def clear_segments(self, script_id: str, purpose: str) -> None:
         """Remove the segments of one purpose."""
         with self._writing() as connection:
             connection.execute(
-                delete(SEGMENT).where(SEGMENT.c.script_id == script_id, SEGMENT.c.purpose == purpose)
+                sa.delete(SEGMENT).where(SEGMENT.c.script_id == script_id, SEGMENT.c.purpose == purpose)
             )
 
     def forget_keys(self, script_id: str) -> None:
         """Take all keys of a migration out of the file; counts stay. After `complete` they are of no use."""
         columns = [SEGMENT.c[f"{name}_key"] for name in _KEYS]
-        holding = or_(*(key.is_not(None) for key in columns))
+        holding = sa.or_(*(key.is_not(None) for key in columns))
         with self._writing() as connection:
-            emptied = update(SEGMENT).where(SEGMENT.c.script_id == script_id, holding)
+            emptied = sa.update(SEGMENT).where(SEGMENT.c.script_id == script_id, holding)
             forgotten = connection.execute(emptied.values(dict.fromkeys(columns))).rowcount
             forgotten += _forget_sums(connection, script_id)
         if forgotten or self.get_fact(script_id, KEYS_FORGOTTEN) is None:  # or it failed here the last time
@@ -332,7 +315,7 @@ class State:
     def facts(self, script_id: str) -> dict[str, str]:
         """Return all facts of a migration."""
         with self._reading() as connection:
-            found = connection.execute(select(FACT).where(FACT.c.script_id == script_id))
+            found = connection.execute(sa.select(FACT).where(FACT.c.script_id == script_id))
             return {row.name: row.value for row in found}
 
     def set_fact(self, script_id: str, name: str, value: str | None) -> None:
@@ -346,7 +329,7 @@ class State:
         """Record that a phase is entered and return the number of this run."""
         begun = {"script_id": script_id, "phase": str(phase), "started_at": self._now(), "counters": {}}
         with self._writing() as connection:
-            return connection.execute(insert(PHASE_RUN).values(begun)).lastrowid
+            return connection.execute(sa.insert(PHASE_RUN).values(begun)).lastrowid
 
     def count_phase(self, run: int, requests: Mapping[str, int]) -> None:
         """Record what a run of a phase has sent until now, by kind; that stays if the run is killed."""
@@ -361,13 +344,13 @@ class State:
 
     def phase_runs(self, script_id: str) -> list[PhaseRun]:
         """Return all runs of all phases of a migration, oldest first."""
-        query = select(PHASE_RUN).where(PHASE_RUN.c.script_id == script_id).order_by(PHASE_RUN.c.id)
+        query = sa.select(PHASE_RUN).where(PHASE_RUN.c.script_id == script_id).order_by(PHASE_RUN.c.id)
         with self._reading() as connection:
             return [_phase_run(row) for row in connection.execute(query)]
 
     def _update_phase(self, run: int, **values: Any) -> None:
         with self._writing() as connection:
-            connection.execute(update(PHASE_RUN).where(PHASE_RUN.c.id == run).values(values))
+            connection.execute(sa.update(PHASE_RUN).where(PHASE_RUN.c.id == run).values(values))
 
     # --- verifications ------------------------------------------------------------------------------------
 
@@ -376,7 +359,7 @@ class State:
         values = {**asdict(verification), "script_id": script_id}
         del values["number"]  # the file gives it
         with self._writing() as connection:
-            connection.execute(insert(VERIFICATION).values(values))
+            connection.execute(sa.insert(VERIFICATION).values(values))
 
     def latest_verification(self, script_id: str, mode: str = "full") -> Verification | None:
         """Return the verification of this mode that was recorded last."""
@@ -385,11 +368,12 @@ class State:
 
     def verifications(self, script_id: str, *, mode: str | None = None) -> list[Verification]:
         """Return the verifications of a migration, oldest first; of one mode, or of all."""
-        query = select(VERIFICATION).where(VERIFICATION.c.script_id == script_id).order_by(VERIFICATION.c.id)
+        query = sa.select(VERIFICATION).where(VERIFICATION.c.script_id == script_id)
         if mode is not None:
             query = query.where(VERIFICATION.c.mode == mode)
         with self._reading() as connection:
-            return [_verification(row) for row in connection.execute(query)]
+            found = connection.execute(query.order_by(VERIFICATION.c.id))
+            return [_verification(row) for row in found]
 
     def keep_sums(self, script_id: str, stored: StoredSums | None) -> None:
         """Store the sums of a verification under way in the place of those before; None removes them."""
@@ -410,7 +394,7 @@ class State:
             StateUnusable: they cannot be read, or their keys cannot be opened.
         """
         with self._reading() as connection:
-            query = select(PARTIAL_SUMS).where(PARTIAL_SUMS.c.script_id == script_id)
+            query = sa.select(PARTIAL_SUMS).where(PARTIAL_SUMS.c.script_id == script_id)
             row = connection.execute(query).one_or_none()
         if row is None:
             return None
@@ -439,7 +423,7 @@ class State:
         They are counted in the file, for all migrations: a new process does not begin at nothing.
         """
         since = utc_text(self._clock() - timedelta(seconds=seconds))
-        count = select(func.count()).where(AUDIT_EVENT.c.event == event, AUDIT_EVENT.c.at > since)
+        count = sa.select(sa.func.count()).where(AUDIT_EVENT.c.event == event, AUDIT_EVENT.c.at > since)
         with self._writing() as connection:
             if connection.execute(count).scalar_one() >= most:
                 return None
@@ -447,7 +431,7 @@ class State:
 
     def audit_events(self, script_id: str | None = None) -> list[AuditEvent]:
         """Return the events in order; all, or those of one migration."""
-        query = select(AUDIT_EVENT).order_by(AUDIT_EVENT.c.seq)
+        query = sa.select(AUDIT_EVENT).order_by(AUDIT_EVENT.c.seq)
         if script_id is not None:
             query = query.where(AUDIT_EVENT.c.script_id == script_id)
         with self._reading() as connection:
@@ -466,13 +450,13 @@ class State:
     def checkpoints(self) -> list[StoredCheckpoint]:
         """Return all checkpoints over the audit log, by size."""
         with self._reading() as connection:
-            found = connection.execute(select(AUDIT_CHECKPOINT).order_by(AUDIT_CHECKPOINT.c.size))
+            found = connection.execute(sa.select(AUDIT_CHECKPOINT).order_by(AUDIT_CHECKPOINT.c.size))
             return [StoredCheckpoint(**row._asdict()) for row in found]
 
     def _add_event(
-        self, connection: Connection, event: str, script_id: str | None, details: Mapping[str, Any]
+        self, connection: sa.Connection, event: str, script_id: str | None, details: Mapping[str, Any]
     ) -> AuditEvent:
-        newest = select(AUDIT_EVENT).order_by(AUDIT_EVENT.c.seq.desc()).limit(1)
+        newest = sa.select(AUDIT_EVENT).order_by(AUDIT_EVENT.c.seq.desc()).limit(1)
         last = connection.execute(newest).one_or_none()
         added = audit.chained(
             None if last is None else AuditEvent(**last._asdict()),
@@ -484,7 +468,7 @@ class State:
             host=audit.current_host(),
             command=audit.COMMAND.get(),
         )
-        connection.execute(insert(AUDIT_EVENT).values(asdict(added)))
+        connection.execute(sa.insert(AUDIT_EVENT).values(asdict(added)))
         return added
 
     # --- transactions -------------------------------------------------------------------------------------
@@ -496,12 +480,12 @@ class State:
         return self._keys.get(script_id, PLAIN)
 
     @contextmanager
-    def _reading(self) -> Iterator[Connection]:
+    def _reading(self) -> Iterator[sa.Connection]:
         with self._guard, files.translating(self.path), self._connection.begin():
             yield self._connection
 
     @contextmanager
-    def _writing(self) -> Iterator[Connection]:
+    def _writing(self) -> Iterator[sa.Connection]:
         if self.read_only:
             raise StateUnusable(
                 f"the state file {self.path} was opened for reading only",
@@ -513,22 +497,24 @@ class State:
             yield self._connection
 
 
-def _raw(connection: Connection) -> sqlite3.Connection:
+def _raw(connection: sa.Connection) -> sqlite3.Connection:
     return cast(sqlite3.Connection, connection.connection.dbapi_connection)
 
 
-def _migration(connection: Connection, script_id: str) -> MigrationRecord | None:
-    row = connection.execute(select(MIGRATION).where(MIGRATION.c.script_id == script_id)).one_or_none()
+def _migration(connection: sa.Connection, script_id: str) -> MigrationRecord | None:
+    row = connection.execute(sa.select(MIGRATION).where(MIGRATION.c.script_id == script_id)).one_or_none()
     return None if row is None else MigrationRecord(**row._asdict())
 
 
-def _segments(connection: Connection, script_id: str, purpose: str, keys: KeyTexts | None) -> list[Segment]:
+def _segments(
+    connection: sa.Connection, script_id: str, purpose: str, keys: KeyTexts | None
+) -> list[Segment]:
     of_purpose = SEGMENT.c.script_id == script_id, SEGMENT.c.purpose == purpose
-    found = connection.execute(select(SEGMENT).where(*of_purpose).order_by(SEGMENT.c.id))
+    found = connection.execute(sa.select(SEGMENT).where(*of_purpose).order_by(SEGMENT.c.id))
     return [_segment(row, keys) for row in found]
 
 
-def _segment(row: Row[Any], keys: KeyTexts | None) -> Segment:
+def _segment(row: sa.Row[Any], keys: KeyTexts | None) -> Segment:
     after, upto, cursor = (
         None if keys is None else keys.from_text(name, getattr(row, f"{name}_key")) for name in _KEYS
     )
@@ -537,7 +523,7 @@ def _segment(row: Row[Any], keys: KeyTexts | None) -> Segment:
 
 
 def _add_segments(
-    connection: Connection, script_id: str, purpose: str, ranges: Iterable[KeyRange], keys: KeyTexts
+    connection: sa.Connection, script_id: str, purpose: str, ranges: Iterable[KeyRange], keys: KeyTexts
 ) -> list[Segment]:
     values = [
         {
@@ -549,15 +535,15 @@ def _add_segments(
         for within in ranges
     ]
     if values:
-        connection.execute(insert(SEGMENT), values)
+        connection.execute(sa.insert(SEGMENT), values)
     return _segments(connection, script_id, purpose, keys)
 
 
-def _put_facts(connection: Connection, script_id: str, facts: Mapping[str, str | None]) -> None:
+def _put_facts(connection: sa.Connection, script_id: str, facts: Mapping[str, str | None]) -> None:
     """Set facts of a migration; None removes one."""
     for name, value in facts.items():
         if value is None:
-            connection.execute(delete(FACT).where(FACT.c.script_id == script_id, FACT.c.name == name))
+            connection.execute(sa.delete(FACT).where(FACT.c.script_id == script_id, FACT.c.name == name))
             continue
         setting = upsert(FACT).values(script_id=script_id, name=name, value=value)
         connection.execute(
@@ -570,7 +556,7 @@ def _counters(counters: Mapping[str, int], requests: Mapping[str, int]) -> dict[
     return {**counters, **{_REQUESTS + name: number for name, number in requests.items()}}
 
 
-def _phase_run(row: Row[Any]) -> PhaseRun:
+def _phase_run(row: sa.Row[Any]) -> PhaseRun:
     values = row._asdict()
     recorded: dict[str, int] = values.pop("counters")
     sent = {name: number for name, number in recorded.items() if name.startswith(_REQUESTS)}
@@ -581,7 +567,7 @@ def _phase_run(row: Row[Any]) -> PhaseRun:
     )
 
 
-def _verification(row: Row[Any]) -> Verification:
+def _verification(row: sa.Row[Any]) -> Verification:
     values = row._asdict()
     del values["script_id"]
     return Verification(number=values.pop("id"), **values)
@@ -596,5 +582,5 @@ def _with_keys(sums: Mapping[str, Any], convert: Callable[[str, Any], Any]) -> d
     return {**sums, "parts": parts}
 
 
-def _forget_sums(connection: Connection, script_id: str) -> int:
-    return connection.execute(delete(PARTIAL_SUMS).where(PARTIAL_SUMS.c.script_id == script_id)).rowcount
+def _forget_sums(connection: sa.Connection, script_id: str) -> int:
+    return connection.execute(sa.delete(PARTIAL_SUMS).where(PARTIAL_SUMS.c.script_id == script_id)).rowcount
