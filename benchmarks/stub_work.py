@@ -38,7 +38,7 @@ from rekey.mapping.rows import MAPPING_TABLE, MappingRows
 from rekey.mapping.sealing import Sealer, new_data_key
 from rekey.mapping.store import MappingStore
 from rekey.model import EVERYTHING, EntityKey
-from rekey.project.bounds import Limits
+from rekey.project.config import Limits
 from rekey.protocol.propagate import Propagator
 from rekey.state.store import State
 from rekey.tables.azure import AzureTableService

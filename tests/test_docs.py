@@ -24,8 +24,7 @@ from rekey.declaration.requirements import LOADS
 from rekey.errors import ExitCode
 from rekey.phases import ORDER, ControlPhase
 from rekey.plan import problems
-from rekey.project.config import EvidenceKey, load_config
-from rekey.project.default_config import DEFAULT_CONFIG
+from rekey.project.config import EvidenceKey, default_config, load_config
 from rekey.verify.divergence import Kind
 from tests.documents import ROOT, blocks, documents
 
@@ -134,15 +133,15 @@ def test_every_exit_code_is_documented() -> None:
 
 
 def test_every_key_of_the_configuration_is_documented_with_its_default(tmp_path: Path) -> None:
-    (tmp_path / "rekey.toml").write_text(DEFAULT_CONFIG, "utf-8")
+    (tmp_path / "rekey.toml").write_text(default_config(), "utf-8")
     config = load_config(tmp_path / "rekey.toml")
     for name, default in [*vars_of(config.limits), *vars_of(config.gates)]:
         assert f"{name}`" in CONFIGURATION, name
-        said = tomllib.loads(DEFAULT_CONFIG)["limits" if default == "limits" else "gates"].get(name)
+        said = tomllib.loads(default_config())["limits" if default == "limits" else "gates"].get(name)
         if said is not None:
             shown = f'"{said}"' if isinstance(said, str) else str(said)
             assert re.search(rf"{name}` \| `{re.escape(shown)}`", CONFIGURATION), name
-    for part in tomllib.loads(DEFAULT_CONFIG):
+    for part in tomllib.loads(default_config()):
         assert f"[{part}]" in CONFIGURATION
     for name in vars(EvidenceKey)["__slots__"]:
         assert re.search(rf"\[evidence\].*`{name}`|`\[evidence\] {name}`", CONFIGURATION), name

@@ -30,7 +30,7 @@ def init(shell: Shell, folder: Path) -> ExitCode:
     Writes the configuration with its defaults explained, a folder for migration scripts, the key that seals
     old keys, and entries in .gitignore for that key and rekey's state. Overwrites nothing.
     """
-    from rekey.project.default_config import DEFAULT_CONFIG
+    from rekey.project.config import default_config
 
     config = folder / shell.config_path
     migrations = config.parent / "migrations"
@@ -38,7 +38,7 @@ def init(shell: Shell, folder: Path) -> ExitCode:
     ignore = config.parent / ".gitignore"
     try:
         migrations.mkdir(parents=True, exist_ok=True)
-        fresh = _write_new(config, DEFAULT_CONFIG)
+        fresh = _write_new(config, default_config())
         made = {
             str(config): fresh,
             **({str(key): _write_key(key)} if fresh else {}),

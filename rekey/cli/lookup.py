@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from rekey.declaration.migration import Declared
     from rekey.mapping.lookup import Found, Gone, Met, Query
     from rekey.model import EntityKey
-    from rekey.state.erasures import Erasures
+    from rekey.state.audit import Erasures
     from rekey.tables.base import Accounts
 
 EVENT = "lookup"
@@ -136,7 +136,7 @@ def _record(shell: Shell, project: Project, declared: Declared, details: dict[st
         Refused: there were too many in the last minute.
         StateUnusable, Locked, MachineFailed: it cannot be recorded, and the mapping is sealed.
     """
-    from rekey.state.erasures import Erasures, erasures
+    from rekey.state.audit import Erasures, erasures
     from rekey.state.store import State
 
     most = project.config.lookup.per_minute

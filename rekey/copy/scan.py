@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from rekey.copy.throttle import NO_RATES, Throttle
 from rekey.core.concurrency import cancel, together
 from rekey.model import LAST_ROW, PARTITION_KEY, EntityKey, Row
-from rekey.project.bounds import Limits
+from rekey.project.config import Limits
 from rekey.state.models import Segment
 from rekey.tables.base import MAX_PAGE_ROWS, Page, Table
 from rekey.tables.probing import find_middle

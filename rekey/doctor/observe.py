@@ -44,8 +44,7 @@ from rekey.mapping.keyring import cohorts_kept
 from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE
 from rekey.migration.opening import credential_for
 from rekey.model import PARTITION_KEY, ROW_KEY, key_of
-from rekey.project.bounds import Gates
-from rekey.project.config import AZURITE_ACCOUNT, Account, Config, account_key
+from rekey.project.config import AZURITE_ACCOUNT, Account, Config, Gates, account_key
 from rekey.protocol.control import ControlStore
 from rekey.protocol.journal import intents_of
 from rekey.protocol.registry import Registry, Standing, standing

@@ -41,8 +41,8 @@ from rekey.migration.opening import open_wrapping, read_wrapping
 from rekey.project.config import Config, account_key, resolve_secret
 from rekey.project.secrets_source import SecretKind, SecretSource
 from rekey.protocol.lease import process_exists
+from rekey.state.audit import erasures
 from rekey.state.backend import SCHEMA_FOLDER, schema_version, sqlite_version
-from rekey.state.erasures import erasures
 from rekey.state.store import State
 
 T = TypeVar("T")

@@ -19,13 +19,13 @@ from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 
 from rekey.errors import ConfigurationError
 from rekey.evidence.keys import PublicKey
-from rekey.project.keyvault import Thing, VaultKey
+from rekey.project.keyvault import VaultKey, VaultObject
 
 if TYPE_CHECKING:
     from azure.core.credentials import TokenCredential
 
 _NUMBER_BYTES = 32
-_THING = Thing(
+_KEY = VaultObject(
     what="the evidence key",
     kind="key",
     setting="`[evidence] key_vault`",
@@ -39,7 +39,7 @@ class KeyVaultSigner:
 
     def __init__(self, url: str, *, credential: TokenCredential | None = None, **client_options: Any) -> None:
         """Take the key's URL; nothing is asked of Key Vault yet. Arguments and errors are `VaultKey`'s."""
-        self._vault_key = VaultKey(_THING, url, credential, client_options)
+        self._vault_key = VaultKey(_KEY, url, credential, client_options)
 
     @cached_property
     def _key(self) -> Any:
@@ -68,6 +68,6 @@ class KeyVaultSigner:
 
         digest = hashlib.sha256(data).digest()
         key = self._key
-        with _THING.asked(), self._vault_key.client_for(key) as client:
+        with _KEY.asked(), self._vault_key.client_for(key) as client:
             raw = client.sign(SignatureAlgorithm.es256, digest).signature
         return encode_dss_signature(int.from_bytes(raw[:_NUMBER_BYTES]), int.from_bytes(raw[_NUMBER_BYTES:]))

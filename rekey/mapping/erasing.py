@@ -3,7 +3,7 @@
 Rules kept here:
 
 * Every write is conditional on the row that was read. A row that changed is read again, and put away only if
-  it still is whose it was.
+  it still names the same source key.
 * What is done twice ends the same: a tombstone stays as it is.
 * A page at a time: memory does not grow with the mapping.
 """
@@ -11,7 +11,7 @@ Rules kept here:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from rekey.core.clock import ticks_of
@@ -25,15 +25,12 @@ from rekey.errors import (
     SealedUnreadable,
     Unavailable,
 )
-from rekey.mapping.retention import DONE, WHOLE
-from rekey.mapping.sealing import key_partition
+from rekey.mapping.retention import DONE, ERASED_ON, WHOLE, is_tombstone
+from rekey.mapping.sealing import key_partition, within
 from rekey.mapping.store import MappingStore
-from rekey.mapping.tombstones import ERASED_ON, is_tombstone
-from rekey.model import TIMESTAMP, EntityKey, KeyRange, Row, etag_of, key_of
-from rekey.tables.base import Page
+from rekey.model import TIMESTAMP, EntityKey, Row, etag_of, key_of
 
 _MAX_ROUNDS = 20
-_LAST = "\uffff"
 
 Advance = Callable[[int], None]
 
@@ -44,7 +41,7 @@ class Search:
 
     Attributes:
         rows: by source key, where reverse rows stand that name it.
-        unreadable: how many rows could not be opened, so that nobody knows whom they name.
+        unreadable: how many rows could not be opened, so that it is not known whom they name.
     """
 
     rows: dict[EntityKey, list[EntityKey]] = field(default_factory=dict, repr=False)
@@ -66,14 +63,14 @@ async def search(
     Args:
         store: the mapping.
         wanted: the source keys.
-        scans: partitions that are read side by side.
+        scans: partitions that are read concurrently.
         advance: told of rows as they are read.
         check: raises when the work must stop.
     """
     found = Search()
 
     async def look(partition: str) -> None:
-        async for page in pages(store, partition):
+        async for page in store.table.scan(within(partition)):
             check()
             await store.learn(page.rows)
             for row in page.rows:
@@ -87,7 +84,7 @@ async def search(
                 if source in wanted:
                     found.rows.setdefault(source, []).append(key_of(row))
             advance(len(page.rows))
-            await asyncio.sleep(0)  # a page is opened in one go; whoever waits has his turn
+            await asyncio.sleep(0)  # a page is opened in one go; other tasks get their turn
 
     await for_each(store.rows.partitions("r"), look, limit=scans)
     return found
@@ -99,11 +96,11 @@ async def bury(store: MappingStore, at: EntityKey, source: EntityKey, on: str) -
     Args:
         store: the mapping.
         at: where the row stands.
-        source: whom it must name; a row that passed to somebody else stays.
+        source: whom it must name; a row that passed to another source key stays.
         on: the day.
 
     Raises:
-        SealedUnreadable: the row cannot be opened, so nobody knows whom it names.
+        SealedUnreadable: the row cannot be opened, so it is not known whom it names.
     """
     for _ in range(_MAX_ROUNDS):
         row = await store.table.get(at)
@@ -152,7 +149,7 @@ async def empty(
         store: the mapping.
         on: the day.
         is_over: tells of the moment of a row's last write, in ticks, whether the row is over.
-        concurrency: rows that are deleted side by side.
+        concurrency: rows that are deleted concurrently.
         advance: told of rows as they are read.
         check: raises when the work must stop.
     """
@@ -174,7 +171,7 @@ async def empty(
 
     for direction in ("r", "f"):
         for partition in store.rows.partitions(direction):
-            async for page in pages(store, partition, select=[ERASED_ON]):
+            async for page in store.table.scan(within(partition), select=[ERASED_ON]):
                 check()
                 await for_each(page.rows, remove, limit=concurrency)
                 advance(len(page.rows))
@@ -201,12 +198,3 @@ async def _mark(store: MappingStore, on: str, *, done: bool) -> str:
             continue
         return said
     raise Unavailable("the row that marks the mapping kept changing", hint="run the same command again")
-
-
-async def pages(
-    store: MappingStore, partition: str, *, select: list[str] | None = None
-) -> AsyncIterator[Page]:
-    """Iterate over the pages of one partition of the mapping; nothing is opened."""
-    bounds = KeyRange(EntityKey(partition, ""), EntityKey(partition, _LAST))
-    async for page in store.table.scan(bounds, select=select):
-        yield page

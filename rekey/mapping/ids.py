@@ -2,8 +2,8 @@
 
 Rules kept here:
 
-* A safe id is keyed (HMAC-SHA-256 with a random key of the migration, kept in the restricted store): whoever
-  holds only logs and plans cannot test guesses of legacy keys against it.
+* A safe id is keyed (HMAC-SHA-256 with a random key of the migration, kept in the restricted store):
+  logs and plans alone are not enough to test guesses of legacy keys against it.
 * The short id shown to people is the beginning of the long one, which is a row key of the mapping table: so
   the restricted mapping resolves every short id, and nothing else does.
 """

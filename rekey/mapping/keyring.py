@@ -2,7 +2,7 @@
 
 Rules kept here:
 
-* One data key for each cohort: it is made by insert-if-absent, so whoever writes first in a month decides for
+* One data key for each cohort: it is made by insert-if-absent, so the first writer of a month decides for
   all. A process unwraps each key once.
 * The root key, of which safe ids and the seal of the state file are derived, is made before the control row.
   A migration that has begun without its root key is broken, and nothing is made up in its place.
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 
 from rekey.errors import (
     Ambiguous,
@@ -30,7 +30,7 @@ from rekey.errors import (
     Unavailable,
 )
 from rekey.mapping.ids import SafeIds
-from rekey.mapping.retention import Cohort, cohorts
+from rekey.mapping.retention import Cohort, Tombstones, cohorts, is_tombstone
 from rekey.mapping.rows import MAPPING_TABLE
 from rekey.mapping.sealing import (
     DATA_KEY,
@@ -45,25 +45,19 @@ from rekey.mapping.sealing import (
     new_data_key,
     read_data_key,
     unreadable,
+    within,
 )
-from rekey.mapping.tombstones import Tombstones, is_tombstone
-from rekey.mapping.wrapping import Wrapped, WrappingKey
-from rekey.model import EntityKey, KeyRange, Row, etag_of, key_of
+from rekey.mapping.wrapping import WrappingKey
+from rekey.model import EntityKey, Row, etag_of, key_of
+from rekey.state.audit import utc_now
 from rekey.tables.base import Table, TableService
 
 _MAX_ROUNDS = 20
 
 
-def utc_now() -> datetime:
-    """Return this machine's clock: a cohort is a month, which no clock is wrong by."""
-    return datetime.now(UTC)
-
-
 async def data_key_rows(table: Table, script_id: str) -> list[Row]:
     """Return what stands in the partition of a migration's data keys; nothing is opened."""
-    partition = key_partition(script_id)
-    bounds = KeyRange(EntityKey(partition, ""), EntityKey(partition, "\uffff"))
-    return [row async for page in table.scan(bounds) for row in page.rows]
+    return [row async for page in table.scan(within(key_partition(script_id))) for row in page.rows]
 
 
 async def cohorts_kept(
@@ -93,13 +87,14 @@ class Keyring:
     def __init__(
         self, table: Table, script_id: str, wrapping: WrappingKey, *, now: Callable[[], datetime] = utc_now
     ) -> None:
-        """Take the mapping table, the migration's id, and what wraps."""
+        """Take the mapping table, the migration's id, what wraps, and this machine's clock, which is never
+        wrong by a cohort's month."""
         self.table = table
         self.script_id = script_id
         self.sealer = Sealer()
         self.gone: Mapping[str, str] = {}
-        """Cohorts that the audit log says were shredded, and on which day: their keys are not used, whoever
-        put them back."""
+        """Cohorts that the audit log says were shredded, and on which day: their keys are not used, even if
+        they are there again."""
         self._wrapping = wrapping
         self._now = now
         self._root: DataKey | None = None
@@ -124,8 +119,8 @@ class Keyring:
         self._root = await self._unwrapped(row)
 
     def safe_ids(self, id_key: bytes) -> SafeIds:
-        """Return the safe ids of the migration: whoever holds the restricted store alone cannot test guesses
-        of legacy keys against them.
+        """Return the safe ids of the migration. The restricted store alone is not enough to test guesses of
+        legacy keys against them.
 
         Args:
             id_key: the key in the control row.
@@ -161,10 +156,7 @@ class Keyring:
             SealedUnreadable: a data key that was shredded stands there again.
             Moved: a data key does not unwrap.
         """
-
-        def knows(name: str) -> bool:
-            return self.sealer.knows(name) or self.sealer.has_lost(name)
-
+        knows = self.sealer.knows
         wanted = {name for row in rows if isinstance(name := row.get(DATA_KEY), str) and not knows(name)}
         if not wanted:
             return
@@ -176,7 +168,7 @@ class Keyring:
                 if is_tombstone(row):
                     self.sealer.shredded(cohort, self.tombstones.read(row))
                 elif cohort in self.gone:
-                    said = f"it was shredded on {self.gone[cohort]}, and somebody put it back"
+                    said = f"it was shredded on {self.gone[cohort]}, and it was put back"
                     raise unreadable(self.table.name, key_of(row), said)
                 else:
                     self.sealer.add(await self._unwrapped(row))
@@ -191,10 +183,9 @@ class Keyring:
         for row in await data_key_rows(self.table, self.script_id):
             if is_tombstone(row) or self._wrapping.wraps(row.get("WrappedBy", "")):
                 continue
-            key = await self._unwrapped(row)
-            wrapped = await self._wrapped(key)
+            anew = await self._data_key_row(await self._unwrapped(row))
             try:
-                await self.table.replace(data_key_row(self.script_id, key, wrapped), etag=etag_of(row))
+                await self.table.replace(anew, etag=etag_of(row))
             except ConditionFailed:
                 continue  # another process did the same, or shredded it
             renewed += 1
@@ -217,13 +208,13 @@ class Keyring:
                 try:
                     self.tombstones.read(row)
                 except SealedUnreadable:
-                    pass  # somebody else's: ours takes its place
+                    pass  # not by rekey: ours takes its place
                 else:
                     return False
             try:
                 await self.table.replace(self.tombstones.make(key_of(row), on), etag=etag_of(row))
             except (ConditionFailed, RowMissing, Ambiguous):
-                continue  # it was wrapped anew meanwhile, or nobody can tell
+                continue  # it was wrapped anew meanwhile, or that is not known
             return True
         raise Unavailable("the row of a data key kept changing", hint="run the same command again")
 
@@ -239,13 +230,13 @@ class Keyring:
             return None
 
     async def _made(self, cohort: str) -> DataKey:
-        """Return the data key of a cohort; made if nobody has."""
+        """Return the data key of a cohort; made if there is none."""
         row = await self._row(cohort)
         if row is None:
             made = new_data_key(cohort)
-            wrapped = await self._wrapped(made)
+            fresh = await self._data_key_row(made)
             try:
-                await self.table.insert(data_key_row(self.script_id, made, wrapped))
+                await self.table.insert(fresh)
             except (RowExists, Ambiguous):
                 row = await self._row(cohort)
                 if row is None:
@@ -262,10 +253,11 @@ class Keyring:
             )
         return await self._unwrapped(row)
 
-    async def _wrapped(self, key: DataKey) -> Wrapped:
-        if self._wrapping.is_remote:
-            return await asyncio.to_thread(self._wrapping.wrap, key.key)
-        return self._wrapping.wrap(key.key)
+    async def _data_key_row(self, key: DataKey) -> Row:
+        """Wrap a data key and return its row."""
+        wrap = self._wrapping.wrap
+        wrapped = await asyncio.to_thread(wrap, key.key) if self._wrapping.is_remote else wrap(key.key)
+        return data_key_row(self.script_id, key, wrapped)
 
     async def _unwrapped(self, row: Row) -> DataKey:
         if self._wrapping.is_remote:

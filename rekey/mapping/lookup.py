@@ -8,12 +8,12 @@ Rules kept here:
 * A row is named by its safe id on the way: one is computed of the key that was asked for, or read off the
   mapping row. A text that was given as an id is never repeated: it may be a key, given by mistake.
 * What was erased is an answer, not a fault: on which day. What the audit log says was erased and stands there
-  again was put back by somebody, and is not shown.
+  again was put back, and is not shown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,15 +48,18 @@ class Met:
 
     Attributes:
         query: the question.
-        row_ids: safe ids of what was asked for.
-        digests: the same in full, which the digest of a batch is made of.
+        digests: safe ids of what was asked for, in full; "" for an id that is not known.
         rows: forward or reverse rows.
     """
 
     query: Query
-    row_ids: tuple[str, ...]
     digests: tuple[str, ...]
     rows: tuple[Row, ...] = field(repr=False)
+
+    @property
+    def row_ids(self) -> tuple[str, ...]:
+        """Safe ids of what was asked for, as people see them."""
+        return tuple(dict.fromkeys(digest[:SHORT_CHARACTERS] or UNKNOWN_ID for digest in self.digests))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +120,17 @@ class Lookup:
 
     async def meet(self, query: Query) -> Met:
         """Return the mapping rows that a question means; opens none."""
-        rows = self._store.rows
         if query.safe_id is not None:
             return await self._meet_id(query, query.safe_id.strip().lower())
+        get = self._store.table.get
         if query.old is not None:
-            return self._met(query, rows.forward_key(query.old), await self._at(rows.forward_key(query.old)))
-        key = query.new or EntityKey("", "")
-        at = rows.reverse_key(key)
-        row = await self._at(at) or await self._by_index(key)
-        return self._met(query, at if row is None else EntityKey("", row[ROW_KEY]), row)
+            at = self._store.rows.forward_key(query.old)
+            row = await get(at)
+        else:
+            key = query.new or EntityKey("", "")
+            at = self._store.rows.reverse_key(key)
+            row = await get(at) or await self._by_index(key)
+        return Met(query, (at.row,), ()) if row is None else Met(query, (row[ROW_KEY],), (row,))
 
     async def tell(self, met: Met) -> list[Found | Gone]:
         """Open what a question means.
@@ -149,10 +154,10 @@ class Lookup:
 
     async def _meet_id(self, query: Query, wanted: str) -> Met:
         if len(wanted) < SHORT_CHARACTERS:
-            return Met(query, (UNKNOWN_ID,), ("",), ())
+            return Met(query, ("",), ())
         found = [row for direction in ("f", "r") for row in await self._store.lookup(direction, wanted)]
         digests = tuple(dict.fromkeys(str(row[ROW_KEY]) for row in found))
-        return Met(query, _short(digests) or (UNKNOWN_ID,), digests or ("",), tuple(found))
+        return Met(query, digests or ("",), tuple(found))
 
     async def _by_index(self, key: EntityKey) -> Row | None:
         """Return the reverse row of an index row's main row."""
@@ -162,13 +167,10 @@ class Lookup:
             except TableMissing:
                 continue
             if row is not None and MAIN_PARTITION_KEY in row:
-                found = await self._at(self._store.rows.reverse_key(pointer_of(row)))
+                found = await self._store.table.get(self._store.rows.reverse_key(pointer_of(row)))
                 if found is not None:
                     return found
         return None
-
-    async def _at(self, key: EntityKey) -> Row | None:
-        return await self._store.table.get(key)
 
     async def _found(self, source_key: EntityKey) -> Found | Gone | None:
         forward = await self._store.forward(source_key)
@@ -180,11 +182,3 @@ class Lookup:
             return Gone(row_id, on, returned=True)
         new = tuple((rows.tables[target.table], target.key) for target in sorted(forward.targets))
         return Found(row_id, source_key, new)
-
-    @staticmethod
-    def _met(query: Query, at: EntityKey, row: Row | None) -> Met:
-        return Met(query, _short((at.row,)), (at.row,), () if row is None else (row,))
-
-
-def _short(digests: Sequence[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(digest[:SHORT_CHARACTERS] for digest in digests))

@@ -7,12 +7,12 @@ Rules kept here:
   target row, it makes two sources of one target key a conflict before anything is written.
 * Index rows need no reverse row: their pointer names the main row, which has one.
 * A forward row can hold a reservation: the main key under which writers are making a row of this source key.
-* Row keys are keyed digests (`SafeIds`), so any old key fits, whatever its length or characters, and rows
+* Row keys are keyed digests (`SafeIds`), so any old key fits, of any length and characters, and rows
   spread evenly over 32 partitions a direction. The digest's first character is the partition.
 * The content (which holds legacy keys) exists only in the restricted store. With `mapping="sealed"` it is
   sealed (`rekey.mapping.sealing`), and a row that is not sealed is not read.
-* What was erased leaves a tombstone (`rekey.mapping.tombstones`). Whoever reads one is told so: it is neither
-  a row nor the absence of one, so nothing is claimed in its place and nothing comes back.
+* What was erased leaves a tombstone (`rekey.mapping.retention`). Reading one raises: it is neither a row
+  nor the absence of one, so nothing is claimed in its place and nothing comes back.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from rekey.core.crockford import ALPHABET
 from rekey.declaration.migration import MAIN_PARTITION_KEY, MAIN_ROW_KEY
 from rekey.errors import RowRefused
 from rekey.mapping.ids import SafeIds
+from rekey.mapping.retention import Tombstones
 from rekey.mapping.sealing import FORWARD, REVERSE, Sealer
-from rekey.mapping.tombstones import Tombstones
 from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, EntityKey, Row
 
 CONTROL_TABLE = "rekeycontrol"
@@ -154,7 +154,9 @@ class MappingRows:
         key = self.forward_key(source_key)
         content: Row = {PARTITION_KEY: key.partition, ROW_KEY: key.row}
         if self.sealer is not None:
-            held = "" if reserved is None else f",{_reserving(reserved)}"
+            held = ""
+            if reserved is not None:
+                held = "," + json.dumps([list(reserved.key), sorted(reserved.writers), reserved.seconds])
             plain = f"[{_text(source_key)},{text}{held}]".encode("ascii")
             return content | self.sealer.seal(FORWARD, MAPPING_TABLE, key, plain, lane=key.row[0])
         content["OldPartitionKey"], content["OldRowKey"] = source_key
@@ -185,21 +187,13 @@ class MappingRows:
 
     def read_forward(self, row: Row) -> Forward:
         """Read a forward row."""
-        self.tombstones.refuse(row)
-        if self.sealer is None:
-            return read_forward(row)
-        source, targets, *held = self._opened(self.sealer, row)
-        listed = frozenset(TargetKey(*item) for item in targets)
-        return Forward(source, listed, row[ETAG], _reserved(held[0]) if held else None)
+        source, targets, reserved = self._content(row)
+        return Forward(source, targets, row[ETAG], reserved)
 
     def read_listing(self, row: Row) -> tuple[EntityKey, frozenset[TargetKey]]:
         """Return the source key of a forward row and the target keys that it lists; none of a reverse row."""
-        self.tombstones.refuse(row)
-        if self.sealer is None:
-            return read_source(row), read_targets(row)
-        source, listed, *_ = self._opened(self.sealer, row)
-        targets = listed if self._is_forward(row) else []
-        return source, frozenset(TargetKey(*item) for item in targets)
+        source, targets, _ = self._content(row)
+        return source, targets
 
     def read_owner(self, row: Row) -> Owner:
         """Read a reverse row."""
@@ -207,29 +201,33 @@ class MappingRows:
 
     def read_source(self, row: Row) -> EntityKey:
         """Return the source key that a mapping row, of either direction, names."""
+        return self._content(row)[0]
+
+    def _content(self, row: Row) -> tuple[EntityKey, frozenset[TargetKey], Reservation | None]:
+        """Return the source key of a row; of a forward row also the target keys and the reservation."""
         self.tombstones.refuse(row)
         if self.sealer is None:
-            return read_source(row)
-        source: EntityKey = self._opened(self.sealer, row)[0]
-        return source
-
-    def _opened(self, sealer: Sealer, row: Row) -> list[Any]:
-        purpose = FORWARD if self._is_forward(row) else REVERSE
-        source, *rest = json.loads(sealer.unseal(purpose, MAPPING_TABLE, row, lane=row[ROW_KEY][:1]))
-        return [EntityKey(*source), *rest]
-
-    def _is_forward(self, row: Row) -> bool:
-        return str(row[PARTITION_KEY]).startswith(f"{self.script_id}.f.")
-
-
-def _reserving(reserved: Reservation) -> str:
-    """Return a reservation as JSON in ASCII."""
-    return json.dumps([list(reserved.key), sorted(reserved.writers), reserved.seconds])
-
-
-def _reserved(held: list[Any]) -> Reservation:
-    key, writers, seconds = held
-    return Reservation(EntityKey(*key), frozenset(writers), float(seconds))
+            chunks: list[str] = []
+            while (chunk := row.get(f"Targets{len(chunks)}")) is not None:
+                chunks.append(chunk)
+            source = EntityKey(row["OldPartitionKey"], row["OldRowKey"])
+            reserved = None
+            if "ReservedBy" in row:
+                key = EntityKey(row["ReservedPartition"], row["ReservedRow"])
+                writers = frozenset(row["ReservedBy"].split(","))
+                reserved = Reservation(key, writers, float(row["ReservedSeconds"]))
+            return source, _target_keys(json.loads("".join(chunks))) if chunks else frozenset(), reserved
+        is_forward = str(row[PARTITION_KEY]).startswith(f"{self.script_id}.f.")
+        purpose = FORWARD if is_forward else REVERSE
+        opened = json.loads(self.sealer.unseal(purpose, MAPPING_TABLE, row, lane=row[ROW_KEY][:1]))
+        source = EntityKey(*opened[0])
+        if not is_forward:
+            return source, frozenset(), None
+        reserved = None
+        if len(opened) > 2:
+            key, writers, seconds = opened[2]
+            reserved = Reservation(EntityKey(*key), frozenset(writers), float(seconds))
+        return source, _target_keys(opened[1]), reserved
 
 
 def _text(key: EntityKey) -> str:
@@ -248,34 +246,8 @@ def _listed(targets: Iterable[TargetKey]) -> str:
     return json.dumps(listed, separators=(",", ":"))
 
 
-def read_targets(row: Row) -> frozenset[TargetKey]:
-    """Return the target keys that a forward row in the clear lists; none of a reverse row."""
-    chunks: list[str] = []
-    while (chunk := row.get(f"Targets{len(chunks)}")) is not None:
-        chunks.append(chunk)
-    return frozenset(TargetKey(*item) for item in json.loads("".join(chunks) or "[]"))
-
-
-def read_forward(row: Row) -> Forward:
-    """Read a forward row in the clear."""
-    return Forward(read_source(row), read_targets(row), row[ETAG], _read_reservation(row))
-
-
-def _read_reservation(row: Row) -> Reservation | None:
-    if "ReservedBy" not in row:
-        return None
-    key = EntityKey(row["ReservedPartition"], row["ReservedRow"])
-    return Reservation(key, frozenset(row["ReservedBy"].split(",")), float(row["ReservedSeconds"]))
-
-
-def read_owner(row: Row) -> Owner:
-    """Read a reverse row in the clear."""
-    return Owner(read_source(row), row[ETAG])
-
-
-def read_source(row: Row) -> EntityKey:
-    """Return the source key that a mapping row in the clear, of either direction, names."""
-    return EntityKey(row["OldPartitionKey"], row["OldRowKey"])
+def _target_keys(listed: Iterable[Iterable[Any]]) -> frozenset[TargetKey]:
+    return frozenset(TargetKey(*item) for item in listed)
 
 
 def pointer_of(index_row: Row) -> EntityKey:

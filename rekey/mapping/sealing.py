@@ -1,4 +1,4 @@
-"""Sealing: legacy keys in rows of the restricted store, encrypted and bound to where they stand. Pure.
+"""Sealing: legacy keys in the restricted store and the state file, encrypted and bound to their place. Pure.
 
 Rules kept here:
 
@@ -7,10 +7,12 @@ Rules kept here:
 * Each purpose, and each of the 32 partitions of a direction, has its own key, derived from the data key: so
   2^32 random nonces are more than any cohort of rows needs, and no purpose opens what another one sealed.
 * Content is padded to size classes: lengths of e-mail addresses do not show.
-* A row that is not sealed is not accepted where sealed rows belong: otherwise whoever may write to the
-  restricted store could put his own in the place of ours.
-* Data keys are made by chance, belong to a cohort (the month in which rows were written), and stand in the
-  restricted store wrapped. Which one of how many a row needs stands beside its content.
+* A row that is not sealed is not accepted where sealed rows belong: otherwise write access to the restricted
+  store would be enough to put another one in its place.
+* Data keys are random, belong to a cohort (the month in which rows were written), and stand in the restricted
+  store wrapped. A row names the one that it needs.
+* Keys in the state file are sealed with a key derived from the root key, and bound to migration and column:
+  the state file alone tells nothing, and losing it loses nothing. A key in the clear is refused there.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import base64
 import binascii
 import hashlib
 import hmac
+import json
 import secrets
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -27,10 +30,11 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from rekey.core import crockford, edm
-from rekey.errors import Erased, SealedUnreadable
+from rekey.errors import Erased, SealedUnreadable, StateUnusable
 from rekey.mapping.ids import SHORT_CHARACTERS
 from rekey.mapping.wrapping import KEY_BYTES, Wrapped, WrappingKey, not_unwrapped
-from rekey.model import PARTITION_KEY, ROW_KEY, TYPE_SUFFIX, EntityKey, Row
+from rekey.model import PARTITION_KEY, ROW_KEY, TYPE_SUFFIX, EntityKey, KeyRange, Row
+from rekey.state import keytexts
 
 ROOT = "root"
 """The row key of the key that ids and the state file's seal are derived from; data keys stand under their
@@ -75,7 +79,7 @@ def cohort_in(name: str) -> str:
 
 
 def new_data_key(cohort: str) -> DataKey:
-    """Return a data key made by chance."""
+    """Return a new random data key."""
     tail = crockford.encode(secrets.token_bytes(_ID_BYTES))
     return DataKey(f"{cohort}-{tail}", cohort, secrets.token_bytes(KEY_BYTES))
 
@@ -86,6 +90,11 @@ def new_data_key(cohort: str) -> DataKey:
 def key_partition(script_id: str) -> str:
     """Return the partition of the mapping table that holds a migration's wrapped data keys."""
     return f"{script_id}.k"
+
+
+def within(partition: str) -> KeyRange:
+    """Return the range of all keys of a partition of the mapping table."""
+    return KeyRange(EntityKey(partition, ""), EntityKey(partition, "\uffff"))
 
 
 def data_key_row(script_id: str, made: DataKey, wrapped: Wrapped) -> Row:
@@ -119,15 +128,15 @@ def read_data_key(script_id: str, row: Row, wrapping: WrappingKey) -> DataKey:
 
 
 def derived(root: DataKey, purpose: str, *, salt: bytes) -> bytes:
-    """Return a key of 32 bytes that is made of a root key for one purpose."""
+    """Return a key of 32 bytes derived from a root key for one purpose."""
     return hmac.new(
         root.key, b"rekey/derived/v1\0" + purpose.encode() + b"\0" + salt, hashlib.sha256
     ).digest()
 
 
 def ids_key(root: DataKey, id_key: bytes) -> bytes:
-    """Return the key of the safe ids of a sealed migration: made of the root key and of the control row's, so
-    that whoever reads the restricted store without the wrapping key cannot test guesses against ids."""
+    """Return the key of the safe ids of a sealed migration. It is derived from the root key and the control
+    row's: reading the restricted store without the wrapping key is not enough to test guesses against ids."""
     return derived(root, "ids", salt=id_key)
 
 
@@ -138,7 +147,7 @@ def cursors_key(root: DataKey, id_key: bytes) -> bytes:
 
 def tasks_key(root: DataKey | None, id_key: bytes) -> bytes:
     """Return the key that old keys are sealed with on their way to workers and back, also those of a mapping
-    in the clear: whoever carries tasks may write them to a log or a disk."""
+    in the clear: an executor may write its tasks to a log or a disk."""
     return derived(root or DataKey("", ROOT, id_key), "tasks", salt=id_key)
 
 
@@ -175,16 +184,12 @@ class Sealer:
         self._current = key.name
 
     def knows(self, name: str) -> bool:
-        """Tell whether a data key of this name was given."""
-        return name in self._keys
+        """Tell whether a data key of this name was given, or is known to be shredded."""
+        return name in self._keys or cohort_in(name) in self._shredded
 
     def shredded(self, cohort: str, on: str) -> None:
         """Take note that the data key of a cohort was shredded, and on which day."""
         self._shredded[cohort] = on
-
-    def has_lost(self, name: str) -> bool:
-        """Tell whether a data key of this name is known to be shredded."""
-        return cohort_in(name) in self._shredded
 
     @property
     def cohort(self) -> str:
@@ -221,9 +226,9 @@ class Sealer:
         name = row.get(DATA_KEY)
         if not isinstance(name, str):
             raise unreadable(table, key, "it is not sealed")
-        if name not in self._keys and self.has_lost(name):
-            raise Erased(f"row {key.row[:SHORT_CHARACTERS]}", self._shredded[cohort_in(name)])
         if name not in self._keys:
+            if cohort_in(name) in self._shredded:
+                raise Erased(f"row {key.row[:SHORT_CHARACTERS]}", self._shredded[cohort_in(name)])
             raise unreadable(table, key, "its data key is not in the restricted store")
         parts: list[str] = []
         while isinstance(part := row.get(f"{SEALED}{len(parts)}"), str):
@@ -243,6 +248,53 @@ class Sealer:
         return known
 
 
+class SealedKeys:
+    """Writes keys as sealed text, and reads them: `rekey.state.keytexts.KeyTexts`."""
+
+    def __init__(self, script_id: str, key: bytes) -> None:
+        """Take the migration and a key of 32 bytes."""
+        self._script_id = script_id
+        self._cipher = AESGCM(key)
+
+    def to_text(self, column: str, key: EntityKey | None) -> str | None:
+        """Return a key sealed; None stays None."""
+        if key is None:
+            return None
+        plain = json.dumps([key.partition, key.row]).encode("ascii")
+        return keytexts.SEALED + base64.b64encode(self.seal(column, plain)).decode()
+
+    def from_text(self, column: str, text: str | None) -> EntityKey | None:
+        """Return the key that `to_text` sealed for that column. Raises StateUnusable when it is not that."""
+        if text is None:
+            return None
+        try:
+            if not text.startswith(keytexts.SEALED):
+                raise ValueError("not sealed")
+            plain = self.unseal(column, base64.b64decode(text.removeprefix(keytexts.SEALED), validate=True))
+        except ValueError:
+            raise StateUnusable(
+                f"a checkpoint of {self._script_id} in the state file was altered, or sealed by another run",
+                kept="all tables, and the state file as it is",
+                hint="move the state file away and run the command again: it copies again and loses nothing",
+            ) from None
+        partition, row = json.loads(plain)
+        return EntityKey(partition, row)
+
+    def seal(self, column: str, plain: bytes) -> bytes:
+        """Return something sealed, bound to migration and column."""
+        return encrypted(self._cipher, plain, self._bound(column))
+
+    def unseal(self, column: str, sealed: bytes) -> bytes:
+        """Return what `seal` sealed for that column. Raises ValueError when it is not that."""
+        try:
+            return decrypted(self._cipher, sealed, self._bound(column))
+        except InvalidTag:
+            raise ValueError("not sealed here") from None
+
+    def _bound(self, column: str) -> bytes:
+        return "\0".join((f"rekey/{CURSOR}/v1", self._script_id, column)).encode()
+
+
 def bound_to(purpose: str, table: str, key: EntityKey, name: str) -> bytes:
     """Return what sealed content is bound to. No part can hold the separator: keys refuse it."""
     bound = f"rekey/sealed/v1\0{purpose}\0{table}\0{key.partition}\0{key.row}\0{name}"
@@ -250,7 +302,7 @@ def bound_to(purpose: str, table: str, key: EntityKey, name: str) -> bytes:
 
 
 def encrypted(cipher: AESGCM, plain: bytes, bound: bytes) -> bytes:
-    """Return a nonce made by chance, and behind it content, padded and encrypted, bound to something."""
+    """Return a random nonce and, after it, content, padded and encrypted, bound to something."""
     nonce = secrets.token_bytes(_NONCE_BYTES)
     return nonce + cipher.encrypt(nonce, padded(plain), bound)
 
@@ -261,7 +313,7 @@ def decrypted(cipher: AESGCM, sealed: bytes, bound: bytes) -> bytes:
 
 
 def padded(plain: bytes) -> bytes:
-    """Return content with its length before it and zeros behind it, up to its size class."""
+    """Return content with its length before it and zeros after it, up to its size class."""
     return (len(plain).to_bytes(_LENGTH_BYTES) + plain).ljust(size_class(len(plain) + _LENGTH_BYTES), b"\0")
 
 

@@ -30,10 +30,9 @@ from rekey.errors import (
 )
 from rekey.mapping.ids import SafeIds
 from rekey.mapping.keyring import Keyring
-from rekey.mapping.retention import WHOLE
+from rekey.mapping.retention import WHOLE, is_tombstone
 from rekey.mapping.rows import Forward, MappingRows, Owner, Reservation, TargetKey, pointer_of
-from rekey.mapping.sealing import key_partition
-from rekey.mapping.tombstones import is_tombstone
+from rekey.mapping.sealing import key_partition, within
 from rekey.mapping.wrapping import WrappingKey
 from rekey.model import EntityKey, KeyRange, Row, key_of
 from rekey.tables.base import Page, Table
@@ -72,7 +71,7 @@ class MappingStore:
         return self.rows.read_forward(row)
 
     async def owner(self, target_key: EntityKey) -> Owner | None:
-        """Return the owner of a main target key, None when nobody claimed it. Raises Erased."""
+        """Return the owner of a main target key, None when it is not claimed. Raises Erased."""
         row = await self.table.get(self.rows.reverse_key(target_key))
         if row is None:
             return None
@@ -81,11 +80,8 @@ class MappingStore:
 
     async def owns(self, table: int, row: Row) -> bool:
         """Tell whether this migration wrote a row of its target table with that number (0: main)."""
-        key = key_of(row)
-        if table:
-            key = pointer_of(row)
         try:
-            return await self.owner(key) is not None
+            return await self.owner(pointer_of(row) if table else key_of(row)) is not None
         except Erased:
             return True
         except TableMissing:
@@ -111,7 +107,7 @@ class MappingStore:
     ) -> None:
         """Claim target keys for a source key: reverse rows first, then the forward row.
 
-        The caller reads the forward row again afterwards: somebody else may have extended it meanwhile.
+        The caller reads the forward row again afterwards: another writer may have extended it meanwhile.
 
         Args:
             source_key: the claimant.
@@ -151,8 +147,8 @@ class MappingStore:
             reserved: what the row reserves from now on.
 
         Returns:
-            The forward row as written; None when another writer changed the row meanwhile or nobody can tell:
-            the caller reads what it says now.
+            The forward row as written; None when another writer changed the row meanwhile, or that is not
+            known: the caller reads what it says now.
 
         Raises:
             RowRefused: more target keys than one forward row can list.
@@ -170,7 +166,7 @@ class MappingStore:
         return Forward(source_key, listed, etag, reserved)
 
     async def claim_absent(self, source_key: EntityKey, target_key: EntityKey) -> bool:
-        """Claim a main target key if nobody has; False when somebody has, or nobody can tell."""
+        """Claim a main target key that has no owner; False when it has one, or when that is not known."""
         await self.fresh()
         try:
             await self.table.insert(self.rows.reverse_row(source_key, target_key))
@@ -207,8 +203,7 @@ class MappingStore:
     async def scan(self, direction: str) -> AsyncIterator[Page]:
         """Iterate over all mapping rows of a direction: `f` (forward) or `r` (reverse)."""
         for partition in self.rows.partitions(direction):
-            bounds = KeyRange(EntityKey(partition, ""), EntityKey(partition, "\uffff"))
-            async for page in self.table.scan(bounds):
+            async for page in self.table.scan(within(partition)):
                 await self.learn(page.rows)
                 yield page
 
@@ -218,10 +213,8 @@ class MappingStore:
             return []
         partition = f"{self.rows.script_id}.{direction}.{prefix[0]}"
         bounds = KeyRange(EntityKey(partition, prefix[:-1]), EntityKey(partition, prefix + "\uffff"))
-        found: list[Row] = []
-        async for page in self.table.scan(bounds):
-            found.extend(row for row in page.rows if row["RowKey"].startswith(prefix))
-        return found
+        pages = self.table.scan(bounds)
+        return [row async for page in pages for row in page.rows if row["RowKey"].startswith(prefix)]
 
 
 async def open_mapping(
@@ -239,12 +232,10 @@ async def open_mapping(
     Raises:
         Moved, SealedUnreadable: the data keys cannot be opened.
     """
-    keyring, ids = None, SafeIds(id_key)
-    if wrapping is not None:
-        keyring = Keyring(table, script_id, wrapping)
-        await keyring.open()
-        ids = keyring.safe_ids(id_key)
-    sealer = None if keyring is None else keyring.sealer
-    tombstones = None if keyring is None else keyring.tombstones
-    rows = MappingRows(script_id, migration.source, migration.tables, ids, sealer, tombstones)
+    of = script_id, migration.source, migration.tables
+    if wrapping is None:
+        return MappingStore(table, MappingRows(*of, SafeIds(id_key)))
+    keyring = Keyring(table, script_id, wrapping)
+    await keyring.open()
+    rows = MappingRows(*of, keyring.safe_ids(id_key), keyring.sealer, keyring.tombstones)
     return MappingStore(table, rows, keyring)

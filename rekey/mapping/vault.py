@@ -3,8 +3,8 @@
 Rules kept here:
 
 * RSA-OAEP with SHA-256 (`RSA-OAEP-256`). Wrapping is by the version that is current; unwrapping by the one
-  that wrapped, which stands beside the wrapped key: a rotation in Key Vault needs nothing of us.
-* Only versions of the configured key are asked: a URL that somebody wrote into the restricted store is not.
+  that wrapped, which is stored with the wrapped key: a rotation in Key Vault needs nothing of us.
+* Only versions of the configured key are asked: another URL in the restricted store is not.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from azure.core.exceptions import HttpResponseError
 
 from rekey.errors import ConfigurationError
 from rekey.mapping.wrapping import KEY_BYTES, Wrapped, not_unwrapped, wrong_key
-from rekey.project.keyvault import Thing, VaultKey
+from rekey.project.keyvault import VaultKey, VaultObject
 
 if TYPE_CHECKING:
     from azure.core.credentials import TokenCredential
 
 _BAD_REQUEST = 400
-_THING = Thing(
+_KEY = VaultObject(
     what="the wrapping key",
     kind="key",
     setting="`[sealing] key_vault`",
@@ -38,7 +38,7 @@ class KeyVaultWrappingKey:
 
     def __init__(self, url: str, *, credential: TokenCredential | None = None, **client_options: Any) -> None:
         """Take the key's URL; nothing is asked of Key Vault yet. Arguments and errors are `VaultKey`'s."""
-        self._key = VaultKey(_THING, url, credential, client_options)
+        self._key = VaultKey(_KEY, url, credential, client_options)
 
     @property
     def name(self) -> str:
@@ -64,7 +64,7 @@ class KeyVaultWrappingKey:
                 "the wrapping key in Key Vault is not an RSA key",
                 hint="make one: `az keyvault key create --kty RSA --size 3072 --ops wrapKey unwrapKey`",
             )
-        with _THING.asked(), self._key.client_for(str(found.id)) as client:
+        with _KEY.asked(), self._key.client_for(str(found.id)) as client:
             answer = client.wrap_key(KeyWrapAlgorithm.rsa_oaep_256, key)
         return Wrapped(str(found.id), answer.encrypted_key)
 
@@ -77,19 +77,16 @@ class KeyVaultWrappingKey:
         """
         if not self.wraps(wrapped.by):
             raise wrong_key(wrapped.by, self.name)
-        with _THING.asked():
-            key = self._unwrapped(wrapped)
+        from azure.keyvault.keys.crypto import KeyWrapAlgorithm
+
+        with _KEY.asked():
+            try:
+                with self._key.client_for(wrapped.by) as client:
+                    key = bytes(client.unwrap_key(KeyWrapAlgorithm.rsa_oaep_256, wrapped.data).key)
+            except HttpResponseError as error:
+                if error.status_code == _BAD_REQUEST:
+                    raise not_unwrapped(self.name) from None
+                raise
         if len(key) != KEY_BYTES:
             raise not_unwrapped(self.name)
         return key
-
-    def _unwrapped(self, wrapped: Wrapped) -> bytes:
-        from azure.keyvault.keys.crypto import KeyWrapAlgorithm
-
-        try:
-            with self._key.client_for(wrapped.by) as client:
-                return bytes(client.unwrap_key(KeyWrapAlgorithm.rsa_oaep_256, wrapped.data).key)
-        except HttpResponseError as error:
-            if error.status_code == _BAD_REQUEST:
-                raise not_unwrapped(self.name) from None
-            raise

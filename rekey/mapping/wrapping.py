@@ -2,8 +2,8 @@
 
 Rules kept here:
 
-* Wrapping is AES-256 key wrap (RFC 3394) under a key derived from the configured secret: whoever unwraps with
-  another secret is told so, and gets nothing.
+* Wrapping is AES-256 key wrap (RFC 3394) under a key derived from the configured secret: unwrapping with
+  another secret is refused.
 * What was wrapped says by whom (`by`), so that a wrong key is refused by its name before anything is tried.
 * A previous key is still good for unwrapping; everything new is wrapped with the present one.
 * No repr and no message holds a secret or a key.
@@ -131,7 +131,7 @@ class WrappingKeys:
         return self._present.wrap(key)
 
     def unwrap(self, wrapped: Wrapped) -> bytes:
-        """Unwrap with whichever of the keys did it. Raises Moved when none did."""
+        """Unwrap with the one of the keys that wrapped it. Raises Moved when none did."""
         for one in self._all:
             if one.wraps(wrapped.by):
                 return one.unwrap(wrapped)
@@ -153,6 +153,6 @@ def not_unwrapped(by: str) -> Moved:
     return Moved(
         f"a data key that the wrapping key {by} is said to have wrapped does not unwrap with it",
         kept="everything; nothing was opened and nothing was changed",
-        hint="somebody changed the row of the data key in the restricted store; the runbook on the wrapping"
+        hint="the row of the data key in the restricted store was changed; the runbook on the wrapping"
         " key says what can be had back",
     )

@@ -21,7 +21,7 @@ from rekey.migration.opening import OpenMigration
 from rekey.model import Row
 from rekey.plan.problems import Started
 from rekey.plan.survey import MapsRows
-from rekey.project.bounds import Gates, Limits
+from rekey.project.config import Gates, Limits
 from rekey.project.prices import Prices
 from rekey.state.models import MigrationRecord
 

@@ -7,8 +7,10 @@ Rules kept here:
 * Relative paths are relative to the file, not to the working directory.
 * `https` anywhere; `http` on the loopback addresses only. `localhost` is refused, because the Azure SDK takes
   it for another service (Cosmos DB) on most ports.
-* The file holds no secret. A SAS, a key or a connection string that was pasted in is refused, and values of
-  the file are not repeated in messages, so that it is not echoed either.
+* The file holds no secret, but says in exactly one place where each one is. A SAS, a key or a connection
+  string that was pasted in is refused, and values of the file are not repeated in messages, so that it is
+  not echoed either.
+* Without a rate, the service's own targets (`rekey.core.limits`) count where it is the service.
 """
 
 from __future__ import annotations
@@ -19,31 +21,28 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET
 from rekey.errors import ConfigurationError, SecretMissing
-from rekey.project import secrets_source
-from rekey.project.bounds import Gates, Limits
-from rekey.project.prices import Prices, prices_of
-from rekey.project.secret_sections import Sealing, is_variable, read_sealing, read_secrets
+from rekey.project import keyvault, secrets_source
+from rekey.project.prices import Prices
 from rekey.project.secrets_source import SecretKind, SecretSource
-from rekey.project.sections import Section
-from rekey.project.settings import Executor, read_executor
-
-DEFAULT_PATH = Path("rekey.toml")
+from rekey.project.sections import Bytes, Seconds, Section
 
 AZURITE_ACCOUNT = "devstoreaccount1"
 # Published in the documentation of Azurite; every installation has it, so it protects nothing.
 AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
 _LOOPBACK = frozenset({"127.0.0.1", "::1"})
-_SECTIONS = (
-    *("tables", "restricted", "state", "migrations", "secrets", "sealing", "limits", "gates", "lookup"),
-    *("evidence", "executor", "prices"),
-)
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PASTED_CHARACTERS = 24
+_SECRET_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
+_CURRENCY_CHARACTERS = 12
+_LEAST_SLICE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +75,43 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True)
-class EvidenceKey:
-    """Where the key is that signs evidence: an Ed25519 key in a PEM file, or a P-256 key in Key Vault."""
+class Sealing:
+    """Where the wrapping key of sealed mappings is, and the one before it; None where none is configured."""
 
-    key_file: Path | None = None
-    key_vault: str | None = None
+    key: SecretSource | None = None
+    previous: SecretSource | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds on what runs at a time. Rates in entities a second, None for no limit."""
+
+    concurrency: int = 32
+    window_rows: int = 8192
+    window_bytes: Bytes = 16 * 1024**2
+    entities_per_second: int | None = None
+    scans: int = 8
+    partition_entities_per_second: int | None = None
+
+    def with_targets(self) -> Limits:
+        """Return these limits with the service's documented targets where no rate is given."""
+        return replace(
+            self,
+            entities_per_second=self.entities_per_second or ACCOUNT_TARGET,
+            partition_entities_per_second=self.partition_entities_per_second or PARTITION_TARGET,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Gates:
+    """What the gates ask for, in seconds."""
+
+    verification_max_age_s: Seconds = 24 * 3600
+    retention_s: Seconds = 30 * 86400
+    margin_s: Seconds = 60
+    clients_timeout_s: Seconds = 120
+    freeze_timeout_s: Seconds = 60
+    mapping_retention_s: Seconds = 400 * 86400
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +128,32 @@ class LookupLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class EvidenceKey:
+    """Where the key is that signs evidence: an Ed25519 key in a PEM file, or a P-256 key in Key Vault."""
+
+    key_file: Path | None = None
+    key_vault: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Executor:
+    """What copies and compares besides the runner.
+
+    Attributes:
+        factory: `module:callable` that returns a `concurrent.futures.Executor`; None: the runner works alone.
+        tasks: how many at a time; None: as many as the executor says, or this machine has processors.
+        slice_s: seconds after which a task begins nothing new. It is what a lost worker costs, and how long
+            a pause or another rate takes to reach workers.
+    """
+
+    factory: str | None = None
+    tasks: int | None = None
+    slice_s: Seconds = 15.0
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
-    """The whole configuration. All paths are absolute."""
+    """The whole configuration, a field for each section. All paths are absolute."""
 
     path: Path
     tables: Account
@@ -106,19 +161,18 @@ class Config:
     state: Path
     migrations: Path
     secrets: Mapping[str, SecretSource] = field(default_factory=dict)
+    sealing: Sealing = field(default_factory=Sealing)
     limits: Limits = field(default_factory=Limits)
     gates: Gates = field(default_factory=Gates)
-    evidence: EvidenceKey = field(default_factory=EvidenceKey)
-    sealing: Sealing = field(default_factory=Sealing)
     lookup: LookupLimits = field(default_factory=LookupLimits)
+    evidence: EvidenceKey = field(default_factory=EvidenceKey)
     executor: Executor = field(default_factory=Executor)
+    prices: Prices = field(default_factory=Prices)
 
     @property
     def endpoints(self) -> str:
         """Which accounts these are, as state files and tasks record it."""
         return f"{self.tables.endpoint} {self.restricted.endpoint}"
-
-    prices: Prices = field(default_factory=Prices)
 
     @property
     def rates(self) -> Limits:
@@ -127,21 +181,28 @@ class Config:
 
     def warnings(self) -> list[str]:
         """Return what is doubtful though allowed, for people to read."""
-        found = [
-            text
-            for name, source in sorted(self.secrets.items())
-            for text in secrets_source.warnings_for(name, source)
-        ]
+        sources = [(f"secret `{name}`", source) for name, source in sorted(self.secrets.items())]
         if self.evidence.key_file is not None:
-            found += secrets_source.warnings_for_file("the evidence key", self.evidence.key_file)
-        if self.sealing.key is not None and self.sealing.key.kind is SecretKind.FILE:
-            found += secrets_source.warnings_for_file("the wrapping key", Path(self.sealing.key.where))
+            key_file = SecretSource(SecretKind.FILE, str(self.evidence.key_file))
+            sources.append(("the evidence key", key_file))
+        if self.sealing.key is not None:
+            sources.append(("the wrapping key", self.sealing.key))
+        found = [text for what, source in sources for text in secrets_source.warnings_for(what, source)]
         if self.restricted.is_https and self.restricted.is_same_as(self.tables):
             found.append(
-                "[restricted] is the same account as [tables]: whoever may read the migrated tables"
+                "[restricted] is the same account as [tables]: who may read the migrated tables"
                 " may also read the old keys"
             )
         return found
+
+
+def default_config() -> str:
+    """Return the configuration that `rekey init` writes: every default, explained.
+
+    It loads as it is, and everything in its comments is accepted, too. It holds no secret, and names the file
+    of the wrapping key that `rekey init` makes next to it.
+    """
+    return Path(__file__).with_name("default.toml").read_text("utf-8")
 
 
 def load_config(path: Path) -> Config:
@@ -153,50 +214,21 @@ def load_config(path: Path) -> Config:
     """
     path = Path(path).absolute()
     document = Section(path, "", _read(path))
-    document.allow(*_SECTIONS)
-    limits, gates, lookup = (document.section(name) for name in ("limits", "gates", "lookup"))
-    lookup.allow("per_minute", "bulk_keys")
-    limits.allow(*(one.name for one in fields(Limits)))
-    gates.allow(
-        "verification_max_age",
-        "retention",
-        "mapping_retention",
-        "margin",
-        "clients_timeout",
-        "freeze_timeout",
-    )
-    bounds, usual, few = Limits(), Gates(), LookupLimits()
+    document.allow(*(one.name for one in fields(Config) if one.name != "path"))
     return Config(
         path=path,
         tables=_account(document.section("tables", required=True)),
         restricted=_account(document.section("restricted", required=True)),
         state=_path(document.section("state"), ".rekey/state.sqlite"),
         migrations=_path(document.section("migrations"), "migrations"),
-        secrets=read_secrets(document.section("secrets")),
-        limits=Limits(
-            concurrency=limits.count("concurrency") or bounds.concurrency,
-            scans=limits.count("scans") or bounds.scans,
-            window_rows=limits.count("window_rows") or bounds.window_rows,
-            window_bytes=limits.size("window_bytes", bounds.window_bytes),
-            entities_per_second=limits.count("entities_per_second"),
-            partition_entities_per_second=limits.count("partition_entities_per_second"),
-        ),
-        gates=Gates(
-            verification_max_age_s=gates.duration("verification_max_age", usual.verification_max_age_s),
-            retention_s=gates.duration("retention", usual.retention_s),
-            margin_s=gates.duration("margin", usual.margin_s),
-            clients_timeout_s=gates.duration("clients_timeout", usual.clients_timeout_s),
-            freeze_timeout_s=gates.duration("freeze_timeout", usual.freeze_timeout_s),
-            mapping_retention_s=gates.duration("mapping_retention", usual.mapping_retention_s),
-        ),
+        secrets=_secrets(document.section("secrets")),
+        sealing=_sealing(document.section("sealing")),
+        limits=document.section("limits").read(Limits),
+        gates=document.section("gates").read(Gates),
+        lookup=document.section("lookup").read(LookupLimits),
         evidence=_evidence(document.section("evidence")),
-        sealing=read_sealing(document),
-        lookup=LookupLimits(
-            lookup.count("per_minute") or few.per_minute,
-            lookup.count("bulk_keys") or few.bulk_keys,
-        ),
         executor=read_executor(document.section("executor")),
-        prices=prices_of(document.section("prices")),
+        prices=_prices(document.section("prices")),
     )
 
 
@@ -284,7 +316,7 @@ def _account(section: Section) -> Account:
     if endpoint is None:
         section.fail("endpoint", "is missing", 'write endpoint = "https://ACCOUNT.table.core.windows.net"')
     key_env = section.text("key_env")
-    if key_env is not None and not is_variable(key_env):
+    if key_env is not None and not _is_variable(key_env):
         section.fail(
             "key_env",
             "is not the name of an environment variable",
@@ -326,8 +358,12 @@ def _endpoint(section: Section, text: str) -> str:
 
 def _path(section: Section, usual: str) -> Path:
     section.allow("path")
+    return _absolute(section, section.text("path") or usual)
+
+
+def _absolute(section: Section, path: str) -> Path:
     # absolute, not resolved: a link that the operator set up stays one
-    return Path(os.path.normpath(section.path.parent / Path(section.text("path") or usual).expanduser()))
+    return Path(os.path.normpath(section.path.parent / Path(path).expanduser()))
 
 
 def _evidence(section: Section) -> EvidenceKey:
@@ -335,5 +371,80 @@ def _evidence(section: Section) -> EvidenceKey:
     file, vault = section.text("key_file"), section.text("key_vault")
     if file is not None and vault is not None:
         section.fail("", "has both key_file and key_vault", "keep one of them")
-    path = None if file is None else section.path.parent / Path(file).expanduser()
-    return EvidenceKey(None if path is None else Path(os.path.normpath(path)), vault)
+    return EvidenceKey(None if file is None else _absolute(section, file), vault)
+
+
+def _secrets(section: Section) -> dict[str, SecretSource]:
+    for name in section.content:
+        if not _SECRET_NAME.fullmatch(name):
+            section.fail(name, "is not a name", "use letters, digits, `_` and `-`")
+    return {name: _where(section.section(name), vault_holds="secret") for name in section.content}
+
+
+def _sealing(section: Section) -> Sealing:
+    if not section.content:
+        return Sealing()
+    previous = section.section("previous")
+    section.content = {name: value for name, value in section.content.items() if name != "previous"}
+    return Sealing(
+        _where(section, vault_holds="key"),
+        _where(previous, vault_holds="key") if previous.content else None,
+    )
+
+
+def _where(section: Section, *, vault_holds: str) -> SecretSource:
+    """Read where a secret is, or a key that may also stay in Key Vault."""
+    section.allow(*SecretKind)
+    given = [kind for kind in SecretKind if kind in section.content]
+    if len(given) != 1:
+        section.fail("", "must have exactly one of env, file, key_vault", 'write for example env = "NAME"')
+    [kind] = given
+    where = section.text(kind) or ""
+    if kind is SecretKind.ENV and not _is_variable(where):
+        section.fail(
+            "env",
+            "is not the name of an environment variable",
+            "write the variable's name, not the secret; a secret that was pasted here is no longer one",
+        )
+    if kind is SecretKind.FILE:
+        where = str(_absolute(section, where))
+    if kind is SecretKind.KEY_VAULT:
+        try:
+            keyvault.split_url(where, f"{vault_holds}s")
+        except ValueError:
+            section.fail(
+                "key_vault",
+                f"is not the https URL of a Key Vault {vault_holds}",
+                f'write key_vault = "https://VAULT.vault.azure.net/{vault_holds}s/NAME"',
+            )
+    return SecretSource(kind, where)
+
+
+def _is_variable(text: str) -> bool:
+    """Tell whether this can be a variable's name. A long run without `_` is rather a pasted secret (hex,
+    say), which a later message would echo as a name."""
+    return _VARIABLE.fullmatch(text) is not None and (len(text) < _PASTED_CHARACTERS or "_" in text)
+
+
+def read_executor(section: Section) -> Executor:
+    """Read [executor]. Raises ConfigurationError."""
+    executor = section.read(Executor)
+    if executor.factory is not None and not is_factory(executor.factory):
+        section.fail("factory", "does not name a callable", 'write "rekey.executors:processes", say')
+    if executor.slice_s < _LEAST_SLICE_S:
+        section.fail("slice", "is too short for anything to be done", 'write for example "15s"')
+    return executor
+
+
+def is_factory(text: str) -> bool:
+    """Tell whether a text has the form `module:callable`."""
+    module, colon, name = text.partition(":")
+    return bool(colon) and name.isidentifier() and all(part.isidentifier() for part in module.split("."))
+
+
+def _prices(section: Section) -> Prices:
+    prices = section.read(Prices)
+    currency = prices.currency or ""
+    if len(currency) > _CURRENCY_CHARACTERS or not currency.isprintable():
+        section.fail("currency", "is not a short name", 'write currency = "USD"')
+    return prices

@@ -1,4 +1,4 @@
-"""What everything that is kept in Key Vault has in common: connecting, and what its refusals mean here.
+"""What keys and secrets in Key Vault have in common: connecting, and what its refusals mean here.
 
 Rules kept here:
 
@@ -32,7 +32,7 @@ _FORBIDDEN = 403
 
 
 @dataclass(frozen=True, slots=True)
-class Thing:
+class VaultObject:
     """Something in Key Vault, as messages speak of it.
 
     Attributes:
@@ -42,7 +42,7 @@ class Thing:
         purpose: what Key Vault is asked to do with it: "to sign".
         role: the role that lets an identity do so.
         absent: the error when there is no such thing.
-        if_deleted: what to do when it was deleted; put behind the hint.
+        if_deleted: what to do when it was deleted; put after the hint.
     """
 
     what: str
@@ -105,12 +105,16 @@ class VaultKey:
     """A key in Key Vault, which never leaves it."""
 
     def __init__(
-        self, thing: Thing, url: str, credential: TokenCredential | None, client_options: dict[str, Any]
+        self,
+        described: VaultObject,
+        url: str,
+        credential: TokenCredential | None,
+        client_options: dict[str, Any],
     ) -> None:
         """Take the key's URL; nothing is asked of Key Vault yet.
 
         Args:
-            thing: how messages speak of it.
+            described: how messages speak of it.
             url: `https://VAULT.vault.azure.net/keys/NAME`, with or without a version.
             credential: `DefaultAzureCredential` when None.
             client_options: passed to the clients (a `transport`, for example).
@@ -121,22 +125,22 @@ class VaultKey:
         try:
             from azure.keyvault.keys import KeyClient
         except ImportError:
-            raise thing.not_installed() from None
+            raise described.not_installed() from None
         try:
             self.vault, self.name, self._version = split_url(url, "keys")
         except ValueError:
             raise ConfigurationError(
-                f"{thing.setting} is not the https URL of a Key Vault key",
+                f"{described.setting} is not the https URL of a Key Vault key",
                 hint='write key_vault = "https://VAULT.vault.azure.net/keys/NAME"',
             ) from None
-        self.thing = thing
+        self.described = described
         self._credential = credential or default_credential()
         self._options = client_options
         self._client = KeyClient(self.vault, self._credential, **client_options)
 
     def get(self) -> Any:
-        """Return what Key Vault says of the key, its public half among it. Raises what `Thing.asked` does."""
-        with self.thing.asked():
+        """Return what Key Vault says of the key, with its public half. Raises as `VaultObject.asked`."""
+        with self.described.asked():
             return self._client.get_key(self.name, self._version)
 
     def client_for(self, key: Any) -> Any:

@@ -6,7 +6,7 @@ Rules kept here:
   "Azure Table Storage pricing" and the operator's bill have them. A price that is missing is named.
 * Requests are priced for 10,000, storage for a GB and month. A GB is 2^30 bytes and a month 30 days.
 * Whether a batch is billed as one transaction or as one for each operation in it is not settled everywhere:
-  both are told.
+  the cost is given both ways.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from rekey.project.sections import Section
 from rekey.tables.sent import OPERATIONS, Kind
 
 REQUESTS = 10_000
 GB = 1 << 30
 DAYS_OF_A_MONTH = 30.0
-_MOST_CHARACTERS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,22 +70,6 @@ class Prices:
         if self.storage is None:
             return None
         return self.storage * size / GB * days / DAYS_OF_A_MONTH
-
-
-def prices_of(section: Section) -> Prices:
-    """Return what the section `[prices]` says. Raises ConfigurationError."""
-    section.allow(*(one.name for one in fields(Prices)))
-    currency = section.text("currency")
-    if currency is not None and (len(currency) > _MOST_CHARACTERS or not currency.isprintable()):
-        section.fail("currency", "is not a short name", 'write currency = "USD"')
-    return Prices(
-        currency=currency,
-        scan=section.amount("scan"),
-        read=section.amount("read"),
-        write=section.amount("write"),
-        delete=section.amount("delete"),
-        storage=section.amount("storage"),
-    )
 
 
 def amount_text(amount: float, currency: str) -> str:

@@ -2,7 +2,7 @@
 
 Rules kept here:
 
-* The mode is given when the file is made, not after: nobody can open it in between.
+* The mode is given when the file is made, not after: no other user can open it in between.
 * A file that is there is never written over: it is refused, or replaced whole.
 """
 
@@ -35,15 +35,15 @@ def write_whole(path: Path, content: bytes) -> None:
     Raises:
         OSError: it cannot be written; what was there is unchanged.
     """
-    # Beside it, so that it can be moved into place; with a name that nobody can know and put a link at.
+    # In the same folder, so that it can be moved into place; with a name that cannot be guessed and linked.
     made, name = mkstemp(prefix=".rekey-", dir=path.parent)
-    beside = Path(name)
+    fresh = Path(name)
     try:
         with os.fdopen(made, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+        fresh.replace(path)
     except BaseException:
-        beside.unlink(missing_ok=True)
+        fresh.unlink(missing_ok=True)
         raise

@@ -15,6 +15,7 @@ import hmac
 import os
 import stat
 from collections.abc import Mapping
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from rekey.core import crockford
 from rekey.errors import SecretMissing
-from rekey.project.keyvault import Thing, default_credential, split_url
+from rekey.project.keyvault import VaultObject, default_credential, split_url
 
 if TYPE_CHECKING:
     from azure.core.credentials import TokenCredential
@@ -96,10 +97,22 @@ def read_local(
         SecretMissing: absent, not readable, empty, or shorter than 16 bytes.
     """
     if source.kind is SecretKind.ENV:
-        found = _from_env(what, setting, source.where, os.environ if environ is None else environ)
-    else:
-        found = _from_file(what, setting, Path(source.where))
-    return _long_enough(what, setting, found)
+        value = (os.environ if environ is None else environ).get(source.where)
+        if value is None:
+            raise SecretMissing(
+                f"{what}: the environment variable {source.where} is not set",
+                hint=f"set {source.where}, or change {setting} in the configuration",
+            )
+        return _long_enough(what, setting, os.fsencode(value))
+    try:
+        content = Path(source.where).read_bytes()
+    except OSError as error:
+        raise SecretMissing(
+            f"{what}: the file {source.where} cannot be read ({type(error).__name__})",
+            hint=f"put it there, readable by this user, or change {setting}",
+        ) from None
+    newline = b"\r\n" if content.endswith(b"\r\n") else b"\n"
+    return _long_enough(what, setting, content.removesuffix(newline))
 
 
 def _long_enough(what: str, setting: str, secret: bytes) -> bytes:
@@ -113,49 +126,23 @@ def _long_enough(what: str, setting: str, secret: bytes) -> bytes:
     return secret
 
 
-def warnings_for(name: str, source: SecretSource) -> list[str]:
-    """Return what is doubtful about where a secret is; nothing here stops a command."""
-    if source.kind is not SecretKind.FILE:
-        return []
-    return warnings_for_file(f"secret `{name}`", Path(source.where))
+def warnings_for(what: str, source: SecretSource) -> list[str]:
+    """Return what is doubtful about where something secret is; nothing here stops a command.
 
-
-def warnings_for_file(what: str, path: Path) -> list[str]:
-    """Return what is doubtful about a file that only its owner may open; `what` it is the file of."""
-    if os.name != "posix":
+    Args:
+        what: it is, for messages: "secret `users`".
+        source: where it is.
+    """
+    if os.name != "posix" or source.kind is not SecretKind.FILE:
         return []
     try:
-        mode = stat.S_IMODE(path.stat().st_mode)
+        mode = stat.S_IMODE(Path(source.where).stat().st_mode)
     except OSError:
         return []  # reading it will say so, with the cure
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         problem = f"the file of {what} is open to other users (mode {mode:04o})"
-        return [f"{problem}; `chmod 600 {path}` closes it"]
+        return [f"{problem}; `chmod 600 {source.where}` closes it"]
     return []
-
-
-def _from_env(what: str, setting: str, variable: str, environ: Mapping[str, str]) -> bytes:
-    value = environ.get(variable)
-    if value is None:
-        raise SecretMissing(
-            f"{what}: the environment variable {variable} is not set",
-            hint=f"set {variable}, or change {setting} in the configuration",
-        )
-    return os.fsencode(value)
-
-
-def _from_file(what: str, setting: str, path: Path) -> bytes:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise SecretMissing(
-            f"{what}: the file {path} cannot be read ({type(error).__name__})",
-            hint=f"put it there, readable by this user, or change {setting}",
-        ) from None
-    for newline in (b"\r\n", b"\n"):
-        if content.endswith(newline):
-            return content.removesuffix(newline)
-    return content
 
 
 def from_key_vault(
@@ -173,7 +160,7 @@ def from_key_vault(
         credential: `DefaultAzureCredential` when None.
         client_options: passed to `SecretClient` (a `transport`, for example).
     """
-    thing = Thing(
+    described = VaultObject(
         what=f"secret `{name}`",
         kind="secret",
         setting=f"`[secrets.{name}]`",
@@ -184,15 +171,10 @@ def from_key_vault(
     try:
         from azure.keyvault.secrets import SecretClient
     except ImportError:
-        raise thing.not_installed() from None
+        raise described.not_installed() from None
     vault, secret_name, version = split_url(url, "secrets")
-    owned = None
-    if credential is None:
-        credential = owned = default_credential()
-    try:
-        with thing.asked(), SecretClient(vault, credential, **client_options) as client:
-            value = client.get_secret(secret_name, version).value
-    finally:
-        if owned is not None:
-            owned.close()
+    # a credential that was made here is closed here
+    used = closing(default_credential()) if credential is None else nullcontext(credential)
+    with used as identity, described.asked(), SecretClient(vault, identity, **client_options) as client:
+        value = client.get_secret(secret_name, version).value
     return (value or "").encode()

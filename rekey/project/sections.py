@@ -10,12 +10,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn, TypeAlias, TypeVar, get_type_hints
 
 from rekey.errors import ConfigurationError
 
+T = TypeVar("T")
+Seconds: TypeAlias = Annotated[float, "a duration"]
+"""A field that is written as a duration, `"24h"`, under the field's name without `_s`."""
+Bytes: TypeAlias = Annotated[int, "a size"]
+"""A field that is written as a size, `"64MiB"`."""
 _DURATION = re.compile(r"(\d+)(s|m|h|d)")
 _SIZE = re.compile(r"(\d+)(B|KiB|MiB|GiB)")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -58,6 +63,23 @@ class Section:
             self.fail(key, "is not a section", f"write it as a section: [{name}]")
         return Section(self.path, name, value)
 
+    def read(self, value: type[T]) -> T:
+        """Read all keys of this section as the fields of a dataclass; one that is absent keeps its default.
+
+        The type of a field says how its key is written: `Seconds`, `Bytes`, `int` (at least 1), `float` (an
+        amount) or `str`; the last three also with None.
+
+        Raises:
+            ConfigurationError: an unknown key, or one that is not written like that.
+        """
+        readers = {
+            name.removesuffix("_s"): (name, _READERS[kind])
+            for name, kind in get_type_hints(value, include_extras=True).items()
+        }
+        self.allow(*readers)
+        found = {name: reader(self, key) for key, (name, reader) in readers.items() if key in self.content}
+        return value(**found)
+
     def text(self, key: str) -> str | None:
         """Read a text that is not blank; None when absent."""
         value = self.content.get(key)
@@ -65,43 +87,45 @@ class Section:
             self.fail(key, "is not a text", f'write {key} = "..."')
         return value
 
-    def count(self, key: str) -> int | None:
-        """Read a whole number of at least 1; None when absent."""
-        value = self.content.get(key)
-        if value is None:
-            return None
+    def count(self, key: str) -> int:
+        """Read a whole number of at least 1."""
+        value = self.content[key]
         if type(value) is not int or value < 1:
             self.fail(key, "is not a whole number of at least 1", f"write for example {key} = 16")
-        return value
+        return int(value)
 
-    def amount(self, key: str) -> float | None:
-        """Read a number of at least 0, e.g. a price; None when absent."""
-        value = self.content.get(key)
-        if value is None:
-            return None
+    def amount(self, key: str) -> float:
+        """Read a number of at least 0, e.g. a price."""
+        value = self.content[key]
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
             self.fail(key, "is not a number of at least 0", f"write for example {key} = 0.05")
         return float(value)
 
-    def duration(self, key: str, usual: float) -> float:
+    def duration(self, key: str) -> float:
         """Read `"90s"`, `"15m"`, `"24h"`, `"30d"` as seconds; `"0s"` is none at all."""
-        return self._with_unit(key, usual, _DURATION, _SECONDS, '"90s", "15m", "24h" or "30d"')
+        return self._with_unit(key, _DURATION, _SECONDS, '"90s", "15m", "24h" or "30d"')
 
-    def size(self, key: str, usual: int) -> int:
+    def size(self, key: str) -> int:
         """Read `"64MiB"` as bytes, at least one."""
         examples = '"512KiB", "64MiB" or "1GiB"'
-        found = int(self._with_unit(key, usual, _SIZE, _BYTES, examples))
+        found = self._with_unit(key, _SIZE, _BYTES, examples)
         if found == 0:
             self.fail(key, "is nothing", f"write for example {examples}")
         return found
 
-    def _with_unit(
-        self, key: str, usual: float, form: re.Pattern[str], units: Mapping[str, int], examples: str
-    ) -> float:
-        value = self.content.get(key)
-        if value is None:
-            return usual
+    def _with_unit(self, key: str, form: re.Pattern[str], units: Mapping[str, int], examples: str) -> int:
+        value = self.content[key]
         found = form.fullmatch(value.strip()) if isinstance(value, str) else None
         if found is None:
             self.fail(key, "is not an amount with its unit", f"write for example {examples}")
         return int(found.group(1)) * units[found.group(2)]
+
+
+_READERS: dict[Any, Callable[[Section, str], Any]] = {
+    Seconds: Section.duration,
+    Bytes: Section.size,
+    int: Section.count,
+    int | None: Section.count,
+    float | None: Section.amount,
+    str | None: Section.text,
+}

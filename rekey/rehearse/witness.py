@@ -26,10 +26,17 @@ from azure.data.tables import TableClient, TableServiceClient
 
 from rekey.core.edm import canonical_content
 from rekey.declaration.mapper import Mapper
-from rekey.mapping.cursors import SealedKeys
 from rekey.mapping.ids import SafeIds
 from rekey.mapping.rows import CONTROL_TABLE, MAPPING_TABLE
-from rekey.mapping.sealing import ROOT, DataKey, cursors_key, ids_key, key_partition, read_data_key
+from rekey.mapping.sealing import (
+    ROOT,
+    DataKey,
+    SealedKeys,
+    cursors_key,
+    ids_key,
+    key_partition,
+    read_data_key,
+)
 from rekey.mapping.wrapping import WrappingKey
 from rekey.model import EntityKey, KeyRange, Row, key_of
 from rekey.rehearse.azurite import AzuriteAccount

@@ -22,7 +22,7 @@ from rekey.copy.workers.tasks import Basis, Ended, Kind, Result, Task
 from rekey.core.distribution import installed_version
 from rekey.core.progress import Advance
 from rekey.errors import Moved, StateUnusable
-from rekey.mapping.cursors import SealedKeys
+from rekey.mapping.sealing import SealedKeys
 from rekey.model import KeyRange
 from rekey.protocol.term import Term
 from rekey.runner.run import Run

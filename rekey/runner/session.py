@@ -28,11 +28,10 @@ from rekey.errors import StateUnusable
 from rekey.evidence.keys import Signer
 from rekey.evidence.log import make_checkpoint
 from rekey.evidence.signing import open_signer
-from rekey.mapping.cursors import SealedKeys
 from rekey.mapping.ids import new_key
 from rekey.mapping.keyring import Keyring
 from rekey.mapping.rows import MAPPING_TABLE
-from rekey.mapping.sealing import cursors_key
+from rekey.mapping.sealing import SealedKeys, cursors_key
 from rekey.mapping.wrapping import WrappingKey
 from rekey.migration.opening import OpenMigration, Prepared, connect, open_migration
 from rekey.phases import ControlPhase, Phase
@@ -48,9 +47,8 @@ from rekey.runner.phases import PHASES
 from rekey.runner.quiet import hand_over, until_quiet
 from rekey.runner.run import Options, Run, StopFlag
 from rekey.runner.steering import Steering, follow
-from rekey.state.align import aligned
 from rekey.state.filelock import FileLock
-from rekey.state.ledger import Ledger, LedgerScript
+from rekey.state.ledger import Ledger, LedgerScript, aligned
 from rekey.state.models import MigrationRecord
 from rekey.state.store import State
 from rekey.tables.allowance import while_allowed

@@ -18,7 +18,7 @@ from rekey.copy.workers.pool import Pool
 from rekey.copy.workers.summing import packed_buckets, unsealed
 from rekey.copy.workers.tasks import Basis, Ended, Kind, Result, Task
 from rekey.errors import Interrupted, StateUnusable
-from rekey.mapping.cursors import SealedKeys
+from rekey.mapping.sealing import SealedKeys
 from rekey.model import KeyRange
 from rekey.runner.copy_with_workers import driver_of, made_under, reached
 from rekey.runner.run import Run

@@ -36,8 +36,7 @@ from rekey.runner.client_barrier import look
 from rekey.runner.intents import InFlight, heard_of_until, while_sweeping
 from rekey.runner.run import Run
 from rekey.runner.sum_with_workers import reader_of
-from rekey.state.models import WATERMARK, Verification
-from rekey.state.sums import StoredSums
+from rekey.state.models import WATERMARK, StoredSums, Verification
 from rekey.status.facts import RETURNED_AT, UNFOLLOWED, is_unfollowed, verification_problem
 from rekey.verify.context import ReconcileContext
 from rekey.verify.full import full

@@ -9,9 +9,13 @@ Rules kept here:
   names, no white space, UTF-8, seven members. A chain may begin with them and goes on in format 2.
 * Integers beyond 2^53 stand as strings, because RFC 8785 has no numbers for them; NaN is refused.
 * Events are only ever added; the database refuses updates and deletes, and the chain shows what was done
-  behind its back. What the chain alone cannot show is that its end was cut off: checkpoints do.
+  all the same. What the chain alone cannot show is that its end was cut off: checkpoints do.
 * Details name rows by safe id; no legacy key, no secret. The command is recorded without the texts that were
   typed (`COMMAND`).
+* An erasure is two events: one before anything is deleted, with what is meant and why, and one after it, with
+  what was deleted. The second names the first; one without is not ended, and the next command ends it.
+* What the log says was erased is held against what stands in the mapping: a row or a data key that is there
+  again was put back.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ import os
 import socket
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -32,6 +36,7 @@ import rfc8785
 FIRST_PREV = "0" * 64
 FORMAT = 2
 """The format of events that are added now."""
+_HASHED = ("seq", "at", "actor", "event", "script_id", "details", "prev")
 _LARGEST_INTEGER = 2**53 - 1
 
 EVIDENCE_EXPORTED = "evidence-exported"
@@ -40,7 +45,10 @@ EVIDENCE_VERIFIED = "evidence-verified"
 
 ERASURE_BEGUN = "erasure-begun"
 ERASURE_ENDED = "erasure-ended"
-"""Events around everything that is erased of a mapping (`rekey.state.erasures`)."""
+"""Events around everything that is erased of a mapping (`Erasures`)."""
+SUBJECTS, COHORTS, MAPPING = "subjects", "cohorts", "mapping"
+"""Kinds of erasures: of persons or things by their rows, of months by their data keys, of a mapping in the
+clear as a whole."""
 
 COMMAND: ContextVar[str | None] = ContextVar("COMMAND", default=None)
 """The command that runs in this context, as events record it; set by the command line."""
@@ -78,15 +86,7 @@ class AuditEvent:
 
     def line(self) -> bytes:
         """Return the bytes that the hash is of, without a line end."""
-        content: dict[str, Any] = {
-            "seq": self.seq,
-            "at": self.at,
-            "actor": self.actor,
-            "event": self.event,
-            "script_id": self.script_id,
-            "details": self.details,
-            "prev": self.prev,
-        }
+        content: dict[str, Any] = {name: getattr(self, name) for name in _HASHED}
         if self.format == 1 and self.host is None and self.command is None:
             return canonical_json(content).encode()
         content |= {"format": self.format, "host": self.host, "command": self.command}
@@ -127,6 +127,46 @@ def first_broken(events: Iterable[AuditEvent]) -> int | None:
             return seq
         prev = event.hash
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Erasures:
+    """What the audit log says of one migration.
+
+    Attributes:
+        rows: safe ids of source rows whose mapping was erased, and on which day.
+        cohorts: months whose data key was shredded, and on which day.
+        whole: the day on which a mapping in the clear was gone, "" before.
+        open: events of erasures that were begun and not ended.
+    """
+
+    rows: dict[str, str] = field(default_factory=dict)
+    cohorts: dict[str, str] = field(default_factory=dict)
+    whole: str = ""
+    open: tuple[AuditEvent, ...] = ()
+
+
+def erasures(events: Iterable[AuditEvent]) -> Erasures:
+    """Return what the events of one migration say.
+
+    Args:
+        events: in order.
+    """
+    rows: dict[str, str] = {}
+    cohorts: dict[str, str] = {}
+    whole, begun = "", dict[int, AuditEvent]()
+    for event in events:
+        if event.event == ERASURE_BEGUN:
+            begun[event.seq] = event
+        if event.event != ERASURE_ENDED:
+            continue
+        said = event.details
+        begun.pop(said["begun"], None)
+        rows.update(dict.fromkeys(said.get("rows", ()), said["on"]))
+        cohorts.update(dict.fromkeys(said.get("cohorts", ()), said["on"]))
+        if said["kind"] == MAPPING and not said["kept_rows"]:
+            whole = said["on"]
+    return Erasures(rows, cohorts, whole, tuple(begun.values()))
 
 
 def expressible(value: Any) -> Any:

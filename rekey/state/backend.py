@@ -19,7 +19,7 @@ import socket
 import sqlite3
 import uuid
 from collections.abc import Iterable, Mapping
-from contextlib import closing
+from contextlib import closing, nullcontext
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,6 @@ from rekey.state.filelock import FileLock
 SCHEMA_PREFIX = "state-"
 SCHEMA_FOLDER = Path(__file__).parent / "schema"
 _INTERNAL = frozenset({"_yoyo_log", "_yoyo_version", "_yoyo_migration", "yoyo_lock", "sqlite_sequence"})
-
-_PHASES = frozenset(Phase)
 
 logging.getLogger("yoyo").setLevel(logging.CRITICAL + 1)
 
@@ -127,11 +125,7 @@ def schema_migrations(folder: Path = SCHEMA_FOLDER) -> MigrationList:
     yoyo resolves dependencies through a table of the whole process, so that what is read later can take them
     away from what is loaded later still.
     """
-    scripts = [
-        YoyoMigration(path.stem, str(path), str(folder))
-        for path in sorted(folder.glob("*.sql"))
-        if not path.name.endswith(".rollback.sql")
-    ]
+    scripts = [YoyoMigration(path.stem, str(path), str(folder)) for path in _steps(folder)]
     for script in scripts:
         script.load()
     return MigrationList(scripts)
@@ -154,12 +148,12 @@ def prepare(path: Path, lock: FileLock | None, *, folder: Path = SCHEMA_FOLDER) 
     try:
         with files.translating(path):
             if _missing(connection, path, folder):
-                if lock is None:
-                    with FileLock(path):
-                        _upgrade(path, folder)
-                else:
+                if lock is not None:
                     lock.require(path)
-                    _upgrade(path, folder)
+                with nullcontext() if lock is not None else FileLock(path), StateBackend(path) as backend:
+                    backend.begin_exclusive_use()
+                    with backend.lock():
+                        backend.apply_migrations(backend.to_apply(schema_migrations(folder)))
     except BaseException:
         connection.close()
         raise
@@ -192,19 +186,13 @@ def schema_version(ids: Iterable[str]) -> int:
     return max((int(entry.split("-")[1]) for entry in ids if _is_schema(entry)), default=0)
 
 
-def _upgrade(path: Path, folder: Path) -> None:
-    with StateBackend(path) as backend:
-        backend.begin_exclusive_use()
-        with backend.lock():
-            backend.apply_migrations(backend.to_apply(schema_migrations(folder)))
-
-
 def _missing(connection: sqlite3.Connection, path: Path, folder: Path) -> list[str]:
     """Return the schema steps that the file lacks. Raises StateUnusable when it is newer or not ours."""
-    known = sorted(p.stem for p in folder.glob("*.sql") if not p.name.endswith(".rollback.sql"))
+    known = [step.stem for step in _steps(folder)]
     ids = set(ledger_ids(connection))
     schema = {entry for entry in ids if _is_schema(entry)}
-    if schema - set(known) or _has_unknown_phase(ids - schema) or _yoyo_is_newer(connection):
+    phases = {entry.rpartition(".")[2] for entry in ids - schema}
+    if schema - set(known) or phases - set(Phase) or _yoyo_is_newer(connection):
         raise StateUnusable(
             f"the state file {path} was written by a newer rekey"
             f" (schema {schema_version(schema)}, this program knows {schema_version(known)})",
@@ -216,12 +204,12 @@ def _missing(connection: sqlite3.Connection, path: Path, folder: Path) -> list[s
     return [entry for entry in known if entry not in schema]
 
 
+def _steps(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.glob("*.sql")) if not path.name.endswith(".rollback.sql")]
+
+
 def _is_schema(entry: str) -> bool:
     return entry.startswith(SCHEMA_PREFIX) and "." not in entry
-
-
-def _has_unknown_phase(entries: Iterable[str]) -> bool:
-    return any(entry.rpartition(".")[2] not in _PHASES for entry in entries)
 
 
 def _yoyo_is_newer(connection: sqlite3.Connection) -> bool:

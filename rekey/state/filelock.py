@@ -7,7 +7,7 @@ Rules kept here:
 * The lock file stays: removing it would let two processes lock two files of the same name.
 * It is taken before yoyo's lock and before the runner lease, and held until both are given back.
 
-`flock(2)` on POSIX, a locked byte far behind the content on Windows, so that others can read who holds it.
+`flock(2)` on POSIX, a locked byte far after the content on Windows, so that others can read who holds it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import os
 import socket
 import sys
 from pathlib import Path
-from types import TracebackType
 
-from rekey.errors import Locked, MachineFailed, StateUnusable
+from rekey.errors import Locked
+from rekey.state import files
 from rekey.state.audit import utc_now, utc_text
 
 if sys.platform == "win32":
@@ -72,12 +72,11 @@ class FileLock:
 
         Raises:
             Locked: another process (or another FileLock of this one) holds it; names pid and start.
-            StateUnusable: the folder is read-only.
-            MachineFailed: the file cannot be made for another reason.
+            StateUnusable, MachineFailed: see `files.open_private`.
         """
         if self.held:
             raise RuntimeError("this lock is already held")
-        descriptor = self._open()
+        descriptor = files.open_private(self.path, "lock file")
         try:
             if not _try_lock(descriptor):
                 raise self._locked(descriptor)
@@ -102,26 +101,8 @@ class FileLock:
     def __enter__(self) -> FileLock:
         return self.acquire()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
-
-    def _open(self) -> int:
-        try:
-            if not self.path.parent.exists():
-                self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
-        except PermissionError:
-            raise StateUnusable(
-                f"the folder of the state file {self.state_path} is read-only for this user",
-                hint="give this user write permission on the folder, or change [state] path",
-            ) from None
-        except OSError as error:
-            raise MachineFailed(
-                f"the lock file {self.path} cannot be made ({type(error).__name__})",
-                hint="check that the folder exists and has space, or change [state] path",
-            ) from None
 
     def _sign(self, descriptor: int) -> None:
         """Write who holds the lock, for the message that another process shows. Best effort: the lock is

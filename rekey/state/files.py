@@ -4,7 +4,7 @@ Rules kept here:
 
 * Made with mode 0600 in a folder with mode 0700: it holds old keys.
 * A reader changes nothing: it takes a copy into memory and lets go of the file. No file reads as empty.
-* Whatever character its path holds, this file and no other is opened.
+* This file and no other is opened, with any character in its path.
 * Errors of SQLite do not leave this package as such. A damaged or read-only file is `StateUnusable`, a full
   disk or a failed write `MachineFailed`, a file that another process keeps busy `Locked`.
 """
@@ -37,7 +37,7 @@ def translating(path: Path) -> Iterator[None]:
         raise translated(error, path) from error
     except DBAPIError as error:
         cause = error.orig
-        # the wrapper's text quotes statement and parameters, which may hold keys: it is left behind
+        # the wrapper's text quotes statement and parameters, which may hold keys: it is dropped
         raise translated(cause if isinstance(cause, sqlite3.Error) else error, path) from cause
 
 
@@ -83,10 +83,10 @@ def damaged(path: Path, why: str) -> StateUnusable:
     )
 
 
-def not_writable(path: Path, why: str) -> StateUnusable:
+def not_writable(path: Path, why: str, what: str = "state file") -> StateUnusable:
     """Return the error for a file or folder that cannot be written (or opened)."""
     return StateUnusable(
-        f"the state file {path} or its folder is read-only for this user ({why})",
+        f"the {what} {path} or its folder is read-only for this user ({why})",
         kept=_KEPT,
         hint="give this user write permission on the file and its folder, or change [state] path",
     )
@@ -99,7 +99,8 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
         StateUnusable: not a file, no database, damaged, or read-only.
         MachineFailed, Locked: see `translated`.
     """
-    _make(path)
+    # SQLite gives -wal and -shm the mode of the main file, so that it is right from the first byte
+    os.close(open_private(path))
     _check_header(path)
     with translating(path):
         connection = connect(path)
@@ -159,8 +160,8 @@ def copy_into_memory(path: Path) -> sqlite3.Connection:
 def _copy(path: Path, memory: sqlite3.Connection) -> None:
     for _ in range(_COPY_ATTEMPTS):
         before = _fingerprint(path)
-        # Opening a file in WAL mode makes -wal and -shm beside it. When they are not there, nobody writes,
-        # and the file can be read as one that never changes; afterwards it is checked that it did not.
+        # Opening a file in WAL mode makes -wal and -shm next to it. When they are not there, it is not being
+        # written, and can be read as a file that never changes; afterwards it is checked that it did not.
         mode = "mode=ro" if before[-1] else "mode=ro&immutable=1"
         uri = f"{path.absolute().as_uri()}?{mode}"
         with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S)) as source:
@@ -178,38 +179,42 @@ def _fingerprint(path: Path) -> tuple[int, int, bool]:
     return status.st_mtime_ns, status.st_size, path.with_name(path.name + "-wal").exists()
 
 
-def _make(path: Path) -> None:
-    try:
+def open_private(path: Path, what: str = "state file") -> int:
+    """Return the descriptor of a file to read and write; one that is absent is made, for its owner only.
+
+    Raises:
+        StateUnusable: it is a folder, or read-only.
+        MachineFailed: it cannot be made for another reason.
+    """
+    with _opening(path, what):
         if not path.parent.exists():
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # SQLite gives -wal and -shm the mode of the main file, so that it is right from the first byte
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600))
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+
+
+@contextmanager
+def _opening(path: Path, what: str) -> Iterator[None]:
+    try:
+        yield
     except IsADirectoryError:
         raise StateUnusable(
-            f"the state file {path} is a folder", hint="name a file: [state] path in the configuration"
+            f"the {what} {path} is a folder", hint="name a file: [state] path in the configuration"
         ) from None
     except PermissionError:
-        raise not_writable(path, "PermissionError") from None
+        raise not_writable(path, "PermissionError", what) from None
     except OSError as error:
         if error.errno == errno.EROFS:
-            raise not_writable(path, "read-only file system") from None
+            raise not_writable(path, "read-only file system", what) from None
         raise MachineFailed(
-            f"the state file {path} cannot be made ({type(error).__name__})",
+            f"the {what} {path} cannot be made or opened ({type(error).__name__})",
             hint="check that its folder exists and has space, or change [state] path",
         ) from None
 
 
 def _check_header(path: Path) -> None:
     """Refuse a file that does not begin as a database does. An empty file is a new database."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(len(MAGIC))
-    except IsADirectoryError:
-        raise StateUnusable(
-            f"the state file {path} is a folder", hint="name a file: [state] path in the configuration"
-        ) from None
-    except PermissionError:
-        raise not_writable(path, "PermissionError") from None
+    with _opening(path, "state file"), path.open("rb") as file:
+        head = file.read(len(MAGIC))
     if head and head != MAGIC:
         raise damaged(path, "not a database")
 

@@ -1,4 +1,4 @@
-"""How keys stand in the state file: as they are, or sealed by whoever opened the migration.
+"""How keys stand in the state file: as they are, or sealed once the migration was opened.
 
 Rules kept here:
 
@@ -48,18 +48,6 @@ class PlainKeys:
             )
         partition, row = json.loads(text)
         return EntityKey(partition, row)
-
-
-class NoKeys:
-    """For whoever reads counts: no key is opened."""
-
-    def to_text(self, column: str, key: EntityKey | None) -> str | None:
-        """Refuse: what is read without keys must not be written back."""
-        raise NotImplementedError
-
-    def from_text(self, column: str, text: str | None) -> EntityKey | None:  # noqa: ARG002 - of the protocol
-        """Return None, whatever the column holds."""
-        return None
 
 
 PLAIN = PlainKeys()

@@ -9,6 +9,10 @@ Rules kept here:
 * A phase is marked when its step has returned, never before: killed in between, it is entered again.
 * What a step raises reaches the caller unchanged and leaves the phase unmarked. Errors of SQLite and yoyo's
   own do not get that far: yoyo would roll earlier steps back for the first, and go on after the second.
+* The control row is the truth, because clients act on it; the ledger follows. They differ only when a run was
+  killed between the two writes of a move, or when the state file was lost.
+* Work inside `dual_write` (backfill, reconcile) leaves no trace in the control row, so there the ledger is
+  believed, and without a ledger the work is done again, which is safe.
 * The file lock is held first; only then is a lock row that a killed process left known to be stale. Every
   call has a fresh backend, because yoyo takes no lock with one that has failed.
 """
@@ -28,7 +32,7 @@ from yoyo.migrations import MigrationList, MigrationStep, Transactionless
 
 from rekey.declaration.migration import Declared
 from rekey.errors import DeclarationError, GateClosed, Locked, MachineFailed, Refused, StateUnusable
-from rekey.phases import ORDER, REVERSIBLE, Phase, ledger_id, previous
+from rekey.phases import ORDER, REVERSIBLE, ControlPhase, Phase, ledger_id, previous
 from rekey.state import backend as state_backend
 from rekey.state import files
 from rekey.state.backend import StateBackend
@@ -36,6 +40,24 @@ from rekey.state.filelock import FileLock
 
 Step = Callable[[str, Phase], None]
 """Carries out, or takes back, one phase of the script with this id. Blocks until it is done."""
+
+
+_LEAST: dict[ControlPhase, Phase | None] = {
+    ControlPhase.SOURCE: None,
+    ControlPhase.DUAL_WRITE: Phase.DUAL_WRITE,
+    ControlPhase.FREEZE: Phase.DUAL_WRITE,
+    ControlPhase.CUTOVER: Phase.CUTOVER,
+    ControlPhase.COMPLETE: Phase.COMPLETE,
+    ControlPhase.RETIRED: Phase.RETIRE,
+}
+_MOST: dict[ControlPhase, Phase] = {
+    ControlPhase.SOURCE: Phase.PREPARE,
+    ControlPhase.DUAL_WRITE: Phase.RECONCILE,
+    ControlPhase.FREEZE: Phase.RECONCILE,
+    ControlPhase.CUTOVER: Phase.CUTOVER,
+    ControlPhase.COMPLETE: Phase.COMPLETE,
+    ControlPhase.RETIRED: Phase.RETIRE,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +96,20 @@ def applied_phases(ids: Iterable[str], script_id: str) -> list[Phase]:
     return [phase for phase in ORDER if ledger_id(script_id, phase) in known]
 
 
+def aligned(control: ControlPhase, applied: Sequence[Phase]) -> tuple[Phase, ...]:
+    """Return the phases that count as applied.
+
+    Args:
+        control: what the control row says (a freeze has been left before this is asked).
+        applied: what the ledger says, in order.
+    """
+    least, most = _LEAST[control], _MOST[control]
+    known = len(applied)
+    shortest = ORDER.index(least) + 1 if least is not None else 0
+    longest = ORDER.index(most) + 1
+    return ORDER[: max(shortest, min(known, longest))]
+
+
 class _PhaseMigration(YoyoMigration):  # type: ignore[misc]
     """One phase of one script, as yoyo sees it. Nothing is read from a file."""
 
@@ -84,15 +120,21 @@ class _PhaseMigration(YoyoMigration):  # type: ignore[misc]
         self.use_transactions = False
         self._depends: set[_PhaseMigration] = set()
 
-        def apply(_connection: object) -> None:
-            with _contained(path):
-                run(script_id, phase)
+        def contained(step: Step) -> Callable[[object], None]:
+            def carry_out(_connection: object) -> None:
+                try:
+                    with files.translating(path):
+                        step(script_id, phase)
+                except BadMigration as error:
+                    raise MachineFailed(
+                        f"a step failed inside yoyo ({type(error).__name__})",
+                        kept="everything up to the last checkpoint",
+                        hint="run the same command again; if it fails again, report it with this text",
+                    ) from error
 
-        def rollback(_connection: object) -> None:
-            with _contained(path):
-                undo(script_id, phase)
+            return carry_out
 
-        self.steps = [Transactionless(MigrationStep(0, apply, rollback))]
+        self.steps = [Transactionless(MigrationStep(0, contained(run), contained(undo)))]
 
     def follow(self, other: _PhaseMigration) -> None:
         """Make this phase depend on another one."""
@@ -252,19 +294,6 @@ class Ledger:
                 kept="everything; nothing was changed",
                 hint=f"`rekey rollback {builds_on[-1]}` first",
             )
-
-
-@contextmanager
-def _contained(path: Path) -> Iterator[None]:
-    try:
-        with files.translating(path):
-            yield
-    except BadMigration as error:
-        raise MachineFailed(
-            f"a step failed inside yoyo ({type(error).__name__})",
-            kept="everything up to the last checkpoint",
-            hint="run the same command again; if it fails again, report it with this text",
-        ) from error
 
 
 def _check(scripts: Sequence[LedgerScript]) -> None:

@@ -1,12 +1,9 @@
-"""What the state file holds, as frozen values, and its tables.
+"""What the state file holds, as frozen values. Pure.
 
 Rules kept here:
 
-* The tables are described here for queries only; they are made by the migrations in `schema/`. A test keeps
-  the two equal.
 * Source keys stand in the state file (that is where a scan resumes), which is why it is readable by its owner
   only. No repr here shows them.
-* Keys are stored as JSON arrays in ASCII: whatever a key holds, the file gives it back unchanged.
 """
 
 from __future__ import annotations
@@ -15,8 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Column, Integer, MetaData, Table, Text
-
 from rekey.errors import Moved, StateUnusable
 from rekey.model import EntityKey, KeyRange
 
@@ -24,111 +19,18 @@ BACKFILL = "backfill"
 """The purpose of the segments that the copying goes through."""
 
 WATERMARK = "watermark"
-"""The fact up to when, by the service's clock, changes of the source are in the targets."""
+"""The fact that says up to when, by the service's clock, changes of the source are in the targets."""
 
 PLAN_FACT = "plan"
 """The fact that holds the plan a migration began with, as RFC 8785 JSON."""
 
 KEYS_FORGOTTEN = "keys_forgotten"
 """The fact that all keys of a migration's segments were taken out of the file, and the file written anew."""
-REQUESTS = "requests."
-"""What the counters of a phase run begin with that count requests."""
-
-METADATA = MetaData()
-
-MIGRATION = Table(
-    "migration",
-    METADATA,
-    Column("script_id", Text, primary_key=True),
-    Column("digest", Text, nullable=False),
-    Column("source", Text, nullable=False),
-    Column("run_id", Text, nullable=False),
-    Column("endpoint_id", Text, nullable=False),
-    Column("secret_fingerprints", Text, nullable=False),
-    Column("registered_at", Text, nullable=False),
-)
-FACT = Table(
-    "fact",
-    METADATA,
-    Column("script_id", Text, primary_key=True),
-    Column("name", Text, primary_key=True),
-    Column("value", Text, nullable=False),
-)
-SEGMENT = Table(
-    "segment",
-    METADATA,
-    Column("id", Integer, primary_key=True),
-    Column("script_id", Text, nullable=False),
-    Column("purpose", Text, nullable=False),
-    Column("after_key", Text),
-    Column("upto_key", Text),
-    Column("cursor_key", Text),
-    Column("row_count", Integer, nullable=False),
-    Column("byte_count", Integer, nullable=False),
-    Column("done", Integer, nullable=False),
-)
-PHASE_RUN = Table(
-    "phase_run",
-    METADATA,
-    Column("id", Integer, primary_key=True),
-    Column("script_id", Text, nullable=False),
-    Column("phase", Text, nullable=False),
-    Column("started_at", Text, nullable=False),
-    Column("finished_at", Text),
-    Column("outcome", Text),
-    Column("counters", Text, nullable=False),
-)
-VERIFICATION = Table(
-    "verification",
-    METADATA,
-    Column("id", Integer, primary_key=True),
-    Column("script_id", Text, nullable=False),
-    Column("mode", Text, nullable=False),
-    Column("started_at", Text, nullable=False),
-    Column("finished_at", Text, nullable=False),
-    Column("digest", Text, nullable=False),
-    Column("rows_source", Integer, nullable=False),
-    Column("rows_target", Integer, nullable=False),
-    Column("divergences", Integer, nullable=False),
-    Column("transient", Integer, nullable=False),
-    Column("report", Text, nullable=False),
-)
-PARTIAL_SUMS = Table(
-    "partial_sums",
-    METADATA,
-    Column("script_id", Text, primary_key=True),
-    Column("basis", Text, nullable=False),
-    Column("begun_at", Text, nullable=False),
-    Column("sums", Text, nullable=False),
-)
-AUDIT_EVENT = Table(
-    "audit_event",
-    METADATA,
-    Column("seq", Integer, primary_key=True),
-    Column("at", Text, nullable=False),
-    Column("actor", Text, nullable=False),
-    Column("event", Text, nullable=False),
-    Column("script_id", Text),
-    Column("details", Text, nullable=False),
-    Column("prev", Text, nullable=False),
-    Column("hash", Text, nullable=False),
-    Column("format", Integer, nullable=False),
-    Column("host", Text),
-    Column("command", Text),
-)
-AUDIT_CHECKPOINT = Table(
-    "audit_checkpoint",
-    METADATA,
-    Column("size", Integer, primary_key=True),
-    Column("at", Text, nullable=False),
-    Column("note", Text, nullable=False),
-    Column("remark", Text, nullable=False),
-)
 
 
 @dataclass(frozen=True, slots=True)
 class MigrationRecord:
-    """What a migration started with; whatever differs later is refused.
+    """What a migration started with; anything that differs later is refused.
 
     Attributes:
         script_id: the script.
@@ -211,7 +113,7 @@ class Segment:
 
     @property
     def rest(self) -> KeyRange:
-        """Return what is left to do behind the cursor."""
+        """Return what is left to do after the cursor."""
         return KeyRange(self.after if self.cursor is None else self.cursor, self.upto)
 
     @property
@@ -283,3 +185,18 @@ class StoredCheckpoint:
     at: str
     note: str
     remark: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSums:
+    """Sums of a verification under way.
+
+    Attributes:
+        basis: what they were made under; compared before a verification goes on from them.
+        begun_at: when the first row went into them; UTC, ISO 8601.
+        sums: the sums, JSON-able but for the keys of their parts.
+    """
+
+    basis: str
+    begun_at: str
+    sums: dict[str, Any] = field(repr=False)

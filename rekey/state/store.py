@@ -4,7 +4,12 @@ Rules kept here:
 
 * Every change is one transaction, synced to the disk before the call returns: progress is never claimed
   before it is durable, and a failed write leaves the last checkpoint.
-* Segments and the facts that belong to them change in one transaction (`checkpoint`).
+* Segments and the facts that belong to them change in one transaction (`checkpoint`), and so do the halves of
+  a segment that is split: at any moment every key is in exactly one segment.
+* A checkpoint moves cursors and counts, never bounds: it may come from before a split.
+* Keys stand in the file as the `KeyTexts` of their migration write them, sealed if its mapping is.
+* An audit event follows the newest one that the file holds in the same transaction: two processes never add
+  two events after the same one.
 * Opened read-only it is a copy of one moment: nothing is made, written or held; no file reads as empty.
 * Losing the file loses no data: it holds progress and records, never the only copy of a row or a key.
 
@@ -13,40 +18,69 @@ Calls block for about the time of one disk sync. A State may be used by several 
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, fields
 from datetime import datetime, timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import Any, cast
 
-from sqlalchemy import Connection, NullPool, create_engine, delete, insert, select
+import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from rekey.errors import StateUnusable
 from rekey.model import EntityKey, KeyRange
-from rekey.state import audit, backend, events, files, rows, runs
-from rekey.state import facts as facts_in_file
-from rekey.state import segments as in_file
-from rekey.state import sums as partial_sums
+from rekey.state import audit, backend, files
 from rekey.state.audit import AuditEvent, canonical_json, utc_text
 from rekey.state.filelock import FileLock
-from rekey.state.keytexts import PLAIN, KeyTexts, NoKeys
+from rekey.state.keytexts import PLAIN, KeyTexts
 from rekey.state.models import (
-    AUDIT_CHECKPOINT,
-    AUDIT_EVENT,
     KEYS_FORGOTTEN,
-    MIGRATION,
-    SEGMENT,
-    VERIFICATION,
     MigrationRecord,
     PhaseRun,
     Segment,
     StoredCheckpoint,
+    StoredSums,
     Verification,
 )
+
+_REQUESTS = "requests."
+"""What the counters of a phase run that count requests begin with; files of older versions have none."""
+_KEYS = ("after", "upto", "cursor")
+"""The keys of a segment, and of a part of a verification: what they are sealed under."""
+
+
+def _table(name: str, *columns: str, json: str | None = None) -> sa.TableClause:
+    """Describe a table for queries; `json` names its column of canonical JSON. `schema/` makes the tables."""
+    return sa.table(name, *(sa.column(one, sa.JSON if one == json else None) for one in columns))
+
+
+def _fields(value: type[Any]) -> Iterator[str]:
+    return (one.name for one in fields(value))
+
+
+MIGRATION = _table("migration", *_fields(MigrationRecord), json="secret_fingerprints")
+FACT = _table("fact", "script_id", "name", "value")
+SEGMENT = _table(
+    "segment",
+    *("id", "script_id", "purpose", "after_key", "upto_key", "cursor_key", "row_count", "byte_count", "done"),
+)
+PHASE_RUN = _table(
+    "phase_run",
+    *("id", "script_id", "phase", "started_at", "finished_at", "outcome", "counters"),
+    json="counters",
+)
+VERIFICATION = _table(
+    "verification",
+    *("id", "script_id", *(name for name in _fields(Verification) if name != "number")),
+    json="report",
+)
+PARTIAL_SUMS = _table("partial_sums", "script_id", *_fields(StoredSums))
+AUDIT_EVENT = _table("audit_event", *_fields(AuditEvent), json="details")
+AUDIT_CHECKPOINT = _table("audit_checkpoint", *_fields(StoredCheckpoint))
 
 
 class State:
@@ -61,8 +95,13 @@ class State:
         self._clock = clock
         self._guard = threading.RLock()
         self._keys: dict[str, KeyTexts] = {}
-        self._engine = create_engine(
-            "sqlite://", creator=lambda: raw, poolclass=NullPool, hide_parameters=True
+        self._engine = sa.create_engine(
+            "sqlite://",
+            creator=lambda: raw,
+            poolclass=sa.NullPool,
+            hide_parameters=True,
+            # canonical, so that a chained event hashes alike after it was read back
+            json_serializer=canonical_json,
         )
         try:
             self._connection = self._engine.connect()
@@ -114,12 +153,10 @@ class State:
     def __enter__(self) -> State:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    # --- the ledger, read only: `runner.ledger` writes it ---------------------------------------------
+    # --- the ledger, read only: `rekey.state.ledger` writes it ----------------------------------------
 
     def ledger_ids(self) -> list[str]:
         """Return the ids of all applied ledger entries: schema steps and phases."""
@@ -154,19 +191,10 @@ class State:
                 known.require_same_place(source=source, endpoint_id=endpoint_id, run_id=run_id)
                 known.require_same_rules(digest=digest, secret_fingerprints=secret_fingerprints)
                 return known
-            connection.execute(
-                insert(MIGRATION).values(
-                    script_id=script_id,
-                    digest=digest,
-                    source=source,
-                    run_id=run_id,
-                    endpoint_id=endpoint_id,
-                    secret_fingerprints=canonical_json(dict(secret_fingerprints)),
-                    registered_at=self._now(),
-                )
+            made = MigrationRecord(
+                script_id, digest, source, run_id, endpoint_id, dict(secret_fingerprints), self._now()
             )
-            made = _migration(connection, script_id)
-        assert made is not None  # noqa: S101 - inserted above, in the same transaction
+            connection.execute(sa.insert(MIGRATION).values(asdict(made)))
         return made
 
     def migration(self, script_id: str) -> MigrationRecord | None:
@@ -177,18 +205,18 @@ class State:
     def migrations(self) -> list[MigrationRecord]:
         """Return all migrations that the file knows, by script id."""
         with self._reading() as connection:
-            found = connection.execute(select(MIGRATION).order_by(MIGRATION.c.script_id))
-            return [rows.migration(row) for row in found]
+            found = connection.execute(sa.select(MIGRATION).order_by(MIGRATION.c.script_id))
+            return [MigrationRecord(**row._asdict()) for row in found]
 
     def forget(self, script_id: str) -> None:
         """Remove a migration with its segments, facts and verifications; its phase runs and audit stay."""
         with self._writing() as connection:
-            connection.execute(delete(MIGRATION).where(MIGRATION.c.script_id == script_id))
+            connection.execute(sa.delete(MIGRATION).where(MIGRATION.c.script_id == script_id))
 
     # --- segments and checkpoints -----------------------------------------------------------------------
 
     def use_keys(self, script_id: str, keys: KeyTexts) -> None:
-        """Say how keys of a migration stand in the file, from now on: as they are, if nobody says."""
+        """Say how keys of a migration stand in the file, from now on; before that: as they are."""
         self._keys[script_id] = keys
 
     def segments(self, script_id: str, purpose: str, *, keys: bool = True) -> list[Segment]:
@@ -200,18 +228,15 @@ class State:
             keys: False for counts alone: the keys are None, sealed or not.
 
         Raises:
-            StateUnusable: the keys are sealed, and nobody said with what.
+            StateUnusable: the keys are sealed, and `use_keys` was not called.
         """
         with self._reading() as connection:
-            texts = self._keys.get(script_id, PLAIN) if keys else NoKeys()
-            return in_file.listed(connection, script_id, purpose, texts)
+            return _segments(connection, script_id, purpose, self._texts(script_id) if keys else None)
 
     def add_segments(self, script_id: str, purpose: str, ranges: Iterable[KeyRange]) -> list[Segment]:
         """Add one segment for each range and return all segments of that purpose."""
         with self._writing() as connection:
-            keys = self._keys.get(script_id, PLAIN)
-            in_file.add(connection, script_id, purpose, ranges, keys)
-            return in_file.listed(connection, script_id, purpose, keys)
+            return _add_segments(connection, script_id, purpose, ranges, self._texts(script_id))
 
     def checkpoint(self, segments: Sequence[Segment], *, facts: Mapping[str, str] | None = None) -> None:
         """Save cursors, counts and done of segments of one migration, and facts of it, in one transaction.
@@ -223,35 +248,59 @@ class State:
         if len(scripts) != 1:
             raise ValueError("a checkpoint is of the segments of one migration")
         script_id = scripts.pop()
+        keys = self._texts(script_id)
         with self._writing() as connection:
-            in_file.save(connection, segments, self._keys.get(script_id, PLAIN))
-            facts_in_file.put(connection, script_id, facts or {})
+            for segment in segments:
+                saved = {
+                    "cursor_key": keys.to_text("cursor", segment.cursor),
+                    "row_count": segment.rows,
+                    "byte_count": segment.bytes,
+                    "done": int(segment.done),
+                }
+                connection.execute(sa.update(SEGMENT).where(SEGMENT.c.id == segment.id).values(saved))
+            _put_facts(connection, script_id, facts or {})
 
     def split_segment(self, segment: Segment, middle: EntityKey) -> Segment:
-        """End a segment at a key and add a new one for what lies behind it, in one transaction.
+        """End a segment at a key and add a new one for what lies after it, in one transaction.
 
         Returns:
-            The new segment. The other one's end is `middle`, whatever a later checkpoint says of it.
+            The new segment. The other one's end is `middle`, also if a later checkpoint says otherwise.
 
         Raises:
             StateUnusable: the file has no such segment, or one that is done or already beyond that key.
             MachineFailed: disk full or failing; nothing was split.
         """
+        keys = self._texts(segment.script_id)
+        same = SEGMENT.c.id == segment.id
         with self._writing() as connection:
-            return in_file.split(connection, segment, middle, self._keys.get(segment.script_id, PLAIN))
+            found = connection.execute(sa.select(SEGMENT).where(same)).one_or_none()
+            known = None if found is None else _segment(found, keys)
+            if not known or known.done or known.script_id != segment.script_id or middle not in known.rest:
+                raise StateUnusable(
+                    "the state file does not hold the segment that was to be split",
+                    kept="all checkpoints",
+                    hint="run the same command again: it goes on from the last checkpoint",
+                )
+            lower, upper = KeyRange(known.after, known.upto).split(middle)
+            ended = {"upto_key": keys.to_text("upto", lower.upto)}
+            connection.execute(sa.update(SEGMENT).where(same).values(ended))
+            return _add_segments(connection, known.script_id, known.purpose, [upper], keys)[-1]
 
     def clear_segments(self, script_id: str, purpose: str) -> None:
         """Remove the segments of one purpose."""
         with self._writing() as connection:
             connection.execute(
-                delete(SEGMENT).where(SEGMENT.c.script_id == script_id, SEGMENT.c.purpose == purpose)
+                sa.delete(SEGMENT).where(SEGMENT.c.script_id == script_id, SEGMENT.c.purpose == purpose)
             )
 
     def forget_keys(self, script_id: str) -> None:
-        """Take all keys of a migration out of the file; counts stay. Behind `complete` they are of no use."""
+        """Take all keys of a migration out of the file; counts stay. After `complete` they are of no use."""
+        columns = [SEGMENT.c[f"{name}_key"] for name in _KEYS]
+        holding = sa.or_(*(key.is_not(None) for key in columns))
         with self._writing() as connection:
-            forgotten = in_file.forget_keys(connection, script_id)
-            forgotten += partial_sums.forget(connection, script_id)
+            emptied = sa.update(SEGMENT).where(SEGMENT.c.script_id == script_id, holding)
+            forgotten = connection.execute(emptied.values(dict.fromkeys(columns))).rowcount
+            forgotten += _forget_sums(connection, script_id)
         if forgotten or self.get_fact(script_id, KEYS_FORGOTTEN) is None:  # or it failed here the last time
             with self._guard, files.translating(self.path):
                 files.rewrite(_raw(self._connection))
@@ -266,43 +315,51 @@ class State:
     def facts(self, script_id: str) -> dict[str, str]:
         """Return all facts of a migration."""
         with self._reading() as connection:
-            return facts_in_file.listed(connection, script_id)
+            found = connection.execute(sa.select(FACT).where(FACT.c.script_id == script_id))
+            return {row.name: row.value for row in found}
 
     def set_fact(self, script_id: str, name: str, value: str | None) -> None:
         """Set a fact; None removes it. The migration must be registered."""
         with self._writing() as connection:
-            facts_in_file.put(connection, script_id, {name: value})
+            _put_facts(connection, script_id, {name: value})
 
     # --- phase runs ---------------------------------------------------------------------------------------
 
     def start_phase(self, script_id: str, phase: str) -> int:
         """Record that a phase is entered and return the number of this run."""
+        begun = {"script_id": script_id, "phase": str(phase), "started_at": self._now(), "counters": {}}
         with self._writing() as connection:
-            return runs.start(connection, script_id, str(phase), self._now())
+            return connection.execute(sa.insert(PHASE_RUN).values(begun)).lastrowid
 
     def count_phase(self, run: int, requests: Mapping[str, int]) -> None:
-        """Record what a run of a phase that goes on has sent until now, by kind."""
-        with self._writing() as connection:
-            runs.count(connection, run, requests)
+        """Record what a run of a phase has sent until now, by kind; that stays if the run is killed."""
+        self._update_phase(run, counters=_counters({}, requests))
 
     def finish_phase(
         self, run: int, outcome: str, counters: Mapping[str, int], requests: Mapping[str, int] | None = None
     ) -> None:
         """Record how a run of a phase ended, what it did, and what it sent."""
-        with self._writing() as connection:
-            runs.finish(connection, run, outcome, counters, requests or {}, self._now())
+        counted = _counters(counters, requests or {})
+        self._update_phase(run, finished_at=self._now(), outcome=outcome, counters=counted)
 
     def phase_runs(self, script_id: str) -> list[PhaseRun]:
         """Return all runs of all phases of a migration, oldest first."""
+        query = sa.select(PHASE_RUN).where(PHASE_RUN.c.script_id == script_id).order_by(PHASE_RUN.c.id)
         with self._reading() as connection:
-            return runs.listed(connection, script_id)
+            return [_phase_run(row) for row in connection.execute(query)]
+
+    def _update_phase(self, run: int, **values: Any) -> None:
+        with self._writing() as connection:
+            connection.execute(sa.update(PHASE_RUN).where(PHASE_RUN.c.id == run).values(values))
 
     # --- verifications ------------------------------------------------------------------------------------
 
     def add_verification(self, script_id: str, verification: Verification) -> None:
         """Record the result of a verification. The migration must be registered."""
+        values = {**asdict(verification), "script_id": script_id}
+        del values["number"]  # the file gives it
         with self._writing() as connection:
-            connection.execute(insert(VERIFICATION).values(rows.of_verification(script_id, verification)))
+            connection.execute(sa.insert(VERIFICATION).values(values))
 
     def latest_verification(self, script_id: str, mode: str = "full") -> Verification | None:
         """Return the verification of this mode that was recorded last."""
@@ -311,44 +368,74 @@ class State:
 
     def verifications(self, script_id: str, *, mode: str | None = None) -> list[Verification]:
         """Return the verifications of a migration, oldest first; of one mode, or of all."""
-        query = select(VERIFICATION).where(VERIFICATION.c.script_id == script_id).order_by(VERIFICATION.c.id)
+        query = sa.select(VERIFICATION).where(VERIFICATION.c.script_id == script_id)
         if mode is not None:
             query = query.where(VERIFICATION.c.mode == mode)
         with self._reading() as connection:
-            return [rows.verification(row) for row in connection.execute(query)]
+            found = connection.execute(query.order_by(VERIFICATION.c.id))
+            return [_verification(row) for row in found]
 
-    def keep_sums(self, script_id: str, stored: partial_sums.StoredSums | None) -> None:
+    def keep_sums(self, script_id: str, stored: StoredSums | None) -> None:
         """Store the sums of a verification under way in the place of those before; None removes them."""
-        partial_sums.keep(self._writing, script_id, stored, self._keys.get(script_id, PLAIN))
+        with self._writing() as connection:
+            if stored is None:
+                _forget_sums(connection, script_id)
+                return
+            sums = json.dumps(_with_keys(stored.sums, self._texts(script_id).to_text))
+            values = {"basis": stored.basis, "begun_at": stored.begun_at, "sums": sums}
+            adding = upsert(PARTIAL_SUMS).values(script_id=script_id, **values)
+            connection.execute(adding.on_conflict_do_update(index_elements=["script_id"], set_=values))
+            _put_facts(connection, script_id, {KEYS_FORGOTTEN: None})  # the file holds keys again
 
-    def sums(self, script_id: str) -> partial_sums.StoredSums | None:
-        """Return the sums of a verification under way. Raises StateUnusable when they cannot be read."""
-        return partial_sums.load(self._reading, script_id, self._keys.get(script_id, PLAIN))
+    def sums(self, script_id: str) -> StoredSums | None:
+        """Return the sums of a verification under way, None when there are none.
+
+        Raises:
+            StateUnusable: they cannot be read, or their keys cannot be opened.
+        """
+        with self._reading() as connection:
+            query = sa.select(PARTIAL_SUMS).where(PARTIAL_SUMS.c.script_id == script_id)
+            row = connection.execute(query).one_or_none()
+        if row is None:
+            return None
+        try:
+            sums = _with_keys(json.loads(row.sums), self._texts(script_id).from_text)
+        except (KeyError, TypeError, ValueError):
+            raise StateUnusable(
+                "the stored sums of an earlier verification cannot be read",
+                kept="all tables; a verification changes none",
+                hint="run `rekey verify --mode full` again: it begins anew",
+            ) from None
+        return StoredSums(row.basis, row.begun_at, sums)
 
     # --- audit --------------------------------------------------------------------------------------------
 
     def audit(self, event: str, script_id: str | None, details: Mapping[str, Any]) -> AuditEvent:
         """Add an event to the chain. Details are JSON-able, without keys and secrets."""
         with self._writing() as connection:
-            return events.add(connection, self._now(), event, script_id, details)
+            return self._add_event(connection, event, script_id, details)
 
     def audit_within(
         self, event: str, script_id: str | None, details: Mapping[str, Any], *, most: int, seconds: float
     ) -> AuditEvent | None:
-        """Add an event to the chain unless `most` of its name were added in the last seconds; None then."""
+        """Add an event to the chain unless `most` of its name were added in the last seconds; None then.
+
+        They are counted in the file, for all migrations: a new process does not begin at nothing.
+        """
+        since = utc_text(self._clock() - timedelta(seconds=seconds))
+        count = sa.select(sa.func.count()).where(AUDIT_EVENT.c.event == event, AUDIT_EVENT.c.at > since)
         with self._writing() as connection:
-            since = utc_text(self._clock() - timedelta(seconds=seconds))
-            if events.count(connection, event, since) >= most:
+            if connection.execute(count).scalar_one() >= most:
                 return None
-            return events.add(connection, self._now(), event, script_id, details)
+            return self._add_event(connection, event, script_id, details)
 
     def audit_events(self, script_id: str | None = None) -> list[AuditEvent]:
         """Return the events in order; all, or those of one migration."""
-        query = select(AUDIT_EVENT).order_by(AUDIT_EVENT.c.seq)
+        query = sa.select(AUDIT_EVENT).order_by(AUDIT_EVENT.c.seq)
         if script_id is not None:
             query = query.where(AUDIT_EVENT.c.script_id == script_id)
         with self._reading() as connection:
-            return [rows.audit_event(row) for row in connection.execute(query)]
+            return [AuditEvent(**row._asdict()) for row in connection.execute(query)]
 
     def check_chain(self) -> int | None:
         """Return the seq at which the audit chain breaks first, None when it holds."""
@@ -363,21 +450,42 @@ class State:
     def checkpoints(self) -> list[StoredCheckpoint]:
         """Return all checkpoints over the audit log, by size."""
         with self._reading() as connection:
-            found = connection.execute(select(AUDIT_CHECKPOINT).order_by(AUDIT_CHECKPOINT.c.size))
-            return [rows.stored_checkpoint(row) for row in found]
+            found = connection.execute(sa.select(AUDIT_CHECKPOINT).order_by(AUDIT_CHECKPOINT.c.size))
+            return [StoredCheckpoint(**row._asdict()) for row in found]
+
+    def _add_event(
+        self, connection: sa.Connection, event: str, script_id: str | None, details: Mapping[str, Any]
+    ) -> AuditEvent:
+        newest = sa.select(AUDIT_EVENT).order_by(AUDIT_EVENT.c.seq.desc()).limit(1)
+        last = connection.execute(newest).one_or_none()
+        added = audit.chained(
+            None if last is None else AuditEvent(**last._asdict()),
+            at=self._now(),
+            actor=audit.current_actor(),
+            event=event,
+            script_id=script_id,
+            details=details,
+            host=audit.current_host(),
+            command=audit.COMMAND.get(),
+        )
+        connection.execute(sa.insert(AUDIT_EVENT).values(asdict(added)))
+        return added
 
     # --- transactions -------------------------------------------------------------------------------------
 
     def _now(self) -> str:
         return utc_text(self._clock())
 
+    def _texts(self, script_id: str) -> KeyTexts:
+        return self._keys.get(script_id, PLAIN)
+
     @contextmanager
-    def _reading(self) -> Iterator[Connection]:
+    def _reading(self) -> Iterator[sa.Connection]:
         with self._guard, files.translating(self.path), self._connection.begin():
             yield self._connection
 
     @contextmanager
-    def _writing(self) -> Iterator[Connection]:
+    def _writing(self) -> Iterator[sa.Connection]:
         if self.read_only:
             raise StateUnusable(
                 f"the state file {self.path} was opened for reading only",
@@ -389,10 +497,90 @@ class State:
             yield self._connection
 
 
-def _raw(connection: Connection) -> sqlite3.Connection:
+def _raw(connection: sa.Connection) -> sqlite3.Connection:
     return cast(sqlite3.Connection, connection.connection.dbapi_connection)
 
 
-def _migration(connection: Connection, script_id: str) -> MigrationRecord | None:
-    row = connection.execute(select(MIGRATION).where(MIGRATION.c.script_id == script_id)).one_or_none()
-    return None if row is None else rows.migration(row)
+def _migration(connection: sa.Connection, script_id: str) -> MigrationRecord | None:
+    row = connection.execute(sa.select(MIGRATION).where(MIGRATION.c.script_id == script_id)).one_or_none()
+    return None if row is None else MigrationRecord(**row._asdict())
+
+
+def _segments(
+    connection: sa.Connection, script_id: str, purpose: str, keys: KeyTexts | None
+) -> list[Segment]:
+    of_purpose = SEGMENT.c.script_id == script_id, SEGMENT.c.purpose == purpose
+    found = connection.execute(sa.select(SEGMENT).where(*of_purpose).order_by(SEGMENT.c.id))
+    return [_segment(row, keys) for row in found]
+
+
+def _segment(row: sa.Row[Any], keys: KeyTexts | None) -> Segment:
+    after, upto, cursor = (
+        None if keys is None else keys.from_text(name, getattr(row, f"{name}_key")) for name in _KEYS
+    )
+    counts = row.row_count, row.byte_count, bool(row.done)
+    return Segment(row.id, row.script_id, row.purpose, after, upto, cursor, *counts)
+
+
+def _add_segments(
+    connection: sa.Connection, script_id: str, purpose: str, ranges: Iterable[KeyRange], keys: KeyTexts
+) -> list[Segment]:
+    values = [
+        {
+            "script_id": script_id,
+            "purpose": purpose,
+            "after_key": keys.to_text("after", within.after),
+            "upto_key": keys.to_text("upto", within.upto),
+        }
+        for within in ranges
+    ]
+    if values:
+        connection.execute(sa.insert(SEGMENT), values)
+    return _segments(connection, script_id, purpose, keys)
+
+
+def _put_facts(connection: sa.Connection, script_id: str, facts: Mapping[str, str | None]) -> None:
+    """Set facts of a migration; None removes one."""
+    for name, value in facts.items():
+        if value is None:
+            connection.execute(sa.delete(FACT).where(FACT.c.script_id == script_id, FACT.c.name == name))
+            continue
+        setting = upsert(FACT).values(script_id=script_id, name=name, value=value)
+        connection.execute(
+            setting.on_conflict_do_update(index_elements=["script_id", "name"], set_={"value": value})
+        )
+
+
+def _counters(counters: Mapping[str, int], requests: Mapping[str, int]) -> dict[str, int]:
+    """Return both kinds of counters of a phase run as its column holds them."""
+    return {**counters, **{_REQUESTS + name: number for name, number in requests.items()}}
+
+
+def _phase_run(row: sa.Row[Any]) -> PhaseRun:
+    values = row._asdict()
+    recorded: dict[str, int] = values.pop("counters")
+    sent = {name: number for name, number in recorded.items() if name.startswith(_REQUESTS)}
+    return PhaseRun(
+        **values,
+        counters={name: number for name, number in recorded.items() if name not in sent},
+        requests={name.removeprefix(_REQUESTS): number for name, number in sent.items()},
+    )
+
+
+def _verification(row: sa.Row[Any]) -> Verification:
+    values = row._asdict()
+    del values["script_id"]
+    return Verification(number=values.pop("id"), **values)
+
+
+def _with_keys(sums: Mapping[str, Any], convert: Callable[[str, Any], Any]) -> dict[str, Any]:
+    """Return sums of a verification with the keys of their parts turned into texts, or back."""
+    parts = [
+        [name, *(convert(key, bound) for key, bound in zip(_KEYS, bounds, strict=True)), done]
+        for name, *bounds, done in sums["parts"]
+    ]
+    return {**sums, "parts": parts}
+
+
+def _forget_sums(connection: sa.Connection, script_id: str) -> int:
+    return connection.execute(sa.delete(PARTIAL_SUMS).where(PARTIAL_SUMS.c.script_id == script_id)).rowcount

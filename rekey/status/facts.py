@@ -17,12 +17,11 @@ from rekey.core.clock import TICKS_PER_SECOND, ticks_of
 from rekey.declaration.migration import Declared
 from rekey.mapping.retention import Cohort
 from rekey.phases import ControlPhase, Phase
-from rekey.project.bounds import Gates
+from rekey.project.config import Gates
 from rekey.protocol.control import ControlRow
 from rekey.protocol.registry import ClientRow, is_current, is_over
-from rekey.state.align import aligned
 from rekey.state.audit import AuditEvent
-from rekey.state.ledger import LedgerScript, applied_phases, handover
+from rekey.state.ledger import LedgerScript, aligned, applied_phases, handover
 from rekey.state.models import PhaseRun, Segment, Verification
 
 RETURNED_AFTER = "returned_after"

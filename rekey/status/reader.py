@@ -22,7 +22,7 @@ from rekey.protocol.control import ControlStore
 from rekey.protocol.journal import Journal
 from rekey.protocol.lease import Holder, ends_at, holder_of, is_over, process_exists
 from rekey.protocol.registry import ClientRow, Registry
-from rekey.state.erasures import erasures
+from rekey.state.audit import erasures
 from rekey.state.ledger import applied_phases
 from rekey.state.models import BACKFILL
 from rekey.state.store import State

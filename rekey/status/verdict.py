@@ -16,7 +16,7 @@ from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol.control import ControlRow
 from rekey.protocol.registry import ClientRow, Standing, over_at, standing
-from rekey.state.erasures import SUBJECTS
+from rekey.state.audit import SUBJECTS
 from rekey.status.facts import Facts
 
 

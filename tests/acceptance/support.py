@@ -34,8 +34,17 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from rekey.copy.batches import pack
-from rekey.mapping.cursors import SealedKeys
-from rekey.mapping.sealing import FORWARD, REVERSE, ROOT, SEALED, DataKey, Sealer, cursors_key, read_data_key
+from rekey.mapping.sealing import (
+    FORWARD,
+    REVERSE,
+    ROOT,
+    SEALED,
+    DataKey,
+    SealedKeys,
+    Sealer,
+    cursors_key,
+    read_data_key,
+)
 from rekey.mapping.wrapping import LocalWrappingKey
 from rekey.model import Row, content_of
 from rekey.rehearse.azurite import Azurite, AzuriteAccount

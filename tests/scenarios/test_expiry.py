@@ -299,7 +299,7 @@ def test_a_data_key_that_was_put_back_opens_nothing_and_is_found(rekey: Commands
     expire(rekey, "--cohort", "2024-01", *WHY)
     put(rekey.project, before["2024-01"])
     said = rekey("lookup", *by_old(row), *WHY, code=1)
-    assert "was shredded on 2024-01-01, and somebody put it back" in said.err
+    assert "was shredded on 2024-01-01, and it was put back" in said.err
     assert row["RowKey"] not in said.all
     assert [one["code"] for one in doctor(rekey)] == ["data-key-returned"]
     expire(rekey, "--cohort", "2024-01", *WHY)

@@ -22,7 +22,7 @@ from rekey.plan.problems import Started
 from rekey.plan.render import plan_text
 from rekey.plan.subject import PlanOptions, Subject
 from rekey.present.text import WIDTH
-from rekey.project.bounds import Limits
+from rekey.project.config import Limits
 from rekey.rehearse.generate import GENERATORS
 from rekey.state.models import Segment
 from rekey.tables.azure import AzureTableService

@@ -43,12 +43,11 @@ from rekey.copy.workers.work import Host, carry_out
 from rekey.copy.write import Copier
 from rekey.core.progress import Silent
 from rekey.declaration.migration import Declared, Migration
-from rekey.mapping.cursors import SealedKeys
 from rekey.mapping.rows import CONTROL_TABLE, LEASE_ROW_KEY
+from rekey.mapping.sealing import SealedKeys
 from rekey.model import PARTITION_KEY, ROW_KEY, Row, key_of
 from rekey.phases import ControlPhase
-from rekey.project.bounds import Limits
-from rekey.project.config import Config
+from rekey.project.config import Config, Limits
 from rekey.protocol import control, term
 from rekey.protocol.control import ControlRow, ControlStore
 from rekey.runner import copy_with_workers as spreading

@@ -15,8 +15,7 @@ from rekey.declaration.migration import Declared, Migration
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import EntityKey
 from rekey.phases import ORDER, ControlPhase, Phase
-from rekey.project.bounds import Gates, Limits
-from rekey.project.config import Account, Config
+from rekey.project.config import Account, Config, Gates, Limits
 from rekey.protocol.control import ControlRow
 from rekey.protocol.journal import Journal
 from rekey.protocol.registry import ClientRow, Registry

@@ -14,10 +14,10 @@ from rekey.project.config import (
     Gates,
     Limits,
     account_key,
+    default_config,
     load_config,
     resolve_secret,
 )
-from rekey.project.default_config import DEFAULT_CONFIG
 from rekey.project.secrets_source import SecretKind, SecretSource
 
 HTTPS = 'endpoint = "https://acme.table.core.windows.net"'
@@ -45,7 +45,7 @@ def refused(file: Path, text: str) -> ConfigurationError:
 
 
 def test_the_template_is_a_configuration_and_states_the_defaults(file: Path) -> None:
-    config = load_config(write(file, DEFAULT_CONFIG))
+    config = load_config(write(file, default_config()))
     assert config.limits == Limits()
     assert config.gates == Gates()
     assert config.state == file.parent / ".rekey" / "state.sqlite"
@@ -57,7 +57,7 @@ def test_everything_in_the_templates_comments_is_accepted_too(file: Path) -> Non
     text = re.sub(
         r"^# (endpoint|key_env|entities_per_second|file|\[secrets|\[sealing)",
         r"\1",
-        DEFAULT_CONFIG,
+        default_config(),
         flags=re.M,
     )
     lines, endpoints = [], 0
@@ -206,7 +206,7 @@ def test_an_unreadable_file_is_refused_with_the_cure(file: Path) -> None:
 
 
 def test_one_account_for_both_is_a_warning_except_on_loopback(file: Path) -> None:
-    assert load_config(write(file, DEFAULT_CONFIG)).warnings() == []
+    assert load_config(write(file, default_config())).warnings() == []
     assert load_config(write(file, MINIMAL)).warnings() == []
     config = load_config(write(file, MINIMAL.replace("vault.table", "ACME.table")))
     assert "same account" in config.warnings()[0]

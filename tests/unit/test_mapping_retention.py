@@ -8,12 +8,19 @@ import pytest
 
 from rekey.core.clock import TICKS_PER_SECOND, ticks_of
 from rekey.errors import Erased, SealedUnreadable
-from rekey.mapping.retention import Cohort, cohorts, end_of, is_cohort, over_at
+from rekey.mapping.retention import (
+    Cohort,
+    Tombstones,
+    cohorts,
+    day_of,
+    end_of,
+    is_cohort,
+    is_tombstone,
+    over_at,
+)
 from rekey.mapping.sealing import DataKey
-from rekey.mapping.tombstones import Tombstones, day_of, is_tombstone
 from rekey.model import EntityKey, Row
-from rekey.state.audit import AuditEvent
-from rekey.state.erasures import erasures
+from rekey.state.audit import AuditEvent, erasures
 
 DAY = 86_400
 ROOT = DataKey("root-3m9k2v7c", "root", bytes(range(32)))

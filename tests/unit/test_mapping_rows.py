@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rekey.core.crockford import ALPHABET
 from rekey.errors import RowRefused
 from rekey.mapping.ids import SHORT_CHARACTERS, SafeIds, new_key
-from rekey.mapping.rows import MappingRows, TargetKey, read_forward, read_owner, read_source
+from rekey.mapping.rows import MappingRows, TargetKey
 from rekey.model import ETAG, EntityKey, Row
 
 KEY = bytes(range(32))
@@ -29,7 +29,7 @@ def as_read(row: Row) -> Row:
 def test_a_forward_row_gives_back_the_source_key_and_every_target_key(
     source: EntityKey, targets: frozenset[TargetKey]
 ) -> None:
-    forward = read_forward(as_read(ROWS.forward_row(source, targets)))
+    forward = ROWS.read_forward(as_read(ROWS.forward_row(source, targets)))
     assert forward.source == source
     assert forward.targets == targets
 
@@ -37,7 +37,7 @@ def test_a_forward_row_gives_back_the_source_key_and_every_target_key(
 @given(keys, keys)
 def test_a_reverse_row_gives_back_its_owner(source: EntityKey, target: EntityKey) -> None:
     row = as_read(ROWS.reverse_row(source, target))
-    assert read_owner(row).source == source == read_source(row)
+    assert ROWS.read_owner(row).source == source == ROWS.read_source(row)
     assert (row["NewPartitionKey"], row["NewRowKey"]) == target
 
 
@@ -53,7 +53,7 @@ def test_row_keys_of_the_mapping_are_digests_whatever_the_old_key_is(source: Ent
 def test_a_lone_surrogate_in_a_key_survives() -> None:
     source = EntityKey("p", "\ud800")
     target = TargetKey(0, "p", "x\udfff")
-    forward = read_forward(as_read(ROWS.forward_row(source, [target])))
+    forward = ROWS.read_forward(as_read(ROWS.forward_row(source, [target])))
     assert (forward.source, forward.targets) == (source, {target})
 
 
@@ -61,7 +61,7 @@ def test_a_long_list_of_target_keys_is_spread_over_several_properties() -> None:
     targets = frozenset(TargetKey(1, "t" * 500, f"{number:04}" * 30) for number in range(200))
     row = ROWS.forward_row(EntityKey("p", "r"), targets)
     assert all(len(value) <= 32_000 for value in row.values())
-    assert read_forward(as_read(row)).targets == targets
+    assert ROWS.read_forward(as_read(row)).targets == targets
 
 
 def test_a_fan_out_that_one_row_cannot_list_is_refused_and_names_the_row_by_safe_id() -> None:

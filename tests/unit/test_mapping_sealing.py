@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekey.errors import Moved, RowRefused, SealedUnreadable, SecretMissing, StateUnusable
-from rekey.mapping.cursors import SealedKeys
 from rekey.mapping.ids import SafeIds
 from rekey.mapping.keyring import Keyring
 from rekey.mapping.rows import MAPPING_TABLE, MappingRows, Reservation, TargetKey
@@ -22,6 +21,7 @@ from rekey.mapping.sealing import (
     REVERSE,
     ROOT,
     DataKey,
+    SealedKeys,
     Sealer,
     cohort_of,
     data_key_row,

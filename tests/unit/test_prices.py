@@ -10,8 +10,7 @@ from rekey.errors import ConfigurationError
 from rekey.plan.estimate import Pace, estimate, money_of
 from rekey.plan.requests import Batches, Workload
 from rekey.plan.result import Requests, Storage, TableFill
-from rekey.project.config import load_config
-from rekey.project.default_config import DEFAULT_CONFIG
+from rekey.project.config import default_config, load_config
 from rekey.project.prices import GB, Prices, amount_text
 from rekey.tables.sent import OPERATIONS, Kind
 
@@ -20,7 +19,7 @@ PRICES = Prices("EUR", scan=1.0, read=2.0, write=3.0, delete=4.0, storage=0.5)
 
 def configured(tmp_path: Path, text: str) -> Prices:
     path = tmp_path / "rekey.toml"
-    path.write_text(DEFAULT_CONFIG + text, "utf-8")
+    path.write_text(default_config() + text, "utf-8")
     return load_config(path).prices
 
 

@@ -35,13 +35,12 @@ from rekey.errors import (
     Unavailable,
 )
 from rekey.executors import Processes, require_encrypted
-from rekey.mapping.cursors import SealedKeys
 from rekey.mapping.rows import CONTROL_TABLE
+from rekey.mapping.sealing import SealedKeys
 from rekey.model import EntityKey, KeyRange
 from rekey.phases import ControlPhase
-from rekey.project.bounds import Limits
+from rekey.project.config import Limits, is_factory, read_executor
 from rekey.project.sections import Section
-from rekey.project.settings import is_factory, read_executor
 from rekey.protocol.control import ControlRow, to_row
 from rekey.protocol.term import Term
 from rekey.runner.copy_with_workers import reached

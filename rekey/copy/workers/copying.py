@@ -24,7 +24,7 @@ from rekey.copy.write import Copier
 from rekey.core.clock import rising_seconds
 from rekey.mapping.store import MappingStore
 from rekey.model import Row
-from rekey.project.bounds import Limits
+from rekey.project.config import Limits
 from rekey.protocol.propagate import Propagator
 from rekey.state.models import Segment
 from rekey.tables.allowance import while_allowed

@@ -25,8 +25,7 @@ from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Declared
 from rekey.declaration.scripts import load_script
 from rekey.errors import ConfigurationError, Moved, RekeyError, StateUnusable
-from rekey.mapping.cursors import SealedKeys
-from rekey.mapping.sealing import tasks_key
+from rekey.mapping.sealing import SealedKeys, tasks_key
 from rekey.mapping.store import MappingStore
 from rekey.migration.opening import Prepared, open_migration
 from rekey.model import EntityKey, KeyRange

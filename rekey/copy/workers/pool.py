@@ -25,7 +25,7 @@ from types import TracebackType
 from rekey.copy.workers.tasks import Plain, Task
 from rekey.copy.workers.work import work
 from rekey.errors import ConfigurationError, RekeyError
-from rekey.project.settings import is_factory
+from rekey.project.config import is_factory
 
 Factory = Callable[[], Executor]
 

@@ -19,7 +19,7 @@ from contextlib import aclosing
 from rekey.copy.workers.opened import Opened
 from rekey.copy.workers.tasks import Ended, Result, Task
 from rekey.core.collector import patient_collector
-from rekey.mapping.cursors import SealedKeys
+from rekey.mapping.sealing import SealedKeys
 from rekey.model import EntityKey, Row
 from rekey.verify.context import partition_of
 from rekey.verify.digest import BUCKETS

@@ -4,7 +4,7 @@ Rules kept here:
 
 * Plain data only: text, numbers, bytes. No secret, no credential, no client and no code; whoever carries a
   task needs nothing of rekey.
-* No old key is readable: ranges and cursors travel sealed (`rekey.mapping.cursors`), with a key that is made
+* No old key is readable: ranges and cursors travel sealed (`rekey.mapping.sealing`), with a key that is made
   of what stands in the restricted store. A scheduler may write what it carries to a log or a disk.
 * A task says which program made it before anything else: another version is refused, not guessed at.
 * A result answers one task, by its random id; whatever else comes back is no progress.

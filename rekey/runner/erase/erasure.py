@@ -36,8 +36,8 @@ from rekey.errors import (
 from rekey.evidence.log import make_checkpoint
 from rekey.mapping.erasing import Search, bury, search
 from rekey.mapping.lookup import Lookup, Query
+from rekey.mapping.retention import day_of
 from rekey.mapping.rows import TargetKey
-from rekey.mapping.tombstones import day_of
 from rekey.model import TIMESTAMP, EntityKey, etag_of
 from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow
@@ -47,8 +47,7 @@ from rekey.runner.intents import heard_of_until
 from rekey.runner.phases.retire import quiet_at
 from rekey.runner.run import Run
 from rekey.runner.session import Session
-from rekey.state.audit import ERASURE_BEGUN, ERASURE_ENDED
-from rekey.state.erasures import SUBJECTS, erasures
+from rekey.state.audit import ERASURE_BEGUN, ERASURE_ENDED, SUBJECTS, erasures
 
 
 @dataclass(frozen=True, slots=True)

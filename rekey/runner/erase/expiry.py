@@ -22,15 +22,13 @@ from rekey.errors import ConfigurationError, Findings, Refused
 from rekey.evidence.log import make_checkpoint
 from rekey.mapping.erasing import Emptied, empty
 from rekey.mapping.keyring import cohorts_kept
-from rekey.mapping.retention import WHOLE, Cohort
-from rekey.mapping.tombstones import day_of
+from rekey.mapping.retention import WHOLE, Cohort, day_of
 from rekey.protocol.control import ControlRow
 from rekey.runner.commands import require_begun
 from rekey.runner.erase.erasure import require_complete
 from rekey.runner.run import Run
 from rekey.runner.session import Session
-from rekey.state.audit import ERASURE_BEGUN, ERASURE_ENDED
-from rekey.state.erasures import COHORTS, MAPPING, erasures
+from rekey.state.audit import COHORTS, ERASURE_BEGUN, ERASURE_ENDED, MAPPING, erasures
 
 OVER = "its keeping time is over"
 
