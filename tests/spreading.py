@@ -11,8 +11,8 @@ from typing import Any
 from rekey.copy.workers.work import close_host, host, work
 from rekey.tables import tally
 from rekey.tables.base import Accounts
-from rekey.tables.memory import MemoryTableService
 from rekey.tables.sent import Sent
+from tests.memory import MemoryTableService
 from tests.projects import Project
 
 Plain = dict[str, Any]

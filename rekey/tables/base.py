@@ -1,4 +1,4 @@
-"""The interface of a table, kept by the Azure implementation and the in-memory one alike.
+"""The interface of a table, kept by the service over HTTP and by the tests' tables in memory alike.
 
 Rules kept here:
 

@@ -23,9 +23,9 @@ from rekey.protocol.rules import View
 from rekey.runner import commands
 from rekey.runner.run import OPEN_S, Options
 from rekey.tables.base import SIGNED_S, Operation
-from rekey.tables.faults import Call, Fault, FaultKind, Planned, PlannedFaults
 from tests.company import Client, Company, application, company
 from tests.dualwriting import delete, upsert
+from tests.faults import Call, Fault, FaultKind, Planned, PlannedFaults
 from tests.projects import USERS_SCRIPT, Project
 from tests.worlds import Killed, contents, user
 

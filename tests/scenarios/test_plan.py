@@ -12,7 +12,6 @@ import pytest
 from rekey import Migration, Target, keys, props
 from rekey.copy.engine import copy_segments
 from rekey.copy.scan import window_of
-from rekey.core.clock import FakeClock
 from rekey.errors import CredentialRefused, EndpointDown, ExitCode
 from rekey.inspect.inventory import SampleSize
 from rekey.model import Row
@@ -25,9 +24,10 @@ from rekey.project.bounds import Limits
 from rekey.rehearse import generate
 from rekey.state.models import Segment
 from rekey.tables.azure import AzureTableService
-from rekey.tables.faults import Call
-from rekey.tables.memory import MemoryTableService
 from rekey.tables.sent import Kind
+from tests.fakeclock import FakeClock
+from tests.faults import Call
+from tests.memory import MemoryTableService
 from tests.planning import FINGERPRINTS, IDS, SMALL_SAMPLE, codes, fill, plan_one, subject
 from tests.worlds import LOWERED, POSTS, USERS, World, never, nothing, post, user
 
@@ -290,7 +290,7 @@ async def test_short_and_empty_pages_are_read_to_the_end(memory: MemoryTableServ
     turn = 0
 
     def decide(_call: Call) -> object:
-        from rekey.tables.faults import Fault, FaultKind
+        from tests.faults import Fault, FaultKind
 
         nonlocal turn
         turn += 1

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from rekey.core.clock import FakeClock
 from rekey.errors import Ambiguous, Unavailable
 from rekey.tables.allowance import at_a_rate, while_allowed
 from rekey.tables.requests import Requester
 from rekey.tables.retry import RetryPolicy
 from rekey.tables.transport import Answer, NoAnswer, NotSent, Request
+from tests.fakeclock import FakeClock
 
 
 class Over(Exception):

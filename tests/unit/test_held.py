@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from rekey.copy.batch_buffer import Held, Write
 from rekey.copy.window import CopyWindow
-from rekey.core.clock import FakeClock
 from rekey.model import EntityKey
 from rekey.tables.base import Verb
-from rekey.tables.memory import MemoryTableService
+from tests.fakeclock import FakeClock
+from tests.memory import MemoryTableService
 
 
 def held(windows: int = 2) -> Held:

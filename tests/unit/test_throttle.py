@@ -11,11 +11,12 @@ import pytest
 from benchmarks.stub import Bucket
 from rekey.copy.pace import Pace
 from rekey.copy.throttle import Rates, Throttle
-from rekey.core.clock import TICKS_PER_SECOND, FakeClock
+from rekey.core.clock import TICKS_PER_SECOND
 from rekey.errors import Unavailable
 from rekey.tables.requests import Requester
 from rekey.tables.retry import RetryPolicy
 from rekey.tables.transport import Answer, Request
+from tests.fakeclock import FakeClock
 
 
 async def test_a_thousand_entities_at_a_hundred_a_second_take_ten_seconds_and_no_less() -> None:

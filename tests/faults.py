@@ -116,7 +116,7 @@ class Faults(Protocol):
 class NoFaults:
     """Nothing goes wrong."""
 
-    def decide(self, call: Call) -> Fault | None:  # noqa: ARG002 - the protocol's signature
+    def decide(self, call: Call) -> Fault | None:
         """Return None."""
         return None
 
@@ -152,7 +152,7 @@ class SeededFaults:
         slow_seconds: float = 2.0,
         kinds: Iterable[FaultKind] | None = None,
     ) -> None:
-        self._random = random.Random(seed)  # noqa: S311 - faults need repeatability, not secrecy
+        self._random = random.Random(seed)
         self._rate = rate
         self._slow_rate = slow_rate
         self._slow_seconds = slow_seconds
