@@ -43,8 +43,8 @@ from rekey.model import (
     Row,
     key_of,
 )
-from rekey.tables import allowance, tally
-from rekey.tables.base import MAX_BATCH_BYTES, MAX_PAGE_ROWS, SIGNED_S, Operation, Page, Verb
+from rekey.tables import allowance
+from rekey.tables.base import MAX_BATCH_BYTES, MAX_PAGE_ROWS, SIGNED_S, Operation, Page, Verb, rejected
 from rekey.tables.rules import check_batch, check_key_part, check_table_name, merged, stored_form
 from rekey.tables.sent import Kind, Sent
 from rekey.tables.wire import Encoder
@@ -164,7 +164,7 @@ class MemoryTableService:
         self._tables: dict[str, StoredRows] = {}
         self._being_deleted: dict[str, int] = {}
         self._calls = 0
-        self.sent = Sent(also=tally.current)
+        self.sent = Sent()
         self.last_open: float | None = None
         """When an attempt to write was last left without an answer, in rising seconds of the clock."""
 
@@ -313,11 +313,7 @@ class MemoryTable:
         """Apply all operations or none; return the new ETags."""
         check_batch(operations)
         if sum(map(self.encoded_size, operations)) > MAX_BATCH_BYTES:
-            raise RequestRejected(
-                "a transaction has more than 4 MiB (RequestBodyTooLarge)",
-                code="RequestBodyTooLarge",
-                status=413,
-            )
+            raise rejected("RequestBodyTooLarge", "a transaction has more than 4 MiB", status=413)
         return await self._run("transact", tuple(operations))
 
     async def scan(

@@ -120,10 +120,8 @@ PURE = {
     "stress.spread",
     "stress.steps",
     "tables.answers",
-    "tables.filters",
     "tables.rules",
     "tables.sent",
-    "tables.settle",
     "tables.wire",
     "core.severity",
 }

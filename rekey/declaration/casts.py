@@ -26,8 +26,11 @@ from rekey.core.edm import (
     DATETIME,
     DOUBLE,
     GUID,
+    GUID_TEXT,
     INT32,
     INT64,
+    INT_RANGES,
+    NOT_FINITE,
     STRING,
     canonical_text,
 )
@@ -37,12 +40,9 @@ from rekey.declaration.keys.moments import parse_ticks
 ANNOTATED = frozenset({INT64, DOUBLE, DATETIME, GUID, BINARY})
 """Types that rekey annotates when it makes a value. Without it, the Double 3.0 would become Int32."""
 
-_RANGES = {INT32: (-(2**31), 2**31 - 1), INT64: (-(2**63), 2**63 - 1)}
 _INTEGER = re.compile("0|-?[1-9][0-9]{0,18}")
 _DECIMAL = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,4})?")
-_GUID = re.compile("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _FIRST_DATETIME = "1601-01-01"
-_SPECIALS = frozenset({"NaN", "Infinity", "-Infinity"})
 
 PAIRS: frozenset[tuple[str, str]] = frozenset(
     {(STRING, other) for other in (INT32, INT64, DOUBLE, BOOLEAN, DATETIME, GUID, BINARY)}
@@ -74,9 +74,9 @@ def cast_value(value: object, was: str, to: str) -> Any:
     text = canonical_text(was, value)
     if BOOLEAN in (was, to) and STRING not in (was, to):
         text = _between_boolean_and_number(text)
-    elif was == DOUBLE and to in _RANGES:
+    elif was == DOUBLE and to in INT_RANGES:
         text = _whole(text)
-    elif was in _RANGES and to == DOUBLE:
+    elif was in INT_RANGES and to == DOUBLE:
         text = _exact_double(text)
     made = wire_value(to, text)
     if value_bytes(to, made) > MAX_VALUE_BYTES:
@@ -105,10 +105,8 @@ def _exact_double(text: str) -> str:
 
 
 def _integer(edm: str) -> Callable[[str], Any]:
-    least, most = _RANGES[edm]
-
     def make(text: str) -> Any:
-        if _INTEGER.fullmatch(text) is None or not least <= int(text) <= most:
+        if _INTEGER.fullmatch(text) is None or int(text) not in INT_RANGES[edm]:
             raise Lossy
         return text if edm == INT64 else int(text)
 
@@ -116,7 +114,7 @@ def _integer(edm: str) -> Callable[[str], Any]:
 
 
 def _double(text: str) -> Any:
-    if text in _SPECIALS:
+    if text in NOT_FINITE:
         return text
     if _DECIMAL.fullmatch(text) is None:
         raise Lossy
@@ -143,7 +141,7 @@ def _datetime(text: str) -> Any:
 
 
 def _guid(text: str) -> Any:
-    if _GUID.fullmatch(text) is None:
+    if GUID_TEXT.fullmatch(text) is None:
         raise Lossy
     return text
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from rekey.errors import RequestRejected
 from rekey.model import EVERYTHING, EntityKey, KeyRange, Row, key_of
 from rekey.tables.sent import Sent
 
@@ -33,6 +34,21 @@ parameter): what was sent takes effect within this time or not at all."""
 SIGNED_S = 900.0
 """The service refuses a request whose signed date is older than 15 minutes ("Authorize with Shared Key",
 Azure documentation): for so long a process may stand still between signing a request and sending it."""
+
+
+def rejected(
+    code: str, what: str, index: int | None = None, *, status: int = 400, hint: str = ""
+) -> RequestRejected:
+    """Return the refusal of a request that the service would refuse, in the service's terms.
+
+    Args:
+        code: the service's error code.
+        what: what is wrong; no key and no value.
+        index: position in a transaction.
+        status: the service's HTTP status.
+        hint: what to do about it.
+    """
+    return RequestRejected(f"{what} ({code})", code=code, status=status, index=index, hint=hint)
 
 
 class Verb(StrEnum):

@@ -22,12 +22,11 @@ from typing import TypeVar
 from rekey.core.concurrency import cancel
 from rekey.errors import RowMissing, TableMissing
 from rekey.model import EntityKey, KeyRange, key_of
+from rekey.tables.answers import Answer, Fetched, read_body, read_page
 from rekey.tables.base import MAX_PAGE_ROWS, Page
-from rekey.tables.filters import MAX_ADDRESS_BYTES
-from rekey.tables.readers import Fetched, read_body, read_page
 from rekey.tables.requests import Requester
-from rekey.tables.transport import Answer, Request
-from rekey.tables.wire import COMMON_HEADERS, query_string
+from rekey.tables.transport import Request
+from rekey.tables.wire import COMMON_HEADERS, MAX_ADDRESS_BYTES, query_string
 
 T = TypeVar("T")
 Parameters = Sequence[tuple[str, str]]
@@ -156,9 +155,8 @@ class _Asked:
             await cancel([self._answer])
 
     async def _ask(self, read: Callable[[Answer, str], T]) -> T:
-        request = self._request
         try:
-            return await self._requester.read(request, lambda answer: read(answer, request.doing))
+            return await self._requester.read(self._request, read)
         except RowMissing as missing:
             # Some versions of the service say "resource" of a table.
             raise TableMissing(

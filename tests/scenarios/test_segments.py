@@ -21,7 +21,7 @@ from rekey.errors import StateUnusable
 from rekey.model import EVERYTHING, LAST_ROW, EntityKey, KeyRange, Row, key_of
 from rekey.state.models import Segment
 from rekey.state.store import State
-from rekey.tables.probing import character_of, find_middle, rank_of
+from rekey.tables.split import character_of, find_middle, rank_of
 from tests.fakeclock import FakeClock
 from tests.faults import Call
 from tests.memory import MemoryTable, MemoryTableService

@@ -19,7 +19,7 @@ from rekey.client.reading import LeaseSettings
 from rekey.client.sdk.plan import Endpoint, Plan
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Accounts
-from rekey.tables.retry import RetryPolicy
+from rekey.tables.requests import RetryPolicy
 from rekey.tables.transport import Timeouts
 
 RETRY = RetryPolicy(
