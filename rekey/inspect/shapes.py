@@ -17,7 +17,8 @@ from collections.abc import Callable
 from datetime import date
 from enum import StrEnum
 
-from rekey.declaration.keys.moments import MAX_TICKS, TICKS_PER_SECOND
+from rekey.core.clock import TICKS_PER_SECOND
+from rekey.declaration.keys.moments import MAX_TICKS
 from rekey.inspect.checksums import is_card, is_national_id
 
 
