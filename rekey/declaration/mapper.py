@@ -21,7 +21,7 @@ from rekey.declaration.keys.base import Evaluator, Expression, Literal, Scope
 from rekey.declaration.keys.keyed import Opaque
 from rekey.declaration.keys.pieces import ItemsOf
 from rekey.declaration.migration import MAIN_PARTITION_KEY, MAIN_ROW_KEY, Index, Migration, Target
-from rekey.declaration.property_steps import Step
+from rekey.declaration.property_mapping import Step
 from rekey.errors import RowRefused
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row
 

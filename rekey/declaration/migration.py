@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from rekey.core.limits import TABLE_NAME_CURE, table_name_problem
 from rekey.declaration.keys.base import Expression, InvalidDeclaration, Item, Prop, need_expression
@@ -44,7 +44,61 @@ POINTER = frozenset({MAIN_PARTITION_KEY, MAIN_ROW_KEY})
 
 
 @dataclass(frozen=True)
-class Target:
+class _Filled:
+    """A table that the migration fills: what `Target` and `Index` have in common."""
+
+    table: str
+    partition_key: Expression = field(kw_only=True)
+    row_key: Expression = field(kw_only=True)
+    properties: Sequence[Operation] = field(default=(), kw_only=True)
+    allow_empty: bool = field(default=False, kw_only=True)
+
+    kind: ClassVar[str]
+    carries_all: ClassVar[bool]
+    """Whether properties that no operation names are carried."""
+
+    def __post_init__(self) -> None:
+        _check_table(f"{self.kind}.table", self.table)
+        for name, key in self._keys():
+            need_expression(f"{self.where}.{name}", key)
+        if isinstance(self.properties, Operation | str) or not isinstance(self.properties, Sequence):
+            raise InvalidDeclaration(
+                f"{self.where}.properties",
+                "it is not a list of property operations",
+                cure="write properties=[props.…]",
+            )
+        object.__setattr__(self, "properties", tuple(self.properties))
+
+    @property
+    def where(self) -> str:
+        """The name of this table in errors: `target`, `index[UsersByTag]`."""
+        return self.kind
+
+    @cached_property
+    def carry(self) -> Carry:
+        """The property operations, checked."""
+        return carry_of(f"{self.where}.properties", self.properties, everything=self.carries_all)
+
+    def canonical(self) -> dict[str, Any]:
+        """Return the declaration of this table as JSON-able data."""
+        return {
+            "table": self.table,
+            "partition_key": self.partition_key.canonical(),
+            "row_key": self.row_key.canonical(),
+            "properties": [operation.canonical() for operation in self.properties],
+            "allow_empty": self.allow_empty,
+        }
+
+    def _keys(self) -> tuple[tuple[str, Expression], ...]:
+        return ("partition_key", self.partition_key), ("row_key", self.row_key)
+
+    def _keys_of_items(self) -> list[str]:
+        """Return the names of the keys that use `keys.item()`."""
+        return [name for name, key in self._keys() if _uses_item(key)]
+
+
+@dataclass(frozen=True)
+class Target(_Filled):
     """The new table that the migration fills with one row for each source row.
 
     Args:
@@ -55,39 +109,18 @@ class Target:
         allow_empty: whether an empty key is meant (`keys.literal("")` always is).
     """
 
-    table: str
-    partition_key: Expression = field(kw_only=True)
-    row_key: Expression = field(kw_only=True)
-    properties: Sequence[Operation] = field(default=(), kw_only=True)
-    allow_empty: bool = field(default=False, kw_only=True)
+    kind: ClassVar[str] = "target"
+    carries_all: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _check_table("target.table", self.table)
-        _check_keys("target", self)
-        _freeze_properties("target", self)
-        for name, expression in (("partition_key", self.partition_key), ("row_key", self.row_key)):
-            if _uses_item(expression):
-                raise InvalidDeclaration(
-                    f"target.{name}",
-                    "keys.item() has no meaning in the main target",
-                    cure="use it in an Index",
-                )
-        _ = self.carry
-
-    @cached_property
-    def carry(self) -> Carry:
-        """The property operations, checked."""
-        return carry_of("target.properties", self.properties, everything=True)
-
-    def canonical(self) -> dict[str, Any]:
-        """Return the target as JSON-able data."""
-        return {
-            "table": self.table,
-            "partition_key": self.partition_key.canonical(),
-            "row_key": self.row_key.canonical(),
-            "properties": [operation.canonical() for operation in self.properties],
-            "allow_empty": self.allow_empty,
-        }
+        super().__post_init__()
+        for name in self._keys_of_items():
+            raise InvalidDeclaration(
+                f"target.{name}",
+                "keys.item() has no meaning in the main target",
+                cure="use it in an Index",
+            )
+        _ = self.carry  # checks the operations
 
     def old_key_fields(self) -> tuple[str | None, str | None]:
         """Return the fields of a target row that hold the old PartitionKey and RowKey, or None."""
@@ -103,7 +136,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Index:
+class Index(_Filled):
     """A further table, filled from the same source rows; its rows point to the main row.
 
     Every row holds `MainPartitionKey` and `MainRowKey`, and what `properties` asks for.
@@ -119,29 +152,21 @@ class Index:
         allow_empty: whether an empty key is meant.
     """
 
-    table: str
     each: Split | None = field(default=None, kw_only=True)
-    partition_key: Expression = field(kw_only=True)
-    row_key: Expression = field(kw_only=True)
-    properties: Sequence[Operation] = field(default=(), kw_only=True)
-    allow_empty: bool = field(default=False, kw_only=True)
+
+    kind: ClassVar[str] = "index"
+    carries_all: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        _check_table("index.table", self.table)
+        super().__post_init__()
         where = self.where
-        _check_keys(where, self)
-        _freeze_properties(where, self)
         if self.each is not None and not isinstance(self.each, Split):
             raise InvalidDeclaration(
                 f"{where}.each",
                 f"a {type(self.each).__name__} does not give items",
                 cure='write each=keys.split("Property", ",")',
             )
-        used = [
-            name
-            for name, expression in (("partition_key", self.partition_key), ("row_key", self.row_key))
-            if _uses_item(expression)
-        ]
+        used = self._keys_of_items()
         if used and self.each is None:
             raise InvalidDeclaration(
                 f"{where}.{used[0]}", "keys.item() needs each=", cure='add each=keys.split("Property", ",")'
@@ -156,9 +181,6 @@ class Index:
             raise InvalidDeclaration(
                 f"{where}.each", "keys.item() cannot make the items", cure="split a property"
             )
-        self._check_pointer()
-
-    def _check_pointer(self) -> None:
         made = {
             *self.carry.renames.values(),
             *self.carry.copies,
@@ -167,7 +189,7 @@ class Index:
         }
         if made & POINTER:
             raise InvalidDeclaration(
-                f"{self.where}.properties",
+                f"{where}.properties",
                 f"{', '.join(sorted(made & POINTER))} is the pointer to the main row",
                 cure='choose another name, e.g. props.rename("MainRowKey", "OldMainRowKey")',
             )
@@ -177,21 +199,9 @@ class Index:
         """The name of this index in errors: `index[UsersByTag]`."""
         return f"index[{self.table}]"
 
-    @cached_property
-    def carry(self) -> Carry:
-        """The property operations, checked."""
-        return carry_of(f"{self.where}.properties", self.properties, everything=False)
-
     def canonical(self) -> dict[str, Any]:
         """Return the index as JSON-able data."""
-        return {
-            "table": self.table,
-            "each": None if self.each is None else self.each.canonical(),
-            "partition_key": self.partition_key.canonical(),
-            "row_key": self.row_key.canonical(),
-            "properties": [operation.canonical() for operation in self.properties],
-            "allow_empty": self.allow_empty,
-        }
+        return {**super().canonical(), "each": None if self.each is None else self.each.canonical()}
 
 
 @dataclass(frozen=True)
@@ -377,21 +387,6 @@ def _check_table(where: str, name: object) -> None:
     problem = table_name_problem(name)
     if problem is not None:
         raise InvalidDeclaration(where, problem, cure=TABLE_NAME_CURE)
-
-
-def _check_keys(where: str, of: Target | Index) -> None:
-    need_expression(f"{where}.partition_key", of.partition_key)
-    need_expression(f"{where}.row_key", of.row_key)
-
-
-def _freeze_properties(where: str, of: Target | Index) -> None:
-    if isinstance(of.properties, Operation | str) or not isinstance(of.properties, Sequence):
-        raise InvalidDeclaration(
-            f"{where}.properties",
-            "it is not a list of property operations",
-            cure="write properties=[props.…]",
-        )
-    object.__setattr__(of, "properties", tuple(of.properties))
 
 
 def _uses_item(expression: Expression) -> bool:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import base64
 import uuid
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
@@ -35,13 +35,14 @@ class Operation(ABC):
 
     op: ClassVar[str]
 
-    @abstractmethod
     def canonical(self) -> dict[str, Any]:
-        """Return the operation as JSON-able data."""
+        """Return the operation as JSON-able data: its name and all its fields."""
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {"op": self.op, **{k: list(v) if isinstance(v, tuple) else v for k, v in found.items()}}
 
     @abstractmethod
     def describe(self) -> str:
-        """Return a short form for people."""
+        """Return a short form for people, without constants."""
 
     def inverse(self) -> Operation | None:
         """Return the operation that undoes this one on a target row, None when there is none."""
@@ -59,10 +60,6 @@ class Keep(Operation):
     names: tuple[str, ...]
     op: ClassVar[str] = "keep"
 
-    def canonical(self) -> dict[str, Any]:
-        """Return the operation as JSON-able data."""
-        return {"op": self.op, "names": list(self.names)}
-
     def describe(self) -> str:
         """Return `keep(A, B)`."""
         return f"keep({', '.join(self.names)})"
@@ -74,10 +71,6 @@ class Drop(Operation):
 
     names: tuple[str, ...]
     op: ClassVar[str] = "drop"
-
-    def canonical(self) -> dict[str, Any]:
-        """Return the operation as JSON-able data."""
-        return {"op": self.op, "names": list(self.names)}
 
     def describe(self) -> str:
         """Return `drop(A, B)`."""
@@ -91,10 +84,6 @@ class Rename(Operation):
     old: str
     new: str
     op: ClassVar[str] = "rename"
-
-    def canonical(self) -> dict[str, Any]:
-        """Return the operation as JSON-able data."""
-        return {"op": self.op, "old": self.old, "new": self.new}
 
     def describe(self) -> str:
         """Return `rename(A, B)`."""
@@ -116,10 +105,6 @@ class Copy(Operation):
     source: str
     to: str
     op: ClassVar[str] = "copy"
-
-    def canonical(self) -> dict[str, Any]:
-        """Return the operation as JSON-able data."""
-        return {"op": self.op, "source": self.source, "to": self.to}
 
     def describe(self) -> str:
         """Return `copy(A, to=B)`."""
@@ -171,10 +156,6 @@ class Cast(Operation):
     to: str
     was: str | None = None
     op: ClassVar[str] = "cast"
-
-    def canonical(self) -> dict[str, Any]:
-        """Return the operation as JSON-able data."""
-        return {"op": self.op, "name": self.name, "to": self.to, "was": self.was}
 
     def describe(self) -> str:
         """Return `cast(A, Edm.Int64)`."""
