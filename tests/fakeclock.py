@@ -31,7 +31,7 @@ class FakeClock:
         return self._now
 
     def rising(self) -> float:
-        """Return the clock's time in seconds: nobody sets it back."""
+        """Return the clock's time in seconds: it is never set back."""
         return self.ticks() / TICKS_PER_SECOND
 
     def advance(self, seconds: float) -> None:

@@ -5,7 +5,7 @@ Rules kept here:
 * A fault is a value. It says whether the call was applied and what the caller gets to see; the in-memory
   service carries it out.
 * A seeded source of faults is deterministic: the same seed and the same sequence of calls give the same
-  faults, whatever the time or the process.
+  faults, at any time and in any process.
 * An error inside a transaction names an operation and rolls all of them back, as the service does.
 """
 
@@ -159,7 +159,7 @@ class SeededFaults:
         self._kinds = None if kinds is None else frozenset(kinds)
 
     def decide(self, call: Call) -> Fault | None:
-        """Draw for one call. Three numbers are drawn whatever comes of them, which keeps seeds comparable."""
+        """Draw for one call. Three numbers are always drawn, which keeps seeds comparable."""
         fails, which, how_long = self._random.random(), self._random.random(), self._random.random()
         kinds = self._fitting(call)
         if kinds and fails < self._rate:

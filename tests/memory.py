@@ -297,7 +297,7 @@ class MemoryTable:
         return await self._write(Operation(Verb.MERGE, row, etag))
 
     async def upsert(self, row: Row, *, merge: bool = False) -> str:
-        """Insert, or replace (merge) whatever is there."""
+        """Insert, or replace (merge) the row that is there."""
         return await self._write(Operation(Verb.INSERT_OR_MERGE if merge else Verb.INSERT_OR_REPLACE, row))
 
     async def delete(self, key: EntityKey, *, etag: str = "*") -> None:

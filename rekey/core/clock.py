@@ -30,10 +30,10 @@ class Clock(Protocol):
     """Tells the time and waits."""
 
     def ticks(self) -> int:
-        """Return the time in 100 ns ticks since the Unix epoch, UTC. It may jump: somebody sets it."""
+        """Return the time in 100 ns ticks since the Unix epoch, UTC. It may jump: it can be set."""
 
     def rising(self) -> float:
-        """Return seconds since no particular moment; they only rise. Whatever lasts is measured by it."""
+        """Return seconds since no particular moment; they only rise. Durations are measured by it."""
 
     async def sleep(self, seconds: float) -> None:
         """Wait."""

@@ -3,12 +3,12 @@
 Rules kept here (Azure documentation, "Understanding the Table service data model" and "Naming tables"):
 
 * A key is at most 512 UTF-16 units (the documentation says 1 KiB in one place and 1,024 characters in
-  another: 512 units satisfies both) and holds none of `/ \\ # ?`, U+0000-1F, U+007F-9F, nor half a surrogate
-      pair.
+  another: 512 units satisfies both) and holds none of `/ \\ # ?`, U+0000-1F, U+007F-9F, nor half a
+  surrogate pair.
 * At most 252 custom properties; a name is a C# identifier of at most 255 characters.
 * An entity is at most 1 MiB by the documented formula, a string or binary property at most 64 KiB. The
   service refuses exactly 65,536 bytes, which the emulator lets pass.
-* A table name is a letter and 2 to 62 letters or digits, whatever the case; `tables` is the service's own.
+* A table name is a letter and 2 to 62 letters or digits, in any case; `tables` is the service's own.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Rules kept here:
 
-* A cast works on text and never through a type that could lose digits; whatever would become another value is
+* A cast works on text and never through a type that could lose digits; what would become another value is
   refused (`bad-cast`): Int64 to Double past 2^53 unless exact, `007` to a number, -0.0 to an integer.
 * Another spelling of the same value is no loss: `1.50` is the Double 1.5, `True` the Boolean true, a DateTime
   with fewer than 7 digits of fraction the same moment. Casting it back gives the canonical spelling.
@@ -42,6 +42,7 @@ ANNOTATED = frozenset({INT64, DOUBLE, DATETIME, GUID, BINARY})
 
 _INTEGER = re.compile("0|-?[1-9][0-9]{0,18}")
 _DECIMAL = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,4})?")
+_BOOLEANS_AND_NUMBERS = {"true": "1", "false": "0", "1": "true", "0": "false"}
 _FIRST_DATETIME = "1601-01-01"
 
 PAIRS: frozenset[tuple[str, str]] = frozenset(
@@ -73,35 +74,20 @@ def cast_value(value: object, was: str, to: str) -> Any:
         raise Lossy
     text = canonical_text(was, value)
     if BOOLEAN in (was, to) and STRING not in (was, to):
-        text = _between_boolean_and_number(text)
+        text = _BOOLEANS_AND_NUMBERS.get(text, "")  # "" is no value of either
     elif was == DOUBLE and to in INT_RANGES:
-        text = _whole(text)
+        number = float(text)
+        if not number.is_integer() or (number == 0 and text.startswith("-")):
+            raise Lossy
+        text = str(int(number))
     elif was in INT_RANGES and to == DOUBLE:
-        text = _exact_double(text)
+        if int(float(text)) != int(text):
+            raise Lossy
+        text = repr(float(text))
     made = wire_value(to, text)
     if value_bytes(to, made) > MAX_VALUE_BYTES:
         raise Lossy
     return made
-
-
-def _between_boolean_and_number(text: str) -> str:
-    try:
-        return {"true": "1", "false": "0", "1": "true", "0": "false"}[text]
-    except KeyError:
-        raise Lossy from None
-
-
-def _whole(text: str) -> str:
-    number = float(text)
-    if not number.is_integer() or (number == 0 and text.startswith("-")):
-        raise Lossy
-    return str(int(number))
-
-
-def _exact_double(text: str) -> str:
-    if int(float(text)) != int(text):
-        raise Lossy
-    return repr(float(text))
 
 
 def _integer(edm: str) -> Callable[[str], Any]:

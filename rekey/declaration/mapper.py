@@ -92,7 +92,7 @@ class Mapper:
         return made
 
     def target_keys(self, source_key: EntityKey) -> list[tuple[int, EntityKey]] | None:
-        """Return the table and key of every row that a source key gives, whatever its row holds.
+        """Return the table and key of every row that a source key gives, without its row.
 
         None where keys depend on more than the old key, or the declaration cannot be applied to it.
         """

@@ -22,13 +22,21 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from rekey.core.limits import TABLE_NAME_CURE, table_name_problem
-from rekey.declaration.keys.base import Expression, InvalidDeclaration, Item, Prop, need_expression
+from rekey.declaration.keys.base import (
+    Expression,
+    InvalidDeclaration,
+    Item,
+    Prop,
+    need,
+    need_expression,
+    need_list,
+)
 from rekey.declaration.keys.keyed import Opaque
 from rekey.declaration.keys.pieces import Split
 from rekey.declaration.property_mapping import Carry, carry_of
 from rekey.declaration.props import Operation
 from rekey.declaration.query import Query
-from rekey.declaration.requirements import checked_load, checked_queries, checked_waive, needs_canonical
+from rekey.declaration.requirements import checked_load, checked_queries, checked_waive
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP
 
 Capture: TypeAlias = Literal["dual-write", "delta"]
@@ -61,13 +69,10 @@ class _Filled:
         _check_table(f"{self.kind}.table", self.table)
         for name, key in self._keys():
             need_expression(f"{self.where}.{name}", key)
-        if isinstance(self.properties, Operation | str) or not isinstance(self.properties, Sequence):
-            raise InvalidDeclaration(
-                f"{self.where}.properties",
-                "it is not a list of property operations",
-                cure="write properties=[props.…]",
-            )
-        object.__setattr__(self, "properties", tuple(self.properties))
+        cure = "write properties=[props.…]"
+        where = f"{self.where}.properties"
+        properties = need_list(where, self.properties, Operation, "property operations", cure=cure)
+        object.__setattr__(self, "properties", properties)
 
     @property
     def where(self) -> str:
@@ -160,12 +165,9 @@ class Index(_Filled):
     def __post_init__(self) -> None:
         super().__post_init__()
         where = self.where
-        if self.each is not None and not isinstance(self.each, Split):
-            raise InvalidDeclaration(
-                f"{where}.each",
-                f"a {type(self.each).__name__} does not give items",
-                cure='write each=keys.split("Property", ",")',
-            )
+        if self.each is not None:
+            cure = 'write each=keys.split("Property", ",")'
+            need(f"{where}.each", self.each, Split, "does not give items", cure=cure)
         used = self._keys_of_items()
         if used and self.each is None:
             raise InvalidDeclaration(
@@ -238,16 +240,10 @@ class Migration:
 
     def __post_init__(self) -> None:
         _check_table("source", self.source)
-        if not isinstance(self.target, Target):
-            raise InvalidDeclaration(
-                "target", f"a {type(self.target).__name__} is not a Target", cure="write target=Target(…)"
-            )
+        need("target", self.target, Target, "is not a Target", cure="write target=Target(…)")
         object.__setattr__(self, "indexes", tuple(self.indexes))
         for index in self.indexes:
-            if not isinstance(index, Index):
-                raise InvalidDeclaration(
-                    "indexes", f"a {type(index).__name__} is not an Index", cure="write indexes=[Index(…)]"
-                )
+            need("indexes", index, Index, "is not an Index", cure="write indexes=[Index(…)]")
         _check_choice("capture", self.capture, CAPTURES)
         if self.mapping is None:
             object.__setattr__(self, "mapping", "sealed" if any(_opaques(self)) else "plain")
@@ -288,6 +284,11 @@ class Migration:
 
     def canonical(self) -> dict[str, Any]:
         """Return the declaration as JSON-able data."""
+        requirements = {
+            "queries": [one.canonical() for one in self.queries],
+            "load": dict(self.load),
+            "waive": dict(self.waive),
+        }
         return {
             "format": FORMAT,
             "source": self.source,
@@ -296,7 +297,7 @@ class Migration:
             "capture": self.capture,
             "reverse": self.reverse,
             **({"mapping": self.mapping} if self.is_sealed else {}),
-            **needs_canonical(self.queries, self.load, self.waive),
+            **{name: said for name, said in requirements.items() if said},
         }
 
     def canonical_json(self) -> str:

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 from rekey.core.edm import DATETIME, canonical, canonical_content, edm_type
 from rekey.declaration.casts import ANNOTATED, Lossy, cast_value
-from rekey.declaration.keys.base import InvalidDeclaration, Scope
+from rekey.declaration.keys.base import InvalidDeclaration, Scope, need
 from rekey.declaration.props import Cast, Copy, Drop, Keep, Operation, Rename, Set
 from rekey.errors import RowRefused
 from rekey.model import (
@@ -193,7 +193,7 @@ class Carry:
             forward(row, again)
         except RowRefused as refusal:
             if refusal.code == "missing-property":
-                return  # only a Timestamp that nobody knows
+                return  # only an unknown Timestamp
             raise
         ours, theirs = canonical_content(again), canonical_content(target)
         if ours != theirs:
@@ -214,10 +214,7 @@ def carry_of(field: str, operations: Sequence[Operation], *, everything: bool) -
         InvalidDeclaration: two operations contradict each other.
     """
     for operation in operations:
-        if not isinstance(operation, Operation):
-            raise InvalidDeclaration(
-                field, f"a {type(operation).__name__} is not a property operation", cure="use props.…"
-            )
+        need(field, operation, Operation, "is not a property operation", cure="use props.…")
     keeps = [operation for operation in operations if isinstance(operation, Keep)]
     dropped = [name for operation in operations if isinstance(operation, Drop) for name in operation.names]
     if len(keeps) > 1:

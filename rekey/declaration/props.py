@@ -42,7 +42,7 @@ class Operation(ABC):
 
     @abstractmethod
     def describe(self) -> str:
-        """Return a short form for people, without constants."""
+        """Return a short form for people, without constants: `rename(A, B)`."""
 
     def inverse(self) -> Operation | None:
         """Return the operation that undoes this one on a target row, None when there is none."""
@@ -180,7 +180,7 @@ def edm_name(field: str, name: object) -> str:
 
 
 def keep(*names: str) -> Operation:
-    """Carry only these source properties (whatever other operations make is carried too). No inverse."""
+    """Carry only these source properties (what other operations make is carried too). No inverse."""
     return Keep(_names("props.keep", names))
 
 
@@ -218,7 +218,7 @@ def copy(source: str, *, to: str) -> Operation:
 
 
 def set(name: str, value: object, type: str | None = None) -> Operation:  # noqa: A001, A002 - the words meant
-    """Give the property `name` a constant value, whatever the source row has there. No inverse.
+    """Give the property `name` a constant value, which replaces what the source row has there. No inverse.
 
     Args:
         name: the property in the new row.

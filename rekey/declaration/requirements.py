@@ -12,11 +12,10 @@ Rules kept here:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any
 
-from rekey.declaration.keys.base import InvalidDeclaration
+from rekey.declaration.keys.base import InvalidDeclaration, need, need_list
 from rekey.declaration.query import Query
 
 LOADS = {
@@ -61,18 +60,11 @@ CODES: dict[str, str] = {
 
 def checked_queries(queries: object) -> tuple[Query, ...]:
     """Return the queries. Raises InvalidDeclaration."""
-    if isinstance(queries, Query | str) or not isinstance(queries, Sequence):
-        raise InvalidDeclaration(
-            "queries", "it is not a list of queries", cure="write queries=[query.point(…)]"
-        )
-    for one in queries:
-        if not isinstance(one, Query):
-            raise InvalidDeclaration(
-                "queries",
-                f"a {type(one).__name__} is not a query",
-                cure="write query.point(…), query.range(…) or query.latest(…)",
-            )
-    return tuple(queries)
+    found = need_list("queries", queries, Query, "queries", cure="write queries=[query.point(…)]")
+    for one in found:
+        cure = "write query.point(…), query.range(…) or query.latest(…)"
+        need("queries", one, Query, "is not a query", cure=cure)
+    return found
 
 
 def checked_load(load: object) -> dict[str, float]:
@@ -104,17 +96,3 @@ def checked_waive(waive: object) -> dict[str, str]:
                 f"waive[{code}]", "there is no reason", cure="say why this is right all the same"
             )
     return dict(sorted(waive.items()))
-
-
-def needs_canonical(
-    queries: Sequence[Query], load: Mapping[str, float], waive: Mapping[str, str]
-) -> dict[str, Any]:
-    """Return what was said as JSON-able data; nothing for what was not."""
-    said: dict[str, Any] = {}
-    if queries:
-        said["queries"] = [one.canonical() for one in queries]
-    if load:
-        said["load"] = dict(load)
-    if waive:
-        said["waive"] = dict(waive)
-    return said

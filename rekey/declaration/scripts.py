@@ -7,7 +7,7 @@ Rules kept here:
 * A script is executed in a module of its own. While it is, the folder is importable; afterwards `sys.path`
   and `sys.modules` are as they were, and no bytecode was written. A custom function must therefore import
   what it needs at the top of its module, not when it is called.
-* Whatever a script does wrong is raised as `DeclarationError` with script, field and cure. Neither source
+* What a script does wrong is raised as `DeclarationError` with script, field and cure. Neither source
   text nor the text of an exception is shown: only types, names and line numbers.
 * The order is fixed: dependencies first, then by script id. A script whose source is another one's target
   depends on it, whether `__depends__` says so or not.

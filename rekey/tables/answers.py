@@ -129,7 +129,7 @@ def _check(answer: Answer, doing: str) -> None:
 
 
 def read_done(answer: Answer, doing: str) -> bool:
-    """Return True for an answer without an error, whatever it holds."""
+    """Return True for an answer without an error; its content does not matter."""
     _check(answer, doing)
     return True
 

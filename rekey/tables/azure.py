@@ -92,7 +92,6 @@ class AzureTableService:
         timeouts: Timeouts | None = None,
         connections: int = 64,
         clock: Clock | None = None,
-        seed: int | None = None,
     ) -> AzureTableService:
         """Return a service; the first request connects.
 
@@ -103,7 +102,6 @@ class AzureTableService:
             timeouts: of one attempt.
             connections: at most this many at a time; further requests wait for one.
             clock: what retries wait on.
-            seed: of the jitter, to repeat a run.
         """
         endpoint = endpoint.rstrip("/")
         transport = Transport(
@@ -113,7 +111,7 @@ class AzureTableService:
             connections=connections,
             agent=f"rekey/{installed_version()}",
         )
-        jitter = random.Random(seed)  # noqa: S311 - spreads retries, keeps no secret
+        jitter = random.Random()  # noqa: S311 - spreads retries, keeps no secret
         requester = Requester(transport, retry or RetryPolicy(), clock or SystemClock(), jitter)
         return cls(endpoint, transport, requester)
 
@@ -241,25 +239,23 @@ class AzureTable:
 
     async def insert(self, row: Row) -> str:
         """Insert if absent and return the new ETag. Raises RowExists."""
-        doing = f"insert into {self._name}"
-        request = Request("POST", self._name, doing, _SENDING, encode_row(row), service_s=self._service_s)
-        return await self._write(request, Operation(Verb.INSERT, row))
+        return await self._write(Operation(Verb.INSERT, row))
 
     async def replace(self, row: Row, *, etag: str = "*") -> str:
         """Replace the whole row if its ETag matches. Raises RowMissing, ConditionFailed."""
-        return await self._update(Operation(Verb.REPLACE, row, etag))
+        return await self._write(Operation(Verb.REPLACE, row, etag))
 
     async def merge(self, row: Row, *, etag: str = "*") -> str:
         """Set the given properties if the ETag matches. Raises RowMissing, ConditionFailed."""
-        return await self._update(Operation(Verb.MERGE, row, etag))
+        return await self._write(Operation(Verb.MERGE, row, etag))
 
     async def upsert(self, row: Row, *, merge: bool = False) -> str:
-        """Insert, or replace (merge) whatever is there."""
-        return await self._update(Operation(Verb.INSERT_OR_MERGE if merge else Verb.INSERT_OR_REPLACE, row))
+        """Insert, or replace (merge) the row that is there."""
+        return await self._write(Operation(Verb.INSERT_OR_MERGE if merge else Verb.INSERT_OR_REPLACE, row))
 
     async def delete(self, key: EntityKey, *, etag: str = "*") -> None:
         """Delete the row if its ETag matches. Raises RowMissing, ConditionFailed."""
-        await self._update(Operation(Verb.DELETE, {PARTITION_KEY: key.partition, ROW_KEY: key.row}, etag))
+        await self._write(Operation(Verb.DELETE, {PARTITION_KEY: key.partition, ROW_KEY: key.row}, etag))
 
     def encoded_size(self, operation: Operation) -> int:
         """Return how many bytes an operation takes of MAX_BATCH_BYTES; its encoding is kept for sending."""
@@ -322,25 +318,18 @@ class AzureTable:
                     yield Page(rows, cursor, fetched.bytes, fetched.full)
                 del fetched, rows
 
-    async def _update(self, operation: Operation) -> str:
-        verb = operation.verb
-        doing = f"{verb.replace('_', ' ')} a row of {self._name}"
-        condition = (
-            {"If-Match": "*" if operation.etag is None else operation.etag} if verb in CONDITIONAL else {}
-        )
-        deletes = verb is Verb.DELETE
-        request = Request(
-            METHODS[verb],
-            entity_path(self._name, operation.key),
-            doing,
-            {**(COMMON_HEADERS if deletes else _SENDING), **condition},
-            None if deletes else encode_row(operation.row),
-            _on_version(operation),
-            self._service_s,
-        )
-        return await self._write(request, operation)
-
-    async def _write(self, request: Request, operation: Operation) -> str:
+    async def _write(self, operation: Operation) -> str:
+        verb, path, doing = operation.verb, self._name, f"insert into {self._name}"
+        if verb is not Verb.INSERT:
+            path = entity_path(self._name, operation.key)
+            doing = f"{verb.replace('_', ' ')} a row of {self._name}"
+        headers, body = COMMON_HEADERS, None
+        if verb is not Verb.DELETE:
+            headers, body = _SENDING, encode_row(operation.row)
+        if verb in CONDITIONAL:
+            headers = {**headers, "If-Match": "*" if operation.etag is None else operation.etag}
+        on_version = _on_version(operation)
+        request = Request(METHODS[verb], path, doing, headers, body, on_version, self._service_s)
         [etag] = await self._written(request, [operation], read_etag)
         return "" if etag is None else etag
 
@@ -356,7 +345,7 @@ class AzureTable:
         if error is None or not outcome.ambiguous or not _can_be_settled(error):
             return outcome.result()
         if not outcome.final and not self._requester.content_settles:
-            raise _left_open(error, error.code)  # whatever is there now, it may be applied yet
+            raise _left_open(error, error.code)  # it may still be applied
         try:
             now = await asyncio.gather(*(self.get(operation.key) for operation in operations))
         except (Unavailable, EndpointDown) as failed:

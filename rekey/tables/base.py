@@ -3,7 +3,7 @@
 Rules kept here:
 
 * Rows go in and come out as wire rows (`rekey.model`); an implementation never changes a value.
-* Conditions are ETags: `etag="*"` means "whatever is there, but it must be there".
+* Conditions are ETags: `etag="*"` means "any version, but the row must exist".
 * A call that returns has been applied; one that raises RowExists, RowMissing, ConditionFailed,
   RequestRejected, TableMissing, CredentialRefused or EndpointDown has not. Only Unavailable and Ambiguous
   leave it open. Implementations retry and settle ambiguous outcomes by reading back before they say so.
@@ -66,7 +66,7 @@ class Verb(StrEnum):
 class Operation:
     """One write: a verb, a wire row (for DELETE only its key counts) and, for conditional verbs, an ETag.
 
-    A value: nobody changes one. It is not frozen because making a frozen one takes three times as long, and
+    A value, never changed. It is not frozen because making a frozen one takes three times as long, and
     three are made for every row that is copied.
     """
 
@@ -126,7 +126,7 @@ class Table(Protocol):
         """Set the given properties if the ETag matches. Raises RowMissing, ConditionFailed."""
 
     async def upsert(self, row: Row, *, merge: bool = False) -> str:
-        """Insert, or replace (merge) whatever is there."""
+        """Insert, or replace (merge) the row that is there."""
 
     async def delete(self, key: EntityKey, *, etag: str = "*") -> None:
         """Delete the row if its ETag matches. Raises RowMissing, ConditionFailed."""
@@ -211,7 +211,7 @@ class Accounts:
 
     Attributes:
         tables, restricted: the two.
-        by_workers: requests that others sent to both for whoever opened them, as they told; is added to.
+        by_workers: requests that workers reported to have sent to both; is added to.
     """
 
     tables: TableService

@@ -57,7 +57,7 @@ class SharedKey:
 
 
 Credential: TypeAlias = SharedKey | AzureNamedKeyCredential | AzureSasCredential | AsyncTokenCredential
-"""What signs requests: of a configuration a key or an identity, of an application whatever it has."""
+"""What signs requests: in a configuration a key or an identity; an application may use any of these."""
 
 
 class SharedKeyLitePolicy(AsyncHTTPPolicy[HttpRequest, AsyncHttpResponse]):

@@ -3,14 +3,14 @@
 Rules kept here:
 
 * The same filter and selection are sent again with every continuation; the row key of a continuation may be
-  missing. Where both are too long for an address, the query is made again behind the last row instead.
-* The last query may go on beyond the range: rows behind its end are dropped, and nothing follows them.
+  missing. Where both are too long for an address, the query is made again from the last row on instead.
+* The last query may go on beyond the range: rows after its end are dropped, and nothing follows them.
 * A page is asked for so that it has about `PAGE_BYTES` at most, by the bytes per row of the pages before it.
   The first page of a table, of which nothing is known, is small.
 * While one page is worked on the next is fetched, unless the caller wants none ahead; a scan that is given up
   leaves no request behind.
-* What was fetched waits as bytes. It becomes rows when they are asked for, and nobody here holds the rows
-  before them by then: so they take the memory of those, which is in the processor's cache.
+* What was fetched waits as bytes. It becomes rows when they are asked for, and the rows before them are
+  no longer held here by then: so they take the memory of those, which is in the processor's cache.
 """
 
 from __future__ import annotations

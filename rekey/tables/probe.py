@@ -62,7 +62,7 @@ class Heard:
 
     @property
     def answered(self) -> bool:
-        """Tell whether an answer came, whatever it said."""
+        """Tell whether an answer came, also a refusal."""
         return self.status > 0
 
     @property

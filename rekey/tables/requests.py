@@ -145,7 +145,7 @@ class Outcome(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """An attempt behind which another may follow.
+    """An attempt after which another may follow.
 
     Attributes:
         error: what became of it.
@@ -214,7 +214,7 @@ class Requester:
         try:
             return await self._call(request, read)
         except asyncio.CancelledError:
-            self._note_open(request)  # nobody knows whether it was sent
+            self._note_open(request)  # it may have been sent
             raise
 
     async def _call(self, request: Request, read: Callable[[Answer, str], T]) -> Outcome[T]:
@@ -228,7 +228,7 @@ class Requester:
             except Exception as forbidden:
                 if not ambiguous:
                     raise
-                self._note_open(request)  # no further attempt: what became of the first nobody will know
+                self._note_open(request)  # no further attempt: the outcome of the first stays unknown
                 raise _open(request, type(forbidden).__name__) from forbidden
             if isinstance(tried, Outcome):
                 return replace(tried, ambiguous=ambiguous)
@@ -328,7 +328,7 @@ def landed(operation: Operation, now: Row | None, *, by_content: bool = True) ->
     """
     claimed = Landed.YES if by_content else Landed.OPEN
     if now is None:
-        # Of an update: whatever it wrote is gone too, which is how "there is no such row" is answered.
+        # Of an update: what it wrote is gone too, which is how "there is no such row" is answered.
         return claimed if operation.verb is Verb.DELETE else Landed.NO
     if operation.etag is not None and etag_of(now) == operation.etag:
         return Landed.NO

@@ -3,7 +3,7 @@
 Rules kept here:
 
 * Each attempt counts, also one that is repeated: the service works for each, and may bill it.
-* A batch is one request; the operations in it are counted beside it, because it is not settled everywhere
+* A batch is one request; the operations in it are counted separately, because it is not settled everywhere
   which of the two is billed.
 * Nothing is kept of a request but its kind.
 * What one piece of work sends is counted besides (`tallied`): that count travels with the task that works (a

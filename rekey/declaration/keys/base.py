@@ -9,7 +9,7 @@ Rules kept here:
 * It is compiled once per migration into a closure `(row, item) -> text`; what can be decided before the
   first row (types, secrets, patterns) is decided then, because the closure runs for every row.
 * What it cannot key it refuses with `RowRefused`; no refusal holds a value of the row.
-* `prop` yields the canonical text (`rekey.core.edm`) of a property whatever its EDM type: an Int64 its
+* `prop` yields the canonical text (`rekey.core.edm`) of a property of any EDM type: an Int64 its
   digits, a DateTime its ISO text with all 7 fractional digits, a Double its shortest text, a Boolean `true`
   or `false`. A missing property is refused; nothing is defaulted that the declaration does not default.
 * `join` and `+` are plain concatenation: whether two rows can give one text is the author's to think of, and
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeAlias
 
@@ -176,6 +176,19 @@ def need_expression(field: str, value: object) -> Expression:
     if not isinstance(value, Expression):
         raise not_an_expression(field, value)
     return value
+
+
+def need(field: str, value: object, kind: type, problem: str, *, cure: str) -> None:
+    """Raise InvalidDeclaration, `a KIND problem`, when a value is not of a class."""
+    if not isinstance(value, kind):
+        raise InvalidDeclaration(field, f"a {type(value).__name__} {problem}", cure=cure)
+
+
+def need_list(field: str, value: object, kind: type, what: str, *, cure: str) -> tuple[Any, ...]:
+    """Return a list as a tuple. Raises InvalidDeclaration for anything else, also text and one `kind` alone."""
+    if isinstance(value, kind | str) or not isinstance(value, Sequence):
+        raise InvalidDeclaration(field, f"it is not a list of {what}", cure=cure)
+    return tuple(value)
 
 
 def need_text(field: str, value: object, *, empty: bool = False) -> str:
