@@ -8,7 +8,6 @@ Rules kept here:
 
 from __future__ import annotations
 
-import asyncio
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
@@ -52,6 +51,8 @@ class SystemClock:
 
     async def sleep(self, seconds: float) -> None:
         """Wait on real time."""
+        import asyncio  # here, because declarations import this module, and need no event loop
+
         await asyncio.sleep(seconds)
 
 

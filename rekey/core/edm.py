@@ -75,11 +75,7 @@ def canonical(row: Row, name: str) -> tuple[str, str]:
 
 def canonical_content(row: Row) -> list[tuple[str, str, str]]:
     """Return (name, EDM type, canonical text) of all custom properties, sorted by name."""
-    content = []
-    for name in sorted(property_names(row)):
-        edm, text = canonical(row, name)
-        content.append((name, edm, text))
-    return content
+    return [(name, *canonical(row, name)) for name in sorted(property_names(row))]
 
 
 def _double_text(value: object) -> str:

@@ -185,7 +185,7 @@ def need(field: str, value: object, kind: type, problem: str, *, cure: str) -> N
 
 
 def need_list(field: str, value: object, kind: type, what: str, *, cure: str) -> tuple[Any, ...]:
-    """Return a list as a tuple. Raises InvalidDeclaration for anything else, also text and one `kind` alone."""
+    """Return a list as a tuple. Raises InvalidDeclaration for all else, also text and one `kind` alone."""
     if isinstance(value, kind | str) or not isinstance(value, Sequence):
         raise InvalidDeclaration(field, f"it is not a list of {what}", cure=cure)
     return tuple(value)
