@@ -33,7 +33,7 @@ from rekey.declaration.keys.base import (
 )
 from rekey.declaration.keys.keyed import Opaque
 from rekey.declaration.keys.pieces import Split
-from rekey.declaration.property_mapping import Carry, carry_of
+from rekey.declaration.property_mapping import PropertyMapping, property_mapping_of
 from rekey.declaration.props import Operation
 from rekey.declaration.query import Query
 from rekey.declaration.requirements import checked_load, checked_queries, checked_waive
@@ -80,9 +80,9 @@ class _Filled:
         return self.kind
 
     @cached_property
-    def carry(self) -> Carry:
+    def property_mapping(self) -> PropertyMapping:
         """The property operations, checked."""
-        return carry_of(f"{self.where}.properties", self.properties, everything=self.carries_all)
+        return property_mapping_of(f"{self.where}.properties", self.properties, everything=self.carries_all)
 
     def canonical(self) -> dict[str, Any]:
         """Return the declaration of this table as JSON-able data."""
@@ -125,7 +125,7 @@ class Target(_Filled):
                 "keys.item() has no meaning in the main target",
                 cure="use it in an Index",
             )
-        _ = self.carry  # checks the operations
+        _ = self.property_mapping  # checks the operations
 
     def old_key_fields(self) -> tuple[str | None, str | None]:
         """Return the fields of a target row that hold the old PartitionKey and RowKey, or None."""
@@ -137,7 +137,7 @@ class Target(_Filled):
             return PARTITION_KEY
         if self.row_key == Prop(key):
             return ROW_KEY
-        return self.carry.copy_of_key(key)
+        return self.property_mapping.copy_of_key(key)
 
 
 @dataclass(frozen=True)
@@ -184,10 +184,10 @@ class Index(_Filled):
                 f"{where}.each", "keys.item() cannot make the items", cure="split a property"
             )
         made = {
-            *self.carry.renames.values(),
-            *self.carry.copies,
-            *self.carry.constants,
-            *(self.carry.kept or ()),
+            *self.property_mapping.renames.values(),
+            *self.property_mapping.copies,
+            *self.property_mapping.constants,
+            *(self.property_mapping.kept or ()),
         }
         if made & POINTER:
             raise InvalidDeclaration(
@@ -260,7 +260,12 @@ class Migration:
     @property
     def tables(self) -> tuple[str, ...]:
         """The tables the migration fills: the main target first, then the indexes as declared."""
-        return (self.target.table, *(index.table for index in self.indexes))
+        return tuple(one.table for one in self.filled)
+
+    @property
+    def filled(self) -> tuple[Target | Index, ...]:
+        """The target, then the indexes as declared."""
+        return (self.target, *self.indexes)
 
     @property
     def is_sealed(self) -> bool:
@@ -269,13 +274,11 @@ class Migration:
 
     def key_expressions(self) -> Iterator[tuple[str, Expression]]:
         """Yield every key expression with its field, e.g. `target.row_key` or `index[ByTag].each`."""
-        yield "target.partition_key", self.target.partition_key
-        yield "target.row_key", self.target.row_key
-        for index in self.indexes:
-            if index.each is not None:
-                yield f"{index.where}.each", index.each.of
-            yield f"{index.where}.partition_key", index.partition_key
-            yield f"{index.where}.row_key", index.row_key
+        for one in self.filled:
+            if isinstance(one, Index) and one.each is not None:
+                yield f"{one.where}.each", one.each.of
+            yield f"{one.where}.partition_key", one.partition_key
+            yield f"{one.where}.row_key", one.row_key
 
     @property
     def key_inputs(self) -> frozenset[str]:
@@ -310,8 +313,8 @@ class Migration:
 
     def _check_tables(self) -> None:
         seen = {self.source.lower(): "source"}
-        places = ["target.table", *(f"{index.where}.table" for index in self.indexes)]
-        for place, table in zip(places, self.tables, strict=True):
+        for one in self.filled:
+            place, table = f"{one.where}.table", one.table
             earlier = seen.get(table.lower())
             if earlier is not None:
                 raise InvalidDeclaration(
@@ -330,7 +333,7 @@ class Migration:
                     f"the old {key} cannot be found again from a target row, so there would be no way back",
                     cure=f'add props.copy("{key}", to="Old{key}") to the properties, or say reverse=False',
                 )
-        for cast in self.target.carry.casts.values():
+        for cast in self.target.property_mapping.casts.values():
             if cast.inverse() is None:
                 raise InvalidDeclaration(
                     "reverse",

@@ -43,8 +43,8 @@ _KNOWN_SHAPES = 4096
 
 
 @dataclass(frozen=True)
-class Carry:
-    """The operations of one target, sorted by what they do. Made by `carry_of`, which checks them.
+class PropertyMapping:
+    """The operations of one target, sorted by what they do. Made by `property_mapping_of`, which checks them.
 
     Attributes:
         field: where in the declaration, e.g. `target.properties`.
@@ -202,7 +202,7 @@ class Carry:
                 raise _not_reversible(scope, sorted(differing))
 
 
-def carry_of(field: str, operations: Sequence[Operation], *, everything: bool) -> Carry:
+def property_mapping_of(field: str, operations: Sequence[Operation], *, everything: bool) -> PropertyMapping:
     """Return the operations of one target, checked against each other.
 
     Args:
@@ -231,7 +231,7 @@ def carry_of(field: str, operations: Sequence[Operation], *, everything: bool) -
     if len(dropped) != len({*dropped}):
         raise InvalidDeclaration(field, "a property is dropped twice", cure="drop each property once")
     kept = frozenset(keeps[0].names) if keeps else (None if everything else frozenset[str]())
-    carry = Carry(
+    mapping = PropertyMapping(
         field=field,
         kept=kept,
         dropped=frozenset(dropped),
@@ -247,8 +247,8 @@ def carry_of(field: str, operations: Sequence[Operation], *, everything: bool) -
             raise InvalidDeclaration(field, problem, cure="give them different names")
         if made is not None:
             makers[made] = operation
-    _check_sources(carry)
-    return carry
+    _check_sources(mapping)
+    return mapping
 
 
 def _by(field: str, what: str, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
@@ -261,26 +261,26 @@ def _by(field: str, what: str, pairs: Iterable[tuple[str, Any]]) -> dict[str, An
     return found
 
 
-def _check_sources(carry: Carry) -> None:
+def _check_sources(mapping: PropertyMapping) -> None:
     def refused(problem: str, cure: str) -> InvalidDeclaration:
-        return InvalidDeclaration(carry.field, problem, cure=cure)
+        return InvalidDeclaration(mapping.field, problem, cure=cure)
 
-    kept = carry.kept or frozenset()
-    made = {*carry.renames.values(), *carry.copies, *carry.constants}
-    for old in carry.renames:
-        if old in carry.dropped or old in kept:
-            verb, operation = ("dropped", "drop") if old in carry.dropped else ("kept", "keep")
+    kept = mapping.kept or frozenset()
+    made = {*mapping.renames.values(), *mapping.copies, *mapping.constants}
+    for old in mapping.renames:
+        if old in mapping.dropped or old in kept:
+            verb, operation = ("dropped", "drop") if old in mapping.dropped else ("kept", "keep")
             raise refused(f"{old} is both {verb} and renamed", f"leave it out of props.{operation}")
-    for name in carry.constants:
-        if name in carry.dropped or name in kept:
+    for name in mapping.constants:
+        if name in mapping.dropped or name in kept:
             raise refused(f"{name} is set to a constant and also kept or dropped", "leave only props.set")
-    for name in made - {*carry.constants}:
+    for name in made - {*mapping.constants}:
         if name in kept:
             raise refused(f"{name} is kept and also made by another operation", "choose another name")
-    for name in carry.casts:
-        if name in carry.constants:
+    for name in mapping.casts:
+        if name in mapping.constants:
             raise refused(f"{name} is set and cast", "give props.set the type you want")
-        if name not in made and not carry.carries(name):
+        if name not in made and not mapping.carries(name):
             raise refused(
                 f"{name} is cast, but the new row does not have it",
                 "cast the name it has in the new row; an index row has only what props.keep, copy or rename"
