@@ -35,9 +35,9 @@ from rekey.runner.commands import Mode
 from rekey.runner.run import Options
 from rekey.runner.session import Session
 from rekey.tables.base import Operation, Verb
-from rekey.tables.faults import Call
 from tests.declared import under_writes
 from tests.evidence import prove
+from tests.faults import Call
 from tests.projects import Project
 from tests.worlds import SECRET, Killed, contents, mapped
 

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from rekey.core.clock import FakeClock
 from rekey.rehearse.azurite import Azurite, AzuriteAccount
 from rekey.tables.azure import AzureTableService
 from rekey.tables.credentials import SharedKey
-from rekey.tables.memory import MemoryTableService
+from tests.fakeclock import FakeClock
+from tests.memory import MemoryTableService
 
 # No timing is asserted anywhere, so not by hypothesis either: a busy machine is no failure.
 settings.register_profile("rekey", deadline=None)

@@ -20,7 +20,7 @@ from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.rules import View
 from rekey.protocol.sweeper import Company, Sweeper, Swept
 from rekey.tables.base import Operation, Verb
-from rekey.tables.memory import MemoryTableService
+from tests.memory import MemoryTableService
 from tests.worlds import SCRIPT, World, go_on
 
 TAGGED = Migration(

@@ -16,9 +16,9 @@ from rekey.mapping.rows import MAPPING_TABLE
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.state.audit import AuditEvent
 from rekey.state.store import State
-from rekey.tables.faults import Call
-from rekey.tables.memory import Gate
 from tests.commands import Commands
+from tests.faults import Call
+from tests.memory import Gate
 from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
 from tests.worlds import Killed, post, user
 

@@ -7,8 +7,8 @@ from collections import defaultdict
 
 from benchmarks.stub import Bucket
 from rekey.core.clock import TICKS_PER_SECOND, Clock
-from rekey.tables.faults import Call, Fault, FaultKind
 from tests.faultproxy import Answered, Asked, FaultProxy, error_answer
+from tests.faults import Call, Fault, FaultKind
 
 _PARTITION = re.compile(rb'"PartitionKey": ?"([^"]*)"')
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rekey.core.clock import FakeClock
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Declared, Migration
 from rekey.inspect.inventory import SampleSize
@@ -18,6 +17,7 @@ from rekey.plan.plan import make_plan
 from rekey.plan.result import MigrationPlan
 from rekey.plan.subject import PlanOptions, Subject
 from rekey.tables.base import Operation, TableService, Verb
+from tests.fakeclock import FakeClock
 from tests.worlds import SECRET
 
 IDS = SafeIds(bytes(range(32)))

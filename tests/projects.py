@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rekey.core.clock import Clock, FakeClock
+from rekey.core.clock import Clock
 from rekey.declaration.migration import Declared
 from rekey.declaration.scripts import load_scripts
 from rekey.mapping.rows import JOURNAL_TABLE
@@ -21,8 +21,9 @@ from rekey.protocol.journal import Journal
 from rekey.runner.run import Options, StopFlag
 from rekey.runner.session import Session
 from rekey.tables.base import Accounts
-from rekey.tables.memory import MemoryTableService
 from tests.declared import POSTS, USERS, named
+from tests.fakeclock import FakeClock
+from tests.memory import MemoryTableService
 
 CONFIG = """\
 [tables]

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rekey.copy.workers.work import close_host, host, work
-from rekey.tables import tally
 from rekey.tables.base import Accounts
-from rekey.tables.memory import MemoryTableService
 from rekey.tables.sent import Sent
+from tests.memory import MemoryTableService
 from tests.projects import Project
 
 Plain = dict[str, Any]
@@ -69,7 +68,7 @@ class Apart(MemoryTableService):
 
     def __init__(self, beside: MemoryTableService) -> None:
         """Take the first connection: everything else is what it is there, also what a test changes later."""
-        self.__dict__.update(beside=beside, sent=Sent(also=tally.current))
+        self.__dict__.update(beside=beside, sent=Sent())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["beside"], name)

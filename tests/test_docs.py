@@ -18,9 +18,8 @@ import pytest
 from docs.pictures import draw_phases
 from rekey import Index, Migration, Target, keys, props
 from rekey.cli.main import rekey
-from rekey.declaration.catalogue import CODES
 from rekey.declaration.migration import CAPTURES
-from rekey.declaration.requirements import LOADS
+from rekey.declaration.requirements import CODES, LOADS
 from rekey.errors import ExitCode
 from rekey.phases import ORDER, ControlPhase
 from rekey.plan import problems

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rekey.core.clock import FakeClock
 from rekey.model import EntityKey, Row, key_of
 from rekey.verify.context import RecheckPolicy, ReconcileContext
+from tests.fakeclock import FakeClock
 from tests.worlds import World
 
 

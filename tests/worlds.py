@@ -14,7 +14,7 @@ from rekey.mapping.rows import MAPPING_TABLE, MappingRows
 from rekey.mapping.store import MappingStore
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.protocol.propagate import Propagator
-from rekey.tables.memory import MemoryTable, MemoryTableService
+from tests.memory import MemoryTable, MemoryTableService
 
 SCRIPT = "0001_users"
 SECRET = b"0123456789abcdef0123456789abcdef"

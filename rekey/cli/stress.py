@@ -209,7 +209,7 @@ def _loaded(shell: Shell, config: Config) -> TableService:
     from rekey.migration.opening import credential_for
     from rekey.stress.load import MOST_WAITING
     from rekey.tables.azure import AzureTableService
-    from rekey.tables.retry import RetryPolicy
+    from rekey.tables.requests import RetryPolicy
     from rekey.tables.transport import Timeouts
 
     return AzureTableService.open(

@@ -29,7 +29,7 @@ from rekey.model import LAST_ROW, PARTITION_KEY, EntityKey, Row
 from rekey.project.config import Limits
 from rekey.state.models import Segment
 from rekey.tables.base import MAX_PAGE_ROWS, Page, Table
-from rekey.tables.probing import find_middle
+from rekey.tables.split import find_middle
 
 LEAST_PAGES = 3
 """Pages a segment must have given since it was last split before it is split again."""

@@ -1,23 +1,18 @@
-"""Clocks: the machine's own, and one that a test moves.
+"""The clocks that work waits on: the machine's own and the service's, in the service's resolution.
 
 Rules kept here:
 
 * Time is an integer count of 100 ns ticks since 1970-01-01T00:00:00Z, the service's own resolution.
-* Code that waits asks its clock to; under `FakeClock` no test waits on real time.
-* While every task of a test waits, `FakeClock` jumps to the earliest moment that one of them waits for.
+* Code that waits asks its clock to, so that no test waits on real time.
 """
 
 from __future__ import annotations
 
-import asyncio
-import heapq
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 TICKS_PER_SECOND = 10_000_000
-_TURNS = 8
-"""Turns of the event loop in which nobody asked for an earlier moment, before `FakeClock` jumps."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -31,13 +26,13 @@ def rising_seconds() -> float:
 
 
 class Clock(Protocol):
-    """What memory tables and retries need of a clock."""
+    """Tells the time and waits."""
 
     def ticks(self) -> int:
-        """Return the time in 100 ns ticks since the Unix epoch, UTC. It may jump: somebody sets it."""
+        """Return the time in 100 ns ticks since the Unix epoch, UTC. It may jump: it can be set."""
 
     def rising(self) -> float:
-        """Return seconds since no particular moment; they only rise. Whatever lasts is measured by it."""
+        """Return seconds since no particular moment; they only rise. Durations are measured by it."""
 
     async def sleep(self, seconds: float) -> None:
         """Wait."""
@@ -56,6 +51,8 @@ class SystemClock:
 
     async def sleep(self, seconds: float) -> None:
         """Wait on real time."""
+        import asyncio  # here, because declarations import this module, and need no event loop
+
         await asyncio.sleep(seconds)
 
 
@@ -80,49 +77,6 @@ class ServiceClock:
     async def sleep(self, seconds: float) -> None:
         """Wait."""
         await self._clock.sleep(seconds)
-
-
-class FakeClock:
-    """A clock that stands still until somebody waits or a test moves it.
-
-    Args:
-        start: the first moment, `2024-01-01T00:00:00Z` by default.
-    """
-
-    def __init__(self, start: str = "2024-01-01T00:00:00Z") -> None:
-        self._now = ticks_of(start)
-        self._waiting: list[tuple[int, int]] = []
-        self._serial = 0
-
-    def ticks(self) -> int:
-        """Return the clock's time in 100 ns ticks since the Unix epoch."""
-        return self._now
-
-    def rising(self) -> float:
-        """Return the clock's time in seconds: nobody sets it back."""
-        return self.ticks() / TICKS_PER_SECOND
-
-    def advance(self, seconds: float) -> None:
-        """Move the clock forward."""
-        self._now += round(seconds * TICKS_PER_SECOND)
-
-    async def sleep(self, seconds: float) -> None:
-        """Wait until the clock stands `seconds` later; moves it when nothing earlier is waited for."""
-        self._serial += 1
-        entry = (self._now + round(seconds * TICKS_PER_SECOND), self._serial)
-        heapq.heappush(self._waiting, entry)
-        try:
-            quiet = 0
-            await asyncio.sleep(0)
-            while self._now < entry[0]:
-                await asyncio.sleep(0)
-                quiet = quiet + 1 if self._waiting[0] == entry else 0
-                # Tasks that wait for nothing but their turn go first: they may ask for an earlier moment.
-                if quiet > _TURNS:
-                    self._now = max(self._now, entry[0])
-        finally:
-            self._waiting.remove(entry)
-            heapq.heapify(self._waiting)
 
 
 def format_ticks(ticks: int) -> str:

@@ -4,7 +4,7 @@ Rules kept here:
 
 * Rows are plain dicts that hold nothing but text and numbers: they make no cycles, so counting references
   frees them at once. Looking for cycles among them every 700 allocations costs a quarter of all the work.
-* The former setting comes back, whoever ends in between: streams may overlap.
+* The former setting comes back with the last stream that ends: streams may overlap.
 """
 
 from __future__ import annotations

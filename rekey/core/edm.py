@@ -12,6 +12,7 @@ Rules kept here:
 from __future__ import annotations
 
 import math
+import re
 
 from rekey.model import TYPE_SUFFIX, Row, property_names
 
@@ -25,8 +26,10 @@ GUID = "Edm.Guid"
 BINARY = "Edm.Binary"
 TYPES = frozenset({STRING, INT32, INT64, DOUBLE, BOOLEAN, DATETIME, GUID, BINARY})
 
-NEEDS_ANNOTATION = frozenset({INT64, DATETIME, GUID, BINARY})
-"""Types whose JSON form is a string: without an annotation they would become Edm.String."""
+INT_RANGES = {INT32: range(-(2**31), 2**31), INT64: range(-(2**63), 2**63)}
+GUID_TEXT = re.compile("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+NOT_FINITE = frozenset({"NaN", "Infinity", "-Infinity"})
+"""Doubles that JSON has no number for: they travel as annotated text."""
 
 
 def edm_type(row: Row, name: str) -> str:
@@ -72,11 +75,7 @@ def canonical(row: Row, name: str) -> tuple[str, str]:
 
 def canonical_content(row: Row) -> list[tuple[str, str, str]]:
     """Return (name, EDM type, canonical text) of all custom properties, sorted by name."""
-    content = []
-    for name in sorted(property_names(row)):
-        edm, text = canonical(row, name)
-        content.append((name, edm, text))
-    return content
+    return [(name, *canonical(row, name)) for name in sorted(property_names(row))]
 
 
 def _double_text(value: object) -> str:

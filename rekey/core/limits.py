@@ -3,12 +3,12 @@
 Rules kept here (Azure documentation, "Understanding the Table service data model" and "Naming tables"):
 
 * A key is at most 512 UTF-16 units (the documentation says 1 KiB in one place and 1,024 characters in
-  another: 512 units satisfies both) and holds none of `/ \\ # ?`, U+0000-1F, U+007F-9F, nor half a surrogate
-      pair.
+  another: 512 units satisfies both) and holds none of `/ \\ # ?`, U+0000-1F, U+007F-9F, nor half a
+  surrogate pair.
 * At most 252 custom properties; a name is a C# identifier of at most 255 characters.
 * An entity is at most 1 MiB by the documented formula, a string or binary property at most 64 KiB. The
   service refuses exactly 65,536 bytes, which the emulator lets pass.
-* A table name is a letter and 2 to 62 letters or digits, whatever the case; `tables` is the service's own.
+* A table name is a letter and 2 to 62 letters or digits, in any case; `tables` is the service's own.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ and performance targets for Table storage"). More is refused with 503, when and 
 RESERVED_TABLES = frozenset({"tables", "rekeycontrol", "rekeyjournal", "rekeymap"})
 """Lower case: the service's own name, and the tables of the restricted store."""
 
-_REFUSED = re.compile("[/\\\\#?\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-_TABLE_NAME = re.compile("[A-Za-z][A-Za-z0-9]{2,62}")
+REFUSED_IN_KEYS = re.compile("[/\\\\#?\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+TABLE_NAME = re.compile("[A-Za-z][A-Za-z0-9]{2,62}")
 _RESERVED_NAMES = frozenset(name.lower() for name in SYSTEM_PROPERTIES)
 
 _ENTITY_OVERHEAD = 4
@@ -71,7 +71,7 @@ def key_fault(key: str, *, allow_empty: bool = False) -> Fault | None:
             "the key is empty",
             "mend the expression or the rows; where empty keys are meant, say allow_empty=True",
         )
-    found = _REFUSED.search(key)
+    found = REFUSED_IN_KEYS.search(key)
     if found is not None:
         return Fault(
             "refused-character",
@@ -91,7 +91,7 @@ def table_name_problem(name: object) -> str | None:
     """Return what is wrong with a table name, None when it can be used."""
     if not isinstance(name, str):
         return f"a {type(name).__name__} is not a table name"
-    if _TABLE_NAME.fullmatch(name) is None:
+    if TABLE_NAME.fullmatch(name) is None:
         return f"{name!r} is not a table name"
     if name.lower() in RESERVED_TABLES:
         return f"the name {name!r} is reserved"

@@ -44,7 +44,7 @@ class _Withheld(logging.Formatter):
 
 
 class _Stream(logging.StreamHandler[TextIO]):
-    """Writes to what standard error is now, and gives up quietly when nobody reads it."""
+    """Writes to what standard error is now, and gives up quietly when it is closed."""
 
     def __init__(self, formatter: logging.Formatter, level: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""How engines tell how far they are, without knowing who listens.
+"""How engines tell how far they are, without knowing how it is shown.
 
 Rules kept here:
 
@@ -23,11 +23,11 @@ class Progress(Protocol):
         """Begin a task of `total` rows (None: unknown) and return what to call as rows are done."""
 
     def note(self, text: str) -> None:
-        """Say one sentence to whoever watches; it holds no key."""
+        """Show one sentence to the operator; it holds no key."""
 
 
 class Silent:
-    """Progress that nobody watches."""
+    """Progress that is not shown."""
 
     @contextmanager
     def task(

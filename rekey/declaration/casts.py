@@ -2,7 +2,7 @@
 
 Rules kept here:
 
-* A cast works on text and never through a type that could lose digits; whatever would become another value is
+* A cast works on text and never through a type that could lose digits; what would become another value is
   refused (`bad-cast`): Int64 to Double past 2^53 unless exact, `007` to a number, -0.0 to an integer.
 * Another spelling of the same value is no loss: `1.50` is the Double 1.5, `True` the Boolean true, a DateTime
   with fewer than 7 digits of fraction the same moment. Casting it back gives the canonical spelling.
@@ -26,8 +26,11 @@ from rekey.core.edm import (
     DATETIME,
     DOUBLE,
     GUID,
+    GUID_TEXT,
     INT32,
     INT64,
+    INT_RANGES,
+    NOT_FINITE,
     STRING,
     canonical_text,
 )
@@ -37,12 +40,10 @@ from rekey.declaration.keys.moments import parse_ticks
 ANNOTATED = frozenset({INT64, DOUBLE, DATETIME, GUID, BINARY})
 """Types that rekey annotates when it makes a value. Without it, the Double 3.0 would become Int32."""
 
-_RANGES = {INT32: (-(2**31), 2**31 - 1), INT64: (-(2**63), 2**63 - 1)}
 _INTEGER = re.compile("0|-?[1-9][0-9]{0,18}")
 _DECIMAL = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,4})?")
-_GUID = re.compile("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_BOOLEANS_AND_NUMBERS = {"true": "1", "false": "0", "1": "true", "0": "false"}
 _FIRST_DATETIME = "1601-01-01"
-_SPECIALS = frozenset({"NaN", "Infinity", "-Infinity"})
 
 PAIRS: frozenset[tuple[str, str]] = frozenset(
     {(STRING, other) for other in (INT32, INT64, DOUBLE, BOOLEAN, DATETIME, GUID, BINARY)}
@@ -73,42 +74,25 @@ def cast_value(value: object, was: str, to: str) -> Any:
         raise Lossy
     text = canonical_text(was, value)
     if BOOLEAN in (was, to) and STRING not in (was, to):
-        text = _between_boolean_and_number(text)
-    elif was == DOUBLE and to in _RANGES:
-        text = _whole(text)
-    elif was in _RANGES and to == DOUBLE:
-        text = _exact_double(text)
+        text = _BOOLEANS_AND_NUMBERS.get(text, "")  # "" is no value of either
+    elif was == DOUBLE and to in INT_RANGES:
+        number = float(text)
+        if not number.is_integer() or (number == 0 and text.startswith("-")):
+            raise Lossy
+        text = str(int(number))
+    elif was in INT_RANGES and to == DOUBLE:
+        if int(float(text)) != int(text):
+            raise Lossy
+        text = repr(float(text))
     made = wire_value(to, text)
     if value_bytes(to, made) > MAX_VALUE_BYTES:
         raise Lossy
     return made
 
 
-def _between_boolean_and_number(text: str) -> str:
-    try:
-        return {"true": "1", "false": "0", "1": "true", "0": "false"}[text]
-    except KeyError:
-        raise Lossy from None
-
-
-def _whole(text: str) -> str:
-    number = float(text)
-    if not number.is_integer() or (number == 0 and text.startswith("-")):
-        raise Lossy
-    return str(int(number))
-
-
-def _exact_double(text: str) -> str:
-    if int(float(text)) != int(text):
-        raise Lossy
-    return repr(float(text))
-
-
 def _integer(edm: str) -> Callable[[str], Any]:
-    least, most = _RANGES[edm]
-
     def make(text: str) -> Any:
-        if _INTEGER.fullmatch(text) is None or not least <= int(text) <= most:
+        if _INTEGER.fullmatch(text) is None or int(text) not in INT_RANGES[edm]:
             raise Lossy
         return text if edm == INT64 else int(text)
 
@@ -116,7 +100,7 @@ def _integer(edm: str) -> Callable[[str], Any]:
 
 
 def _double(text: str) -> Any:
-    if text in _SPECIALS:
+    if text in NOT_FINITE:
         return text
     if _DECIMAL.fullmatch(text) is None:
         raise Lossy
@@ -143,7 +127,7 @@ def _datetime(text: str) -> Any:
 
 
 def _guid(text: str) -> Any:
-    if _GUID.fullmatch(text) is None:
+    if GUID_TEXT.fullmatch(text) is None:
         raise Lossy
     return text
 

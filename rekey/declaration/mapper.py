@@ -21,7 +21,7 @@ from rekey.declaration.keys.base import Evaluator, Expression, Literal, Scope
 from rekey.declaration.keys.keyed import Opaque
 from rekey.declaration.keys.pieces import ItemsOf
 from rekey.declaration.migration import MAIN_PARTITION_KEY, MAIN_ROW_KEY, Index, Migration, Target
-from rekey.declaration.property_steps import Step
+from rekey.declaration.property_mapping import Step
 from rekey.errors import RowRefused
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row
 
@@ -69,8 +69,7 @@ class Mapper:
         self.tables = migration.tables
         self.reversible = migration.reverse
         self.content_derived = bool(migration.key_inputs - {PARTITION_KEY, ROW_KEY})
-        carries = (migration.target.carry, *(index.carry for index in migration.indexes))
-        self.timestamp_copies = tuple(carry.from_timestamp for carry in carries)
+        self.timestamp_copies = tuple(one.property_mapping.from_timestamp for one in migration.filled)
         self.needs_timestamp = any(self.timestamp_copies) or TIMESTAMP in migration.key_inputs
         self._main_scope = Scope("target.properties", secrets)
         self._main = _RowMaker(migration.target, "target", secrets)
@@ -92,7 +91,7 @@ class Mapper:
         return made
 
     def target_keys(self, source_key: EntityKey) -> list[tuple[int, EntityKey]] | None:
-        """Return the table and key of every row that a source key gives, whatever its row holds.
+        """Return the table and key of every row that a source key gives, without its row.
 
         None where keys depend on more than the old key, or the declaration cannot be applied to it.
         """
@@ -140,8 +139,8 @@ class Mapper:
                 "the declaration says reverse=False",
                 cure="there is no way back after cutover for this migration",
             )
-        carry = self.migration.target.carry
-        return carry.undo(target_row, old_key, source_row, self._main.fill, self._main_scope)
+        mapping = self.migration.target.property_mapping
+        return mapping.undo(target_row, old_key, source_row, self._main.fill, self._main_scope)
 
     def _old_key(self, target_row: Row, holder: str | None, key: str) -> str:
         value = None if holder is None else target_row.get(holder)
@@ -163,7 +162,7 @@ class _RowMaker:
         self._where = where
         self._partition = _key_maker(of.partition_key, f"{where}.partition_key", secrets, of.allow_empty)
         self._row = _key_maker(of.row_key, f"{where}.row_key", secrets, of.allow_empty)
-        self.fill: Step = of.carry.compile(Scope(f"{where}.properties", secrets))
+        self.fill: Step = of.property_mapping.compile(Scope(f"{where}.properties", secrets))
 
     def keys(self, row: Row) -> list[EntityKey]:
         """Return the keys of the rows that one source row gives."""

@@ -19,16 +19,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from rekey.core.limits import TABLE_NAME_CURE, table_name_problem
-from rekey.declaration.keys.base import Expression, InvalidDeclaration, Item, Prop, need_expression
+from rekey.declaration.keys.base import (
+    Expression,
+    InvalidDeclaration,
+    Item,
+    Prop,
+    need,
+    need_expression,
+    need_list,
+)
 from rekey.declaration.keys.keyed import Opaque
 from rekey.declaration.keys.pieces import Split
-from rekey.declaration.property_mapping import Carry, carry_of
+from rekey.declaration.property_mapping import PropertyMapping, property_mapping_of
 from rekey.declaration.props import Operation
 from rekey.declaration.query import Query
-from rekey.declaration.requirements import checked_load, checked_queries, checked_waive, needs_canonical
+from rekey.declaration.requirements import checked_load, checked_queries, checked_waive
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP
 
 Capture: TypeAlias = Literal["dual-write", "delta"]
@@ -44,7 +52,58 @@ POINTER = frozenset({MAIN_PARTITION_KEY, MAIN_ROW_KEY})
 
 
 @dataclass(frozen=True)
-class Target:
+class _Filled:
+    """A table that the migration fills: what `Target` and `Index` have in common."""
+
+    table: str
+    partition_key: Expression = field(kw_only=True)
+    row_key: Expression = field(kw_only=True)
+    properties: Sequence[Operation] = field(default=(), kw_only=True)
+    allow_empty: bool = field(default=False, kw_only=True)
+
+    kind: ClassVar[str]
+    carries_all: ClassVar[bool]
+    """Whether properties that no operation names are carried."""
+
+    def __post_init__(self) -> None:
+        _check_table(f"{self.kind}.table", self.table)
+        for name, key in self._keys():
+            need_expression(f"{self.where}.{name}", key)
+        cure = "write properties=[props.…]"
+        where = f"{self.where}.properties"
+        properties = need_list(where, self.properties, Operation, "property operations", cure=cure)
+        object.__setattr__(self, "properties", properties)
+
+    @property
+    def where(self) -> str:
+        """The name of this table in errors: `target`, `index[UsersByTag]`."""
+        return self.kind
+
+    @cached_property
+    def property_mapping(self) -> PropertyMapping:
+        """The property operations, checked."""
+        return property_mapping_of(f"{self.where}.properties", self.properties, everything=self.carries_all)
+
+    def canonical(self) -> dict[str, Any]:
+        """Return the declaration of this table as JSON-able data."""
+        return {
+            "table": self.table,
+            "partition_key": self.partition_key.canonical(),
+            "row_key": self.row_key.canonical(),
+            "properties": [operation.canonical() for operation in self.properties],
+            "allow_empty": self.allow_empty,
+        }
+
+    def _keys(self) -> tuple[tuple[str, Expression], ...]:
+        return ("partition_key", self.partition_key), ("row_key", self.row_key)
+
+    def _keys_of_items(self) -> list[str]:
+        """Return the names of the keys that use `keys.item()`."""
+        return [name for name, key in self._keys() if _uses_item(key)]
+
+
+@dataclass(frozen=True)
+class Target(_Filled):
     """The new table that the migration fills with one row for each source row.
 
     Args:
@@ -55,39 +114,18 @@ class Target:
         allow_empty: whether an empty key is meant (`keys.literal("")` always is).
     """
 
-    table: str
-    partition_key: Expression = field(kw_only=True)
-    row_key: Expression = field(kw_only=True)
-    properties: Sequence[Operation] = field(default=(), kw_only=True)
-    allow_empty: bool = field(default=False, kw_only=True)
+    kind: ClassVar[str] = "target"
+    carries_all: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _check_table("target.table", self.table)
-        _check_keys("target", self)
-        _freeze_properties("target", self)
-        for name, expression in (("partition_key", self.partition_key), ("row_key", self.row_key)):
-            if _uses_item(expression):
-                raise InvalidDeclaration(
-                    f"target.{name}",
-                    "keys.item() has no meaning in the main target",
-                    cure="use it in an Index",
-                )
-        _ = self.carry
-
-    @cached_property
-    def carry(self) -> Carry:
-        """The property operations, checked."""
-        return carry_of("target.properties", self.properties, everything=True)
-
-    def canonical(self) -> dict[str, Any]:
-        """Return the target as JSON-able data."""
-        return {
-            "table": self.table,
-            "partition_key": self.partition_key.canonical(),
-            "row_key": self.row_key.canonical(),
-            "properties": [operation.canonical() for operation in self.properties],
-            "allow_empty": self.allow_empty,
-        }
+        super().__post_init__()
+        for name in self._keys_of_items():
+            raise InvalidDeclaration(
+                f"target.{name}",
+                "keys.item() has no meaning in the main target",
+                cure="use it in an Index",
+            )
+        _ = self.property_mapping  # checks the operations
 
     def old_key_fields(self) -> tuple[str | None, str | None]:
         """Return the fields of a target row that hold the old PartitionKey and RowKey, or None."""
@@ -99,11 +137,11 @@ class Target:
             return PARTITION_KEY
         if self.row_key == Prop(key):
             return ROW_KEY
-        return self.carry.copy_of_key(key)
+        return self.property_mapping.copy_of_key(key)
 
 
 @dataclass(frozen=True)
-class Index:
+class Index(_Filled):
     """A further table, filled from the same source rows; its rows point to the main row.
 
     Every row holds `MainPartitionKey` and `MainRowKey`, and what `properties` asks for.
@@ -119,29 +157,18 @@ class Index:
         allow_empty: whether an empty key is meant.
     """
 
-    table: str
     each: Split | None = field(default=None, kw_only=True)
-    partition_key: Expression = field(kw_only=True)
-    row_key: Expression = field(kw_only=True)
-    properties: Sequence[Operation] = field(default=(), kw_only=True)
-    allow_empty: bool = field(default=False, kw_only=True)
+
+    kind: ClassVar[str] = "index"
+    carries_all: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        _check_table("index.table", self.table)
+        super().__post_init__()
         where = self.where
-        _check_keys(where, self)
-        _freeze_properties(where, self)
-        if self.each is not None and not isinstance(self.each, Split):
-            raise InvalidDeclaration(
-                f"{where}.each",
-                f"a {type(self.each).__name__} does not give items",
-                cure='write each=keys.split("Property", ",")',
-            )
-        used = [
-            name
-            for name, expression in (("partition_key", self.partition_key), ("row_key", self.row_key))
-            if _uses_item(expression)
-        ]
+        if self.each is not None:
+            cure = 'write each=keys.split("Property", ",")'
+            need(f"{where}.each", self.each, Split, "does not give items", cure=cure)
+        used = self._keys_of_items()
         if used and self.each is None:
             raise InvalidDeclaration(
                 f"{where}.{used[0]}", "keys.item() needs each=", cure='add each=keys.split("Property", ",")'
@@ -156,18 +183,15 @@ class Index:
             raise InvalidDeclaration(
                 f"{where}.each", "keys.item() cannot make the items", cure="split a property"
             )
-        self._check_pointer()
-
-    def _check_pointer(self) -> None:
         made = {
-            *self.carry.renames.values(),
-            *self.carry.copies,
-            *self.carry.constants,
-            *(self.carry.kept or ()),
+            *self.property_mapping.renames.values(),
+            *self.property_mapping.copies,
+            *self.property_mapping.constants,
+            *(self.property_mapping.kept or ()),
         }
         if made & POINTER:
             raise InvalidDeclaration(
-                f"{self.where}.properties",
+                f"{where}.properties",
                 f"{', '.join(sorted(made & POINTER))} is the pointer to the main row",
                 cure='choose another name, e.g. props.rename("MainRowKey", "OldMainRowKey")',
             )
@@ -177,21 +201,9 @@ class Index:
         """The name of this index in errors: `index[UsersByTag]`."""
         return f"index[{self.table}]"
 
-    @cached_property
-    def carry(self) -> Carry:
-        """The property operations, checked."""
-        return carry_of(f"{self.where}.properties", self.properties, everything=False)
-
     def canonical(self) -> dict[str, Any]:
         """Return the index as JSON-able data."""
-        return {
-            "table": self.table,
-            "each": None if self.each is None else self.each.canonical(),
-            "partition_key": self.partition_key.canonical(),
-            "row_key": self.row_key.canonical(),
-            "properties": [operation.canonical() for operation in self.properties],
-            "allow_empty": self.allow_empty,
-        }
+        return {**super().canonical(), "each": None if self.each is None else self.each.canonical()}
 
 
 @dataclass(frozen=True)
@@ -228,16 +240,10 @@ class Migration:
 
     def __post_init__(self) -> None:
         _check_table("source", self.source)
-        if not isinstance(self.target, Target):
-            raise InvalidDeclaration(
-                "target", f"a {type(self.target).__name__} is not a Target", cure="write target=Target(…)"
-            )
+        need("target", self.target, Target, "is not a Target", cure="write target=Target(…)")
         object.__setattr__(self, "indexes", tuple(self.indexes))
         for index in self.indexes:
-            if not isinstance(index, Index):
-                raise InvalidDeclaration(
-                    "indexes", f"a {type(index).__name__} is not an Index", cure="write indexes=[Index(…)]"
-                )
+            need("indexes", index, Index, "is not an Index", cure="write indexes=[Index(…)]")
         _check_choice("capture", self.capture, CAPTURES)
         if self.mapping is None:
             object.__setattr__(self, "mapping", "sealed" if any(_opaques(self)) else "plain")
@@ -254,7 +260,12 @@ class Migration:
     @property
     def tables(self) -> tuple[str, ...]:
         """The tables the migration fills: the main target first, then the indexes as declared."""
-        return (self.target.table, *(index.table for index in self.indexes))
+        return tuple(one.table for one in self.filled)
+
+    @property
+    def filled(self) -> tuple[Target | Index, ...]:
+        """The target, then the indexes as declared."""
+        return (self.target, *self.indexes)
 
     @property
     def is_sealed(self) -> bool:
@@ -263,13 +274,11 @@ class Migration:
 
     def key_expressions(self) -> Iterator[tuple[str, Expression]]:
         """Yield every key expression with its field, e.g. `target.row_key` or `index[ByTag].each`."""
-        yield "target.partition_key", self.target.partition_key
-        yield "target.row_key", self.target.row_key
-        for index in self.indexes:
-            if index.each is not None:
-                yield f"{index.where}.each", index.each.of
-            yield f"{index.where}.partition_key", index.partition_key
-            yield f"{index.where}.row_key", index.row_key
+        for one in self.filled:
+            if isinstance(one, Index) and one.each is not None:
+                yield f"{one.where}.each", one.each.of
+            yield f"{one.where}.partition_key", one.partition_key
+            yield f"{one.where}.row_key", one.row_key
 
     @property
     def key_inputs(self) -> frozenset[str]:
@@ -278,6 +287,11 @@ class Migration:
 
     def canonical(self) -> dict[str, Any]:
         """Return the declaration as JSON-able data."""
+        requirements = {
+            "queries": [one.canonical() for one in self.queries],
+            "load": dict(self.load),
+            "waive": dict(self.waive),
+        }
         return {
             "format": FORMAT,
             "source": self.source,
@@ -286,7 +300,7 @@ class Migration:
             "capture": self.capture,
             "reverse": self.reverse,
             **({"mapping": self.mapping} if self.is_sealed else {}),
-            **needs_canonical(self.queries, self.load, self.waive),
+            **{name: said for name, said in requirements.items() if said},
         }
 
     def canonical_json(self) -> str:
@@ -299,8 +313,8 @@ class Migration:
 
     def _check_tables(self) -> None:
         seen = {self.source.lower(): "source"}
-        places = ["target.table", *(f"{index.where}.table" for index in self.indexes)]
-        for place, table in zip(places, self.tables, strict=True):
+        for one in self.filled:
+            place, table = f"{one.where}.table", one.table
             earlier = seen.get(table.lower())
             if earlier is not None:
                 raise InvalidDeclaration(
@@ -319,7 +333,7 @@ class Migration:
                     f"the old {key} cannot be found again from a target row, so there would be no way back",
                     cure=f'add props.copy("{key}", to="Old{key}") to the properties, or say reverse=False',
                 )
-        for cast in self.target.carry.casts.values():
+        for cast in self.target.property_mapping.casts.values():
             if cast.inverse() is None:
                 raise InvalidDeclaration(
                     "reverse",
@@ -377,21 +391,6 @@ def _check_table(where: str, name: object) -> None:
     problem = table_name_problem(name)
     if problem is not None:
         raise InvalidDeclaration(where, problem, cure=TABLE_NAME_CURE)
-
-
-def _check_keys(where: str, of: Target | Index) -> None:
-    need_expression(f"{where}.partition_key", of.partition_key)
-    need_expression(f"{where}.row_key", of.row_key)
-
-
-def _freeze_properties(where: str, of: Target | Index) -> None:
-    if isinstance(of.properties, Operation | str) or not isinstance(of.properties, Sequence):
-        raise InvalidDeclaration(
-            f"{where}.properties",
-            "it is not a list of property operations",
-            cure="write properties=[props.…]",
-        )
-    object.__setattr__(of, "properties", tuple(of.properties))
 
 
 def _uses_item(expression: Expression) -> bool:

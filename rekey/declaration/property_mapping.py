@@ -4,7 +4,9 @@ Rules kept here:
 
 * All conflicts between operations are found when the declaration is made; at run time only a row's own
   properties can be in the way.
-* Forward is compiled to a closure that copies wire values, never decoding them unless there is a cast.
+* Forward is compiled to a closure that copies wire values with their annotations, never decoding them unless
+  there is a cast.
+* Nothing a row carries is overwritten by a rename or a copy: such a row is refused.
 * Backward gives a source row that maps forward to exactly the target row it came from, or refuses
   (`not-reversible`): nothing an application wrote to the target is lost without a word.
 * What forward takes away stays as the source row has it. What the target did not change keeps the source's
@@ -13,23 +15,13 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
-from rekey.core.edm import canonical, canonical_content, edm_type
+from rekey.core.edm import DATETIME, canonical, canonical_content, edm_type
 from rekey.declaration.casts import ANNOTATED, Lossy, cast_value
-from rekey.declaration.keys.base import InvalidDeclaration, Scope
-from rekey.declaration.property_steps import (
-    Step,
-    carrying_all_but,
-    carrying_only,
-    casting,
-    copying,
-    moving,
-    setting,
-    wire_fields,
-)
+from rekey.declaration.keys.base import InvalidDeclaration, Scope, need
 from rekey.declaration.props import Cast, Copy, Drop, Keep, Operation, Rename, Set
 from rekey.errors import RowRefused
 from rekey.model import (
@@ -43,12 +35,16 @@ from rekey.model import (
     property_names,
 )
 
+Step: TypeAlias = Callable[[Row, Row], None]
+"""Reads the source row, fills the new row."""
+
 _NAMED_AT_MOST = 3
+_KNOWN_SHAPES = 4096
 
 
 @dataclass(frozen=True)
-class Carry:
-    """The operations of one target, sorted by what they do. Made by `carry_of`, which checks them.
+class PropertyMapping:
+    """The operations of one target, sorted by what they do. Made by `property_mapping_of`, which checks them.
 
     Attributes:
         field: where in the declaration, e.g. `target.properties`.
@@ -99,12 +95,17 @@ class Carry:
 
     def compile(self, scope: Scope) -> Step:
         """Return the closure that fills a new row, whose keys are already in it, from a source row."""
+        if self.kept is not None:
+            carry = _carrying_only([name for name in sorted(self.kept) if self.carries(name)])
+        else:
+            taken = {*self.dropped, *self.renames, *self.constants, *SYSTEM_PROPERTIES}
+            carry = _carrying_all_but(taken)
         steps = [
-            self._carrying(),
-            *(moving(old, new, scope) for old, new in self.renames.items()),
-            *(copying(source, to, scope) for to, source in self.copies.items()),
-            *(setting(constant) for constant in self.constants.values()),
-            *(casting(cast, scope) for cast in self.casts.values()),
+            carry,
+            *(_moving(old, new, scope) for old, new in self.renames.items()),
+            *(_copying(source, to, scope) for to, source in self.copies.items()),
+            *(_setting(constant) for constant in self.constants.values()),
+            *(_casting(cast, scope) for cast in self.casts.values()),
         ]
         if len(steps) == 1:
             return steps[0]
@@ -114,11 +115,6 @@ class Carry:
                 step(row, out)
 
         return run
-
-    def _carrying(self) -> Step:
-        if self.kept is not None:
-            return carrying_only([name for name in sorted(self.kept) if self.carries(name)])
-        return carrying_all_but({*self.dropped, *self.renames, *self.constants, *SYSTEM_PROPERTIES})
 
     # --- backward ------------------------------------------------------------------------------------
 
@@ -186,7 +182,7 @@ class Carry:
             lost = not self.carries(old) and old not in self.renames and old not in self.restored.values()
             same = new in mapped and new in target and canonical(mapped, new) == canonical(target, new)
             if lost or same:
-                for field in wire_fields(old):
+                for field in _wire_fields(old):
                     row.pop(field, None)
                     if field in source:
                         row[field] = source[field]
@@ -197,7 +193,7 @@ class Carry:
             forward(row, again)
         except RowRefused as refusal:
             if refusal.code == "missing-property":
-                return  # only a Timestamp that nobody knows
+                return  # only an unknown Timestamp
             raise
         ours, theirs = canonical_content(again), canonical_content(target)
         if ours != theirs:
@@ -206,7 +202,7 @@ class Carry:
                 raise _not_reversible(scope, sorted(differing))
 
 
-def carry_of(field: str, operations: Sequence[Operation], *, everything: bool) -> Carry:
+def property_mapping_of(field: str, operations: Sequence[Operation], *, everything: bool) -> PropertyMapping:
     """Return the operations of one target, checked against each other.
 
     Args:
@@ -218,15 +214,12 @@ def carry_of(field: str, operations: Sequence[Operation], *, everything: bool) -
         InvalidDeclaration: two operations contradict each other.
     """
     for operation in operations:
-        if not isinstance(operation, Operation):
-            raise InvalidDeclaration(
-                field, f"a {type(operation).__name__} is not a property operation", cure="use props.…"
-            )
+        need(field, operation, Operation, "is not a property operation", cure="use props.…")
     keeps = [operation for operation in operations if isinstance(operation, Keep)]
-    drops = [operation for operation in operations if isinstance(operation, Drop)]
+    dropped = [name for operation in operations if isinstance(operation, Drop) for name in operation.names]
     if len(keeps) > 1:
         raise InvalidDeclaration(field, "props.keep stands there twice", cure="write one props.keep")
-    if drops and (keeps or not everything):
+    if dropped and (keeps or not everything):
         reason = (
             "props.keep already leaves everything else out"
             if keeps
@@ -235,83 +228,192 @@ def carry_of(field: str, operations: Sequence[Operation], *, everything: bool) -
         raise InvalidDeclaration(
             field, f"props.drop has nothing to do: {reason}", cure="leave props.drop out"
         )
+    if len(dropped) != len({*dropped}):
+        raise InvalidDeclaration(field, "a property is dropped twice", cure="drop each property once")
     kept = frozenset(keeps[0].names) if keeps else (None if everything else frozenset[str]())
-    carry = Carry(
+    mapping = PropertyMapping(
         field=field,
         kept=kept,
-        dropped=_dropped(field, drops),
-        renames=_by(field, "renames", {}, [(o.old, o.new) for o in operations if isinstance(o, Rename)]),
+        dropped=frozenset(dropped),
+        renames=_by(field, "renames", ((o.old, o.new) for o in operations if isinstance(o, Rename))),
         copies={o.to: o.source for o in operations if isinstance(o, Copy)},
         constants={o.name: o for o in operations if isinstance(o, Set)},
-        casts=_by(field, "casts", {}, [(o.name, o) for o in operations if isinstance(o, Cast)]),
+        casts=_by(field, "casts", ((o.name, o) for o in operations if isinstance(o, Cast))),
     )
-    _check_makers(field, operations)
-    _check_sources(carry)
-    return carry
-
-
-def _dropped(field: str, drops: Sequence[Drop]) -> frozenset[str]:
-    names = [name for drop in drops for name in drop.names]
-    if len(names) != len(frozenset(names)):
-        raise InvalidDeclaration(field, "a property is dropped twice", cure="drop each property once")
-    return frozenset(names)
-
-
-def _by(field: str, verb: str, into: dict[str, Any], pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    for name, value in pairs:
-        if name in into:
-            raise InvalidDeclaration(field, f"{name} has two {verb}", cure="write one")
-        into[name] = value
-    return into
-
-
-def _check_makers(field: str, operations: Sequence[Operation]) -> None:
-    makers: dict[str, Operation] = {}
+    makers: dict[str | None, Operation] = {}
     for operation in operations:
-        made = operation.makes()
-        if made is None:
-            continue
-        if made in makers:
-            raise InvalidDeclaration(
-                field,
-                f"{makers[made].describe()} and {operation.describe()} both make {made}",
-                cure="give them different names",
-            )
-        makers[made] = operation
+        if (made := operation.makes()) in makers:
+            problem = f"{makers[made].describe()} and {operation.describe()} both make {made}"
+            raise InvalidDeclaration(field, problem, cure="give them different names")
+        if made is not None:
+            makers[made] = operation
+    _check_sources(mapping)
+    return mapping
 
 
-def _check_sources(carry: Carry) -> None:
-    made = {*carry.renames.values(), *carry.copies, *carry.constants}
-    for old in carry.renames:
-        if old in carry.dropped or (carry.kept is not None and old in carry.kept):
-            verb, operation = ("dropped", "drop") if old in carry.dropped else ("kept", "keep")
-            raise InvalidDeclaration(
-                carry.field, f"{old} is both {verb} and renamed", cure=f"leave it out of props.{operation}"
-            )
-    for name in carry.constants:
-        if name in carry.dropped or (carry.kept is not None and name in carry.kept):
-            raise InvalidDeclaration(
-                carry.field,
-                f"{name} is set to a constant and also kept or dropped",
-                cure="leave only props.set",
-            )
-    for name in made - {*carry.constants}:
-        if carry.kept is not None and name in carry.kept:
-            raise InvalidDeclaration(
-                carry.field, f"{name} is kept and also made by another operation", cure="choose another name"
-            )
-    for name in carry.casts:
-        if name in carry.constants:
-            raise InvalidDeclaration(
-                carry.field, f"{name} is set and cast", cure="give props.set the type you want"
-            )
-        if name not in made and not carry.carries(name):
-            raise InvalidDeclaration(
-                carry.field,
+def _by(field: str, what: str, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Return pairs as a dict. Raises InvalidDeclaration where two have one name."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise InvalidDeclaration(field, f"{name} has two {what}", cure="write one")
+        found[name] = value
+    return found
+
+
+def _check_sources(mapping: PropertyMapping) -> None:
+    def refused(problem: str, cure: str) -> InvalidDeclaration:
+        return InvalidDeclaration(mapping.field, problem, cure=cure)
+
+    kept = mapping.kept or frozenset()
+    made = {*mapping.renames.values(), *mapping.copies, *mapping.constants}
+    for old in mapping.renames:
+        if old in mapping.dropped or old in kept:
+            verb, operation = ("dropped", "drop") if old in mapping.dropped else ("kept", "keep")
+            raise refused(f"{old} is both {verb} and renamed", f"leave it out of props.{operation}")
+    for name in mapping.constants:
+        if name in mapping.dropped or name in kept:
+            raise refused(f"{name} is set to a constant and also kept or dropped", "leave only props.set")
+    for name in made - {*mapping.constants}:
+        if name in kept:
+            raise refused(f"{name} is kept and also made by another operation", "choose another name")
+    for name in mapping.casts:
+        if name in mapping.constants:
+            raise refused(f"{name} is set and cast", "give props.set the type you want")
+        if name not in made and not mapping.carries(name):
+            raise refused(
                 f"{name} is cast, but the new row does not have it",
-                cure="cast the name it has in the new row; an index row has only what props.keep, copy or"
-                " rename give it",
+                "cast the name it has in the new row; an index row has only what props.keep, copy or rename"
+                " give it",
             )
+
+
+# --- the steps that fill a new row: each is compiled once and runs for every row ---------------------------
+
+
+def _wire_fields(name: str) -> tuple[str, str]:
+    """Return the two fields a property can have on the wire: its value and its annotation."""
+    return name, name + TYPE_SUFFIX
+
+
+def _carrying_only(names: Iterable[str]) -> Step:
+    """Return the step that carries the named properties."""
+    wanted = [field for name in names for field in _wire_fields(name)]
+
+    def carry_kept(row: Row, out: Row) -> None:
+        for name in wanted:
+            if row.get(name) is not None:
+                out[name] = row[name]
+
+    return carry_kept
+
+
+def _carrying_all_but(names: Iterable[str]) -> Step:
+    """Return the step that carries every property except the named ones."""
+    skipped = frozenset(field for name in names for field in _wire_fields(name))
+    # Rows of one table have few shapes (tuples of field names): what a shape carries is worked out once.
+    shapes: dict[tuple[str, ...], tuple[str, ...]] = {}
+
+    def carry_all(row: Row, out: Row) -> None:
+        shape = tuple(row)
+        carried = shapes.get(shape)
+        if carried is None:
+            if len(shapes) >= _KNOWN_SHAPES:
+                shapes.clear()
+            carried = tuple(name for name in shape if name not in skipped and not name.startswith("odata."))
+            shapes[shape] = carried
+        for name in carried:
+            value = row[name]
+            # the service stores no nulls, so a null an application sent is not a property
+            if value is not None:
+                out[name] = value
+
+    return carry_all
+
+
+def _moving(old: str, new: str, scope: Scope) -> Step:
+    """Return the step that carries property `old` under the name `new`."""
+    annotation, new_annotation = old + TYPE_SUFFIX, new + TYPE_SUFFIX
+
+    def move(row: Row, out: Row) -> None:
+        value = row.get(old)
+        if value is None:
+            return
+        if new in out:
+            raise scope.refusal(
+                "bad-property-name",
+                f"the row already has a property {new}",
+                cure=f'drop it (props.drop("{new}")), rename it, or choose another name',
+            )
+        out[new] = value
+        edm = row.get(annotation)
+        if edm is not None:
+            out[new_annotation] = edm
+
+    return move
+
+
+def _copying(source: str, to: str, scope: Scope) -> Step:
+    """Return the step that copies a property, a key or Timestamp to the name `to`."""
+    move = _moving(source, to, scope)
+    if source != TIMESTAMP:
+        return move
+    annotation = to + TYPE_SUFFIX
+
+    def copy_timestamp(row: Row, out: Row) -> None:
+        if row.get(TIMESTAMP) is None:
+            raise scope.refusal(
+                "missing-property",
+                "the row has no Timestamp",
+                cure="read the row from the table first: only the service sets Timestamp",
+            )
+        move(row, out)
+        out[annotation] = DATETIME
+
+    return copy_timestamp
+
+
+def _setting(constant: Set) -> Step:
+    """Return the step that sets a constant."""
+    name, value, edm = constant.name, constant.value, constant.edm
+    annotation = name + TYPE_SUFFIX
+
+    def put(_: Row, out: Row) -> None:
+        out[name] = value
+        if edm in ANNOTATED:
+            out[annotation] = edm
+
+    return put
+
+
+def _casting(cast: Cast, scope: Scope) -> Step:
+    """Return the step that casts a property of the new row."""
+    name, to, was = cast.name, cast.to, cast.was
+    annotation = name + TYPE_SUFFIX
+
+    def change(_: Row, out: Row) -> None:
+        if name not in out:
+            return
+        edm = edm_type(out, name)
+        if edm == to and was is None:
+            return
+        try:
+            if was is not None and edm != was:
+                raise Lossy
+            out[name] = cast_value(out[name], edm, to)
+        except Lossy:
+            raise scope.refusal(
+                "bad-cast",
+                f"{name} is {edm} with a value that cannot become {to} without loss"
+                if was is None or edm == was
+                else f"{name} is {edm}, not {was} as the cast declares",
+                cure="mend the rows, or leave the cast out",
+            ) from None
+        out.pop(annotation, None)
+        if to in ANNOTATED:
+            out[annotation] = to
+
+    return change
 
 
 def _not_reversible(scope: Scope, names: Sequence[str]) -> RowRefused:

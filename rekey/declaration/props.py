@@ -18,7 +18,7 @@ from __future__ import annotations
 import base64
 import uuid
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
@@ -35,13 +35,14 @@ class Operation(ABC):
 
     op: ClassVar[str]
 
-    @abstractmethod
     def canonical(self) -> dict[str, Any]:
-        """Return the operation as JSON-able data."""
+        """Return the operation as JSON-able data: its name and all its fields."""
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {"op": self.op, **{k: list(v) if isinstance(v, tuple) else v for k, v in found.items()}}
 
     @abstractmethod
     def describe(self) -> str:
-        """Return a short form for people."""
+        """Return a short form for people, without constants: `rename(A, B)`."""
 
     def inverse(self) -> Operation | None:
         """Return the operation that undoes this one on a target row, None when there is none."""
@@ -59,10 +60,6 @@ class Keep(Operation):
     names: tuple[str, ...]
     op: ClassVar[str] = "keep"
 
-    def canonical(self) -> dict[str, Any]:
-        """Return the operation as JSON-able data."""
-        return {"op": self.op, "names": list(self.names)}
-
     def describe(self) -> str:
         """Return `keep(A, B)`."""
         return f"keep({', '.join(self.names)})"
@@ -74,10 +71,6 @@ class Drop(Operation):
 
     names: tuple[str, ...]
     op: ClassVar[str] = "drop"
-
-    def canonical(self) -> dict[str, Any]:
-        """Return the operation as JSON-able data."""
-        return {"op": self.op, "names": list(self.names)}
 
     def describe(self) -> str:
         """Return `drop(A, B)`."""
@@ -91,10 +84,6 @@ class Rename(Operation):
     old: str
     new: str
     op: ClassVar[str] = "rename"
-
-    def canonical(self) -> dict[str, Any]:
-        """Return the operation as JSON-able data."""
-        return {"op": self.op, "old": self.old, "new": self.new}
 
     def describe(self) -> str:
         """Return `rename(A, B)`."""
@@ -116,10 +105,6 @@ class Copy(Operation):
     source: str
     to: str
     op: ClassVar[str] = "copy"
-
-    def canonical(self) -> dict[str, Any]:
-        """Return the operation as JSON-able data."""
-        return {"op": self.op, "source": self.source, "to": self.to}
 
     def describe(self) -> str:
         """Return `copy(A, to=B)`."""
@@ -172,10 +157,6 @@ class Cast(Operation):
     was: str | None = None
     op: ClassVar[str] = "cast"
 
-    def canonical(self) -> dict[str, Any]:
-        """Return the operation as JSON-able data."""
-        return {"op": self.op, "name": self.name, "to": self.to, "was": self.was}
-
     def describe(self) -> str:
         """Return `cast(A, Edm.Int64)`."""
         return f"cast({self.name}, {self.to})"
@@ -199,7 +180,7 @@ def edm_name(field: str, name: object) -> str:
 
 
 def keep(*names: str) -> Operation:
-    """Carry only these source properties (whatever other operations make is carried too). No inverse."""
+    """Carry only these source properties (what other operations make is carried too). No inverse."""
     return Keep(_names("props.keep", names))
 
 
@@ -237,7 +218,7 @@ def copy(source: str, *, to: str) -> Operation:
 
 
 def set(name: str, value: object, type: str | None = None) -> Operation:  # noqa: A001, A002 - the words meant
-    """Give the property `name` a constant value, whatever the source row has there. No inverse.
+    """Give the property `name` a constant value, which replaces what the source row has there. No inverse.
 
     Args:
         name: the property in the new row.

@@ -1,22 +1,21 @@
-"""What a script says beside keys: the queries it must serve, the load, and the advice it sets aside.
+"""What a script says besides keys: the queries it must serve, the load, and the advice it sets aside.
 
 Rules kept here:
 
 * All of it is optional and part of the canonical form only when given: a script that says none of it keeps
   the digest it has.
 * A need that is misspelt would be a need that is not looked at: unknown names are refused.
-* Advice is set aside by its code, with a reason that somebody can read later.
+* Advice is set aside by its code, with a reason that can be read later. A code is for ever: scripts waive by
+  it. Each has a page in docs/advice/.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any
 
-from rekey.declaration.catalogue import CODES
-from rekey.declaration.keys.base import InvalidDeclaration
+from rekey.declaration.keys.base import InvalidDeclaration, need, need_list
 from rekey.declaration.query import Query
 
 LOADS = {
@@ -27,20 +26,45 @@ LOADS = {
 """What `load=` may say."""
 
 
+CODES: dict[str, str] = {
+    "one-partition": "One PartitionKey for everything",
+    "partition-load": "A partition over its target at the declared load",
+    "partition-share": "One partition holds much of the table",
+    "partition-per-row": "A partition for each row, where rows are read or written together",
+    "partition-order": "PartitionKeys that only rise or only fall",
+    "random-order": "Random keys where an order is asked for",
+    "unpadded-numbers": "Numbers that are not zero-padded",
+    "time-not-inverted": "Oldest first where the newest are asked for",
+    "query-not-served": "A declared range that the keys do not serve",
+    "key-not-computable": "A key that cannot be computed from what is known",
+    "personal-data": "Personal data in a key",
+    "secret-in-key": "A secret in a key",
+    "guessable-hash": "An unkeyed hash of something that can be guessed",
+    "short-id": "Ids too short for the number of rows",
+    "merged-keys": "Folding or cutting that makes two keys one",
+    "time-duplicates": "Moments as keys, where moments repeat",
+    "mutable-key": "A key made of a property that changes",
+    "unrepeatable-key": "A key that comes out different each time",
+    "escaped-characters": "Characters that have to be escaped",
+    "non-ascii": "Characters outside ASCII",
+    "long-keys": "Long keys",
+    "row-size": "Rows near 1 MiB",
+    "property-count": "Rows near 252 properties",
+    "pointer-dropped": "An index table that loses its pointer",
+    "fan-out": "Many index rows for each row",
+    "table-name": "A table's name that will be wrong one day",
+    "cosmos-limits": "Limits of Cosmos DB for Table",
+}
+"""All kinds of advice: code and title."""
+
+
 def checked_queries(queries: object) -> tuple[Query, ...]:
     """Return the queries. Raises InvalidDeclaration."""
-    if isinstance(queries, Query | str) or not isinstance(queries, Sequence):
-        raise InvalidDeclaration(
-            "queries", "it is not a list of queries", cure="write queries=[query.point(…)]"
-        )
-    for one in queries:
-        if not isinstance(one, Query):
-            raise InvalidDeclaration(
-                "queries",
-                f"a {type(one).__name__} is not a query",
-                cure="write query.point(…), query.range(…) or query.latest(…)",
-            )
-    return tuple(queries)
+    found = need_list("queries", queries, Query, "queries", cure="write queries=[query.point(…)]")
+    for one in found:
+        cure = "write query.point(…), query.range(…) or query.latest(…)"
+        need("queries", one, Query, "is not a query", cure=cure)
+    return found
 
 
 def checked_load(load: object) -> dict[str, float]:
@@ -72,17 +96,3 @@ def checked_waive(waive: object) -> dict[str, str]:
                 f"waive[{code}]", "there is no reason", cure="say why this is right all the same"
             )
     return dict(sorted(waive.items()))
-
-
-def needs_canonical(
-    queries: Sequence[Query], load: Mapping[str, float], waive: Mapping[str, str]
-) -> dict[str, Any]:
-    """Return what was said as JSON-able data; nothing for what was not."""
-    said: dict[str, Any] = {}
-    if queries:
-        said["queries"] = [one.canonical() for one in queries]
-    if load:
-        said["load"] = dict(load)
-    if waive:
-        said["waive"] = dict(waive)
-    return said

@@ -7,7 +7,7 @@ Rules kept here:
 * A script is executed in a module of its own. While it is, the folder is importable; afterwards `sys.path`
   and `sys.modules` are as they were, and no bytecode was written. A custom function must therefore import
   what it needs at the top of its module, not when it is called.
-* Whatever a script does wrong is raised as `DeclarationError` with script, field and cure. Neither source
+* What a script does wrong is raised as `DeclarationError` with script, field and cure. Neither source
   text nor the text of an exception is shown: only types, names and line numbers.
 * The order is fixed: dependencies first, then by script id. A script whose source is another one's target
   depends on it, whether `__depends__` says so or not.
@@ -23,6 +23,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from types import ModuleType
 
@@ -177,14 +178,10 @@ def _refuse_shadowing(folder: Path, names: frozenset[str]) -> None:
 
 
 def _line_of(error: BaseException, path: Path) -> str:
-    line = _last_line(error, path)
-    return f" (line {line})" if line else ""
-
-
-def _last_line(error: BaseException, path: Path) -> int | None:
+    """Return ` (line 7)`: the last line of the script that an exception passed through; "" when none."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == str(path)]
-    return lines[-1] if lines else None
+    return f" (line {lines[-1]})" if lines and lines[-1] else ""
 
 
 def _import_failed(script_id: str, error: ImportError, path: Path) -> DeclarationError:
@@ -275,37 +272,25 @@ def _with_chains(scripts: Sequence[Declared]) -> dict[str, Declared]:
 
 def _ordered(scripts: Mapping[str, Declared]) -> list[Declared]:
     """Return the scripts, dependencies first; among those that are free, the smallest id first."""
-    waiting = {script_id: set(script.depends) for script_id, script in scripts.items()}
-    free = [script_id for script_id, depends in waiting.items() if not depends]
-    heapq.heapify(free)
-    order: list[Declared] = []
-    while free:
-        done = heapq.heappop(free)
-        del waiting[done]
-        order.append(scripts[done])
-        for script_id, depends in waiting.items():
-            if done in depends:
-                depends.remove(done)
-                if not depends:
-                    heapq.heappush(free, script_id)
-    if waiting:
-        cycle = _cycle(waiting)
+    waiting = TopologicalSorter({name: sorted(script.depends) for name, script in sorted(scripts.items())})
+    try:
+        waiting.prepare()
+    except CycleError as error:
+        # graphlib tells it against the direction of the dependencies, its first script also as the last
+        cycle = error.args[1][:0:-1]
+        start = cycle.index(min(cycle))
+        cycle = cycle[start:] + cycle[:start]
         raise DeclarationError(
             cycle[0],
             "__depends__",
             f"a cycle: {' → '.join([*cycle, cycle[0]])}",
             cure="take one dependency out (a script also depends on the one that fills its source table)",
-        )
+        ) from None
+    free: list[str] = []
+    order: list[Declared] = []
+    while waiting.is_active():
+        for name in waiting.get_ready():
+            heapq.heappush(free, name)
+        order.append(scripts[heapq.heappop(free)])
+        waiting.done(order[-1].script_id)
     return order
-
-
-def _cycle(waiting: Mapping[str, set[str]]) -> list[str]:
-    """Return one cycle among scripts that all wait for one another, its smallest id first."""
-    path = [min(waiting)]
-    while True:
-        following = min(name for name in waiting[path[-1]] if name in waiting)
-        if following in path:
-            cycle = path[path.index(following) :]
-            start = cycle.index(min(cycle))
-            return cycle[start:] + cycle[:start]
-        path.append(following)

@@ -20,7 +20,8 @@ from collections.abc import Callable
 from datetime import date
 from enum import StrEnum
 
-from rekey.declaration.keys.moments import MAX_TICKS, TICKS_PER_SECOND
+from rekey.core.clock import TICKS_PER_SECOND
+from rekey.declaration.keys.moments import MAX_TICKS
 
 
 class Shape(StrEnum):

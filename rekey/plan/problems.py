@@ -217,8 +217,8 @@ def _dual_write(declared: Declared) -> list[Problem]:
             f" the right to write to {source}",
         )
     )
-    carries = (migration.target.carry, *(index.carry for index in migration.indexes))
-    if TIMESTAMP in migration.key_inputs or any(carry.from_timestamp for carry in carries):
+    copied = any(one.property_mapping.from_timestamp for one in migration.filled)
+    if TIMESTAMP in migration.key_inputs or copied:
         problems.append(
             Problem(
                 "timestamp-copies",

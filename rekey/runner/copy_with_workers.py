@@ -27,7 +27,7 @@ from rekey.model import KeyRange
 from rekey.protocol.term import Term
 from rekey.runner.run import Run
 from rekey.state.models import Segment
-from rekey.tables.probing import find_middle
+from rekey.tables.split import find_middle
 
 
 async def spread_copy(run: Run, segments: list[Segment], advance: Advance) -> tuple[dict[str, int], bool]:

@@ -22,7 +22,7 @@ from rekey.mapping.sealing import SealedKeys
 from rekey.model import KeyRange
 from rekey.runner.copy_with_workers import driver_of, made_under, reached
 from rekey.runner.run import Run
-from rekey.tables.probing import find_middle
+from rekey.tables.split import find_middle
 from rekey.verify.context import ReconcileContext
 from rekey.verify.find import worth_reading
 from rekey.verify.full import Here, Reader

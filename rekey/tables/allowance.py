@@ -2,8 +2,8 @@
 
 Rules kept here:
 
-* Whether a write may still be sent is asked before every attempt, by whoever works for a limited time: when
-  its first bytes are about to go out, because a process may stand still until then.
+* Where work is allowed for a limited time, whether a write may still be sent is asked before every attempt,
+  when its first bytes are about to go out: a process may stand still until then.
 * Who took of a rate for a request hears when the service refuses it, and takes again before it is sent again.
   Else all that was refused in one moment would come on top of what is sent anyway, be refused again, and so
   on for as long as the service has less left over than comes.
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def always() -> None:
-    """Allow everything: what counts where nobody says otherwise."""
+    """Allow everything: the default."""
 
 
 class Taken(Protocol):
@@ -70,7 +70,7 @@ def _within(variable: ContextVar[T], value: T) -> Iterator[None]:
 
 
 def check() -> None:
-    """Raise what whoever set the allowance raises when nothing may be sent any more."""
+    """Ask the allowance that is set; it raises when nothing may be sent any more."""
     _MAY_WRITE.get()()
 
 

@@ -1,17 +1,26 @@
-"""From an answer of the service to one of rekey's errors: the one place where that is decided.
+"""What an answer of the service says: a row, a page, ETags, the time; or which of rekey's errors. Pure.
 
 Rules kept here:
 
-* Decided by status and error code, never by the message; of the message nothing is kept, since it can echo
-  keys. A code that does not look like one is dropped.
+* An error is decided by status and error code, never by the message; of the message nothing is kept, since it
+  can echo keys. A code that does not look like one is dropped.
 * A 404 or 409 without its code says nothing about a row: something on the way may have answered. And a 409
   means "the row exists" only when its code says so: a table that is being deleted answers 409 too.
+* Every reader raises the ServiceError that an error answer stands for, and ValueError for an answer that is
+  not what was asked for: such an answer counts as none.
+* A continuation is given back as the service gave it. Its row key may be missing, also as an empty header,
+  which the service refuses to get back (400, AzureStorageExplorer #5434 and #5584).
 * Source: "Table service error codes" and "Status and error codes" in the Azure documentation.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from typing import NamedTuple
 
 from rekey.errors import (
     ConditionFailed,
@@ -24,6 +33,9 @@ from rekey.errors import (
     TableMissing,
     Unavailable,
 )
+from rekey.model import Row
+from rekey.tables.base import Operation, Verb
+from rekey.tables.wire import BatchFailure, decode_row, decode_rows, error_code, parse_batch
 
 _CODE = re.compile(r"[A-Za-z0-9_.]{1,80}")
 _BY_CODE: dict[str, type[ServiceError]] = {
@@ -62,6 +74,15 @@ NOT_APPLIED_CODES = frozenset({"ServerBusy", "TooManyRequests"})
 """Codes of retryable answers that say that the request was turned away before any work was done."""
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer."""
+
+    status: int
+    headers: Mapping[str, str] = field(repr=False)
+    body: bytes = field(repr=False)
+
+
 def clean_code(code: str) -> str:
     """Return an error code, "" when the text is not one."""
     return code if _CODE.fullmatch(code) else ""
@@ -88,5 +109,80 @@ def error_of(status: int, code: str, doing: str, *, index: int | None = None) ->
 
 
 def may_be_applied(error: ServiceError) -> bool:
-    """Tell whether the request behind a retryable answer may have been applied all the same."""
+    """Tell whether a request with a retryable answer may have been applied all the same."""
     return error.code not in NOT_APPLIED_CODES and error.status != 429
+
+
+class Fetched(NamedTuple):
+    """One answer of a query and the parameters that continue it (None: the query is at its end)."""
+
+    rows: list[Row]
+    continuation: list[tuple[str, str]] | None
+    bytes: int
+    full: bool = False
+
+
+def _check(answer: Answer, doing: str) -> None:
+    if answer.status >= 300:
+        code, _ = error_code(answer.body)
+        raise error_of(answer.status, code or answer.headers.get("x-ms-error-code", ""), doing)
+
+
+def read_done(answer: Answer, doing: str) -> bool:
+    """Return True for an answer without an error; its content does not matter."""
+    _check(answer, doing)
+    return True
+
+
+def read_body(answer: Answer, doing: str) -> Answer:
+    """Return an answer without an error as it is: what it holds is read later."""
+    _check(answer, doing)
+    return answer
+
+
+def read_time(answer: Answer, doing: str) -> str:
+    """Return the service's clock as it stands on any answer, also on "you may not do this" (403)."""
+    if answer.status not in (200, 403):
+        _check(answer, doing)
+    moment = parsedate_to_datetime(answer.headers.get("Date", ""))
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.0000000Z")
+
+
+def read_row(answer: Answer, doing: str) -> Row:
+    """Return the row of a point read."""
+    _check(answer, doing)
+    return decode_row(answer.body)
+
+
+def read_page(answer: Answer, doing: str) -> Fetched:
+    """Return the rows of a query's answer and how to go on."""
+    _check(answer, doing)
+    partition = answer.headers.get("x-ms-continuation-NextPartitionKey")
+    row = answer.headers.get("x-ms-continuation-NextRowKey")
+    if partition is None or not (partition or row):
+        return Fetched(decode_rows(answer.body), None, len(answer.body))
+    # Azurite's header for an empty PartitionKey is empty and means that; the service's is `1!0!`.
+    continuation = [("NextPartitionKey", partition), *([("NextRowKey", row)] if row else [])]
+    return Fetched(decode_rows(answer.body), continuation, len(answer.body))
+
+
+def read_etag(answer: Answer, doing: str, operations: Sequence[Operation]) -> list[str | None]:
+    """Return the new ETag of one write (None of a delete), as a list like that of a batch."""
+    _check(answer, doing)
+    return _etags_after(operations, [answer.headers.get("ETag")])
+
+
+def read_batch(answer: Answer, doing: str, operations: Sequence[Operation]) -> list[str | None]:
+    """Return the new ETags of a batch (None of deletes), in the order of its operations."""
+    _check(answer, doing)
+    read = parse_batch(answer.body, len(operations))
+    if isinstance(read, BatchFailure):
+        raise error_of(read.status, read.code, doing, index=read.index)
+    return _etags_after(operations, read)
+
+
+def _etags_after(operations: Sequence[Operation], etags: Sequence[str | None]) -> list[str | None]:
+    pairs = list(zip(operations, etags, strict=True))
+    if any(not etag for operation, etag in pairs if operation.verb is not Verb.DELETE):
+        raise ValueError("the answer to a write has no ETag")
+    return [None if operation.verb is Verb.DELETE else etag for operation, etag in pairs]

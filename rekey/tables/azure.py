@@ -3,7 +3,7 @@
 Rules kept here:
 
 * Everything `rekey.tables.base` promises. A write whose answer was lost is settled by reading back
-  (`settle.py`); what stays open after that is raised as Ambiguous, or Unavailable.
+  (`requests.py`); what stays open after that is raised as Ambiguous, or Unavailable.
 * An update without a condition is sent with `If-Match: *`: without the header it would be an upsert.
 * A page may be empty; how pages are fetched, and of how many rows, is `paging.py`'s business.
 """
@@ -34,38 +34,39 @@ from rekey.errors import (
     Unavailable,
 )
 from rekey.model import ETAG, EVERYTHING, PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, KeyRange, Row, key_of
-from rekey.tables.answers import may_be_applied
-from rekey.tables.base import MAX_BATCH_BYTES, MAX_PAGE_ROWS, SHARED_SERVICE_S, Operation, Page, Verb
+from rekey.tables.answers import Answer, may_be_applied, read_batch, read_done, read_etag, read_row, read_time
+from rekey.tables.base import (
+    MAX_BATCH_BYTES,
+    MAX_PAGE_ROWS,
+    SHARED_SERVICE_S,
+    Operation,
+    Page,
+    Verb,
+    rejected,
+)
 from rekey.tables.credentials import Credential
-from rekey.tables.filters import both, modified_filter, range_filters
 from rekey.tables.paging import FIRST_PAGE_ROWS, PageSize, Parameters, read_range
-from rekey.tables.readers import read_batch, read_done, read_etag, read_row, read_time
-from rekey.tables.requests import Outcome, Requester
-from rekey.tables.retry import RetryPolicy
+from rekey.tables.requests import Landed, Requester, RetryPolicy, all_landed
 from rekey.tables.rules import check_batch, check_table_name
 from rekey.tables.sent import Sent
-from rekey.tables.settle import Landed, all_landed
 from rekey.tables.transport import Request, Timeouts, Transport
 from rekey.tables.wire import (
     BOUNDARY_BYTES,
     COMMON_HEADERS,
+    CONDITIONAL,
+    METHODS,
     Encoder,
     batch_body,
+    both,
     encode_row,
     entity_path,
+    modified_filter,
     projected,
     query_string,
+    range_filters,
 )
 
 _SENDING = {**COMMON_HEADERS, "Content-Type": "application/json", "Prefer": "return-no-content"}
-_METHODS = {
-    Verb.REPLACE: "PUT",
-    Verb.MERGE: "PATCH",
-    Verb.INSERT_OR_REPLACE: "PUT",
-    Verb.INSERT_OR_MERGE: "PATCH",
-    Verb.DELETE: "DELETE",
-}
-_CONDITIONAL = frozenset({Verb.REPLACE, Verb.MERGE, Verb.DELETE})
 
 
 class AzureTableService:
@@ -91,7 +92,6 @@ class AzureTableService:
         timeouts: Timeouts | None = None,
         connections: int = 64,
         clock: Clock | None = None,
-        seed: int | None = None,
     ) -> AzureTableService:
         """Return a service; the first request connects.
 
@@ -102,7 +102,6 @@ class AzureTableService:
             timeouts: of one attempt.
             connections: at most this many at a time; further requests wait for one.
             clock: what retries wait on.
-            seed: of the jitter, to repeat a run.
         """
         endpoint = endpoint.rstrip("/")
         transport = Transport(
@@ -112,7 +111,7 @@ class AzureTableService:
             connections=connections,
             agent=f"rekey/{installed_version()}",
         )
-        jitter = random.Random(seed)  # noqa: S311 - spreads retries, keeps no secret
+        jitter = random.Random()  # noqa: S311 - spreads retries, keeps no secret
         requester = Requester(transport, retry or RetryPolicy(), clock or SystemClock(), jitter)
         return cls(endpoint, transport, requester)
 
@@ -132,7 +131,7 @@ class AzureTableService:
         return self._transport.sent
 
     def listen(self, listener: Callable[[int, float], None]) -> None:
-        """Let somebody hear of every answer: its status, and the seconds it took."""
+        """Have a listener told of every answer: its status, and the seconds it took."""
         self._transport.listener = listener
 
     def table(self, name: str) -> AzureTable:
@@ -151,14 +150,14 @@ class AzureTableService:
     async def create_table(self, name: str) -> bool:
         """Create a table; False when it was there already. Raises TableBeingDeleted."""
         check_table_name(name)
-        doing = f"create table {name}"
-        request = Request("POST", "Tables", doing, _SENDING, orjson.dumps({"TableName": name}))
-        outcome = await self._requester.call(request, lambda answer: read_done(answer, doing))
+        body = orjson.dumps({"TableName": name})
+        request = Request("POST", "Tables", f"create table {name}", _SENDING, body)
+        outcome = await self._requester.call(request, read_done)
         if outcome.error is not None and outcome.error.code == "TableAlreadyExists":
             return False
         if isinstance(outcome.error, RowMissing):
             raise RequestRejected(
-                f"{doing}: the endpoint has no such account ({outcome.error.code})",
+                f"{request.doing}: the endpoint has no such account ({outcome.error.code})",
                 code=outcome.error.code,
                 status=outcome.error.status,
                 hint="check the account's name in the endpoint of rekey.toml",
@@ -168,9 +167,8 @@ class AzureTableService:
     async def delete_table(self, name: str) -> bool:
         """Delete a table; False when there was none (or it is being deleted already)."""
         check_table_name(name)
-        doing = f"delete table {name}"
-        request = Request("DELETE", f"Tables('{name}')", doing, COMMON_HEADERS)
-        outcome = await self._requester.call(request, lambda answer: read_done(answer, doing))
+        request = Request("DELETE", f"Tables('{name}')", f"delete table {name}", COMMON_HEADERS)
+        outcome = await self._requester.call(request, read_done)
         if isinstance(outcome.error, TableMissing | RowMissing | TableBeingDeleted):
             return outcome.ambiguous
         return outcome.result()
@@ -178,22 +176,18 @@ class AzureTableService:
     async def table_exists(self, name: str) -> bool:
         """Tell whether the table exists. Needs to read that table only."""
         check_table_name(name)
-        doing = f"look for table {name}"
         path = f"{name}()" + query_string([("$select", PARTITION_KEY), ("$top", "1")])
+        request = Request("GET", path, f"look for table {name}", COMMON_HEADERS)
         try:
-            return await self._requester.read(
-                Request("GET", path, doing, COMMON_HEADERS), lambda answer: read_done(answer, doing)
-            )
+            return await self._requester.read(request, read_done)
         except (TableMissing, RowMissing, TableBeingDeleted):
             return False
 
     async def server_time(self) -> str:
         """Return the service's clock, in whole seconds. Any answer tells it, also "you may not list"."""
-        doing = "ask the service for its time"
         path = "Tables" + query_string([("$top", "1")])
-        return await self._requester.read(
-            Request("GET", path, doing, COMMON_HEADERS), lambda answer: read_time(answer, doing)
-        )
+        request = Request("GET", path, "ask the service for its time", COMMON_HEADERS)
+        return await self._requester.read(request, read_time)
 
     async def close(self) -> None:
         """Close connections and the credential. Idempotent."""
@@ -234,38 +228,34 @@ class AzureTable:
 
     async def get(self, key: EntityKey, *, select: Sequence[str] | None = None) -> Row | None:
         """Return the row with its ETag and Timestamp, or None when there is none."""
-        doing = f"read a row of {self._name}"
         parameters = [] if select is None else [("$select", _selection(select))]
         path = entity_path(self._name, key) + query_string(parameters)
+        request = Request("GET", path, f"read a row of {self._name}", COMMON_HEADERS)
         try:
-            row = await self._requester.read(
-                Request("GET", path, doing, COMMON_HEADERS), lambda answer: read_row(answer, doing)
-            )
+            row = await self._requester.read(request, read_row)
         except RowMissing:
             return None
         return row if select is None else projected(row, select)
 
     async def insert(self, row: Row) -> str:
         """Insert if absent and return the new ETag. Raises RowExists."""
-        doing = f"insert into {self._name}"
-        request = Request("POST", self._name, doing, _SENDING, encode_row(row), service_s=self._service_s)
-        return await self._write(request, Operation(Verb.INSERT, row))
+        return await self._write(Operation(Verb.INSERT, row))
 
     async def replace(self, row: Row, *, etag: str = "*") -> str:
         """Replace the whole row if its ETag matches. Raises RowMissing, ConditionFailed."""
-        return await self._update(Operation(Verb.REPLACE, row, etag))
+        return await self._write(Operation(Verb.REPLACE, row, etag))
 
     async def merge(self, row: Row, *, etag: str = "*") -> str:
         """Set the given properties if the ETag matches. Raises RowMissing, ConditionFailed."""
-        return await self._update(Operation(Verb.MERGE, row, etag))
+        return await self._write(Operation(Verb.MERGE, row, etag))
 
     async def upsert(self, row: Row, *, merge: bool = False) -> str:
-        """Insert, or replace (merge) whatever is there."""
-        return await self._update(Operation(Verb.INSERT_OR_MERGE if merge else Verb.INSERT_OR_REPLACE, row))
+        """Insert, or replace (merge) the row that is there."""
+        return await self._write(Operation(Verb.INSERT_OR_MERGE if merge else Verb.INSERT_OR_REPLACE, row))
 
     async def delete(self, key: EntityKey, *, etag: str = "*") -> None:
         """Delete the row if its ETag matches. Raises RowMissing, ConditionFailed."""
-        await self._update(Operation(Verb.DELETE, {PARTITION_KEY: key.partition, ROW_KEY: key.row}, etag))
+        await self._write(Operation(Verb.DELETE, {PARTITION_KEY: key.partition, ROW_KEY: key.row}, etag))
 
     def encoded_size(self, operation: Operation) -> int:
         """Return how many bytes an operation takes of MAX_BATCH_BYTES; its encoding is kept for sending."""
@@ -276,11 +266,7 @@ class AzureTable:
         check_batch(operations)
         parts = [self._encoder.encode(operation) for operation in operations]
         if sum(map(len, parts)) + len(parts) * BOUNDARY_BYTES > MAX_BATCH_BYTES:
-            raise RequestRejected(
-                "a transaction has more than 4 MiB (RequestBodyTooLarge)",
-                code="RequestBodyTooLarge",
-                status=413,
-            )
+            raise rejected("RequestBodyTooLarge", "a transaction has more than 4 MiB", status=413)
         mark = secrets.token_hex(16)
         doing = f"write a batch to {self._name}"
         headers = {**COMMON_HEADERS, "Content-Type": f"multipart/mixed; boundary=batch_{mark}"}
@@ -290,8 +276,7 @@ class AzureTable:
             "POST", "$batch", doing, headers, batch_body(parts, mark), on_version, self._service_s
         )
         self._sent.add_operations(len(operations))
-        outcome = await self._requester.call(request, lambda answer: read_batch(answer, doing, operations))
-        return await self._settled(operations, outcome)
+        return await self._written(request, operations, read_batch)
 
     async def scan(
         self,
@@ -333,40 +318,34 @@ class AzureTable:
                     yield Page(rows, cursor, fetched.bytes, fetched.full)
                 del fetched, rows
 
-    async def _update(self, operation: Operation) -> str:
-        verb = operation.verb
-        doing = f"{verb.replace('_', ' ')} a row of {self._name}"
-        condition = (
-            {"If-Match": "*" if operation.etag is None else operation.etag} if verb in _CONDITIONAL else {}
-        )
-        deletes = verb is Verb.DELETE
-        request = Request(
-            _METHODS[verb],
-            entity_path(self._name, operation.key),
-            doing,
-            {**(COMMON_HEADERS if deletes else _SENDING), **condition},
-            None if deletes else encode_row(operation.row),
-            _on_version(operation),
-            self._service_s,
-        )
-        return await self._write(request, operation)
-
-    async def _write(self, request: Request, operation: Operation) -> str:
-        outcome = await self._requester.call(
-            request, lambda answer: read_etag(answer, request.doing, operation)
-        )
-        [etag] = await self._settled([operation], outcome)
+    async def _write(self, operation: Operation) -> str:
+        verb, path, doing = operation.verb, self._name, f"insert into {self._name}"
+        if verb is not Verb.INSERT:
+            path = entity_path(self._name, operation.key)
+            doing = f"{verb.replace('_', ' ')} a row of {self._name}"
+        headers, body = COMMON_HEADERS, None
+        if verb is not Verb.DELETE:
+            headers, body = _SENDING, encode_row(operation.row)
+        if verb in CONDITIONAL:
+            headers = {**headers, "If-Match": "*" if operation.etag is None else operation.etag}
+        on_version = _on_version(operation)
+        request = Request(METHODS[verb], path, doing, headers, body, on_version, self._service_s)
+        [etag] = await self._written(request, [operation], read_etag)
         return "" if etag is None else etag
 
-    async def _settled(
-        self, operations: Sequence[Operation], outcome: Outcome[list[str | None]]
+    async def _written(
+        self,
+        request: Request,
+        operations: Sequence[Operation],
+        read: Callable[[Answer, str, Sequence[Operation]], list[str | None]],
     ) -> list[str | None]:
-        """Return the ETags of a write; when its outcome is ambiguous, decide it by reading back."""
+        """Send a write and return its ETags; when its outcome is ambiguous, decide it by reading back."""
+        outcome = await self._requester.call(request, lambda answer, doing: read(answer, doing, operations))
         error = outcome.error
         if error is None or not outcome.ambiguous or not _can_be_settled(error):
             return outcome.result()
         if not outcome.final and not self._requester.content_settles:
-            raise _left_open(error, error.code)  # whatever is there now, it may be applied yet
+            raise _left_open(error, error.code)  # it may still be applied
         try:
             now = await asyncio.gather(*(self.get(operation.key) for operation in operations))
         except (Unavailable, EndpointDown) as failed:
@@ -383,7 +362,7 @@ class AzureTable:
 
 def _on_version(operation: Operation) -> bool:
     """Tell whether an operation holds only while its row has a certain ETag."""
-    return operation.verb in _CONDITIONAL and operation.etag not in (None, "*")
+    return operation.verb in CONDITIONAL and operation.etag not in (None, "*")
 
 
 def _can_be_settled(error: ServiceError) -> bool:

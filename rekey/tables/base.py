@@ -1,9 +1,9 @@
-"""The interface of a table, kept by the Azure implementation and the in-memory one alike.
+"""The interface of a table, kept by the service over HTTP and by the tests' tables in memory alike.
 
 Rules kept here:
 
 * Rows go in and come out as wire rows (`rekey.model`); an implementation never changes a value.
-* Conditions are ETags: `etag="*"` means "whatever is there, but it must be there".
+* Conditions are ETags: `etag="*"` means "any version, but the row must exist".
 * A call that returns has been applied; one that raises RowExists, RowMissing, ConditionFailed,
   RequestRejected, TableMissing, CredentialRefused or EndpointDown has not. Only Unavailable and Ambiguous
   leave it open. Implementations retry and settle ambiguous outcomes by reading back before they say so.
@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from rekey.errors import RequestRejected
 from rekey.model import EVERYTHING, EntityKey, KeyRange, Row, key_of
 from rekey.tables.sent import Sent
 
@@ -33,6 +34,21 @@ parameter): what was sent takes effect within this time or not at all."""
 SIGNED_S = 900.0
 """The service refuses a request whose signed date is older than 15 minutes ("Authorize with Shared Key",
 Azure documentation): for so long a process may stand still between signing a request and sending it."""
+
+
+def rejected(
+    code: str, what: str, index: int | None = None, *, status: int = 400, hint: str = ""
+) -> RequestRejected:
+    """Return the refusal of a request that the service would refuse, in the service's terms.
+
+    Args:
+        code: the service's error code.
+        what: what is wrong; no key and no value.
+        index: position in a transaction.
+        status: the service's HTTP status.
+        hint: what to do about it.
+    """
+    return RequestRejected(f"{what} ({code})", code=code, status=status, index=index, hint=hint)
 
 
 class Verb(StrEnum):
@@ -50,7 +66,7 @@ class Verb(StrEnum):
 class Operation:
     """One write: a verb, a wire row (for DELETE only its key counts) and, for conditional verbs, an ETag.
 
-    A value: nobody changes one. It is not frozen because making a frozen one takes three times as long, and
+    A value, never changed. It is not frozen because making a frozen one takes three times as long, and
     three are made for every row that is copied.
     """
 
@@ -110,7 +126,7 @@ class Table(Protocol):
         """Set the given properties if the ETag matches. Raises RowMissing, ConditionFailed."""
 
     async def upsert(self, row: Row, *, merge: bool = False) -> str:
-        """Insert, or replace (merge) whatever is there."""
+        """Insert, or replace (merge) the row that is there."""
 
     async def delete(self, key: EntityKey, *, etag: str = "*") -> None:
         """Delete the row if its ETag matches. Raises RowMissing, ConditionFailed."""
@@ -195,7 +211,7 @@ class Accounts:
 
     Attributes:
         tables, restricted: the two.
-        by_workers: requests that others sent to both for whoever opened them, as they told; is added to.
+        by_workers: requests that workers reported to have sent to both; is added to.
     """
 
     tables: TableService

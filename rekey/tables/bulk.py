@@ -41,7 +41,7 @@ async def insert_absent(table: Table, batch: Sequence[Operation]) -> dict[Entity
                 await table.transact(remaining)
             break
         except (RowExists, Ambiguous):
-            # Ambiguous: whatever of the batch is there now is found by reading, the rest is inserted again.
+            # Ambiguous: what is there now of the batch is found by reading, the rest is inserted again.
             found = await read_keys(table, [operation.key for operation in remaining])
             # A row may be deleted between the conflict and the reading: then nothing is found and the
             # batch is tried again.

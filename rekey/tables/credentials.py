@@ -57,7 +57,7 @@ class SharedKey:
 
 
 Credential: TypeAlias = SharedKey | AzureNamedKeyCredential | AzureSasCredential | AsyncTokenCredential
-"""What signs requests: of a configuration a key or an identity, of an application whatever it has."""
+"""What signs requests: in a configuration a key or an identity; an application may use any of these."""
 
 
 class SharedKeyLitePolicy(AsyncHTTPPolicy[HttpRequest, AsyncHttpResponse]):
@@ -71,18 +71,11 @@ class SharedKeyLitePolicy(AsyncHTTPPolicy[HttpRequest, AsyncHttpResponse]):
         self, request: PipelineRequest[HttpRequest]
     ) -> PipelineResponse[HttpRequest, AsyncHttpResponse]:
         """Sign a request and send it on."""
-        self.sign(request.http_request)
-        return await self.next.send(request)
-
-    def sign(self, message: HttpRequest) -> None:
-        """Set date and signature."""
-        credential = self._credential
+        message, credential = request.http_request, self._credential
         if isinstance(credential, AzureNamedKeyCredential):
             credential = SharedKey.of(*credential.named_key)  # its owner may renew the key at any time
-        date = formatdate(usegmt=True)
-        message.headers["x-ms-date"] = date
-        signature = signature_of(credential, date, message.url)
-        message.headers["Authorization"] = f"SharedKeyLite {credential.account}:{signature}"
+        message.headers.update(signed_headers(credential, message.url))
+        return await self.next.send(request)
 
 
 class _BearerToken(AsyncBearerTokenCredentialPolicy[HttpRequest, AsyncHttpResponse]):
@@ -118,11 +111,12 @@ def accepted_s(credential: Credential, policy: AuthPolicy | None) -> float:
     return _LONGEST_TOKEN_S if expires_on is None else max(SIGNED_S, expires_on - time.time())
 
 
-def signature_of(credential: SharedKey, date: str, url: str) -> str:
-    """Return the Shared Key Lite signature of a request to a table service, base64.
+def signed_headers(credential: SharedKey, url: str) -> dict[str, str]:
+    """Return date and signature (Shared Key Lite) of a request to a table service that is sent now.
 
     No request of rekey has a `comp` parameter, the only one that would be signed.
     """
+    date = formatdate(usegmt=True)
     text = f"{date}\n/{credential.account}{urlsplit(url).path}"
-    digest = hmac.digest(credential.key, text.encode(), "sha256")
-    return base64.b64encode(digest).decode("ascii")
+    signature = base64.b64encode(hmac.digest(credential.key, text.encode(), "sha256")).decode("ascii")
+    return {"x-ms-date": date, "Authorization": f"SharedKeyLite {credential.account}:{signature}"}

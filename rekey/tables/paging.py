@@ -3,14 +3,14 @@
 Rules kept here:
 
 * The same filter and selection are sent again with every continuation; the row key of a continuation may be
-  missing. Where both are too long for an address, the query is made again behind the last row instead.
-* The last query may go on beyond the range: rows behind its end are dropped, and nothing follows them.
+  missing. Where both are too long for an address, the query is made again from the last row on instead.
+* The last query may go on beyond the range: rows after its end are dropped, and nothing follows them.
 * A page is asked for so that it has about `PAGE_BYTES` at most, by the bytes per row of the pages before it.
   The first page of a table, of which nothing is known, is small.
 * While one page is worked on the next is fetched, unless the caller wants none ahead; a scan that is given up
   leaves no request behind.
-* What was fetched waits as bytes. It becomes rows when they are asked for, and nobody here holds the rows
-  before them by then: so they take the memory of those, which is in the processor's cache.
+* What was fetched waits as bytes. It becomes rows when they are asked for, and the rows before them are
+  no longer held here by then: so they take the memory of those, which is in the processor's cache.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from typing import TypeVar
 from rekey.core.concurrency import cancel
 from rekey.errors import RowMissing, TableMissing
 from rekey.model import EntityKey, KeyRange, key_of
+from rekey.tables.answers import Answer, Fetched, read_body, read_page
 from rekey.tables.base import MAX_PAGE_ROWS, Page
-from rekey.tables.filters import MAX_ADDRESS_BYTES
-from rekey.tables.readers import Fetched, read_body, read_page
 from rekey.tables.requests import Requester
-from rekey.tables.transport import Answer, Request
-from rekey.tables.wire import COMMON_HEADERS, query_string
+from rekey.tables.transport import Request
+from rekey.tables.wire import COMMON_HEADERS, MAX_ADDRESS_BYTES, query_string
 
 T = TypeVar("T")
 Parameters = Sequence[tuple[str, str]]
@@ -156,9 +155,8 @@ class _Asked:
             await cancel([self._answer])
 
     async def _ask(self, read: Callable[[Answer, str], T]) -> T:
-        request = self._request
         try:
-            return await self._requester.read(request, lambda answer: read(answer, request.doing))
+            return await self._requester.read(self._request, read)
         except RowMissing as missing:
             # Some versions of the service say "resource" of a table.
             raise TableMissing(

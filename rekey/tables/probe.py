@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass
-from email.utils import formatdate, parsedate_to_datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import aiohttp
@@ -23,7 +23,7 @@ from yarl import URL
 from rekey.core.clock import TICKS_PER_SECOND, Clock
 from rekey.core.distribution import installed_version
 from rekey.tables.answers import clean_code
-from rekey.tables.credentials import SCOPE, Credential, SharedKey, signature_of
+from rekey.tables.credentials import SCOPE, Credential, SharedKey, signed_headers
 from rekey.tables.transport import environment_proxy
 from rekey.tables.wire import COMMON_HEADERS, error_code
 
@@ -62,7 +62,7 @@ class Heard:
 
     @property
     def answered(self) -> bool:
-        """Tell whether an answer came, whatever it said."""
+        """Tell whether an answer came, also a refusal."""
         return self.status > 0
 
     @property
@@ -155,13 +155,7 @@ async def _headers(address: str, credential: Credential | None) -> dict[str, str
         case None:
             return headers
         case SharedKey():
-            date = formatdate(usegmt=True)
-            signature = signature_of(credential, date, address)
-            return {
-                **headers,
-                "x-ms-date": date,
-                "Authorization": f"SharedKeyLite {credential.account}:{signature}",
-            }
+            return {**headers, **signed_headers(credential, address)}
         case AzureNamedKeyCredential() | AzureSasCredential():
             raise ValueError("a configuration names a key or an identity")
     token = await credential.get_token(SCOPE)

@@ -1,15 +1,33 @@
-"""Requests with retries: from single attempts to an outcome that says what is known.
+"""Requests with retries: from single attempts to an outcome that says what is known; and what was applied of
+a write whose answer was lost.
 
 Rules kept here:
 
 * An outcome is a value: what came of the request, and whether an attempt before its answer may have been
-  applied already. Settling that is the business of whoever knows what was asked.
+  applied already. Settling that is left to the caller, who knows what was asked.
 * An error inside the answer to a batch is retried like one outside.
 * A malformed answer is no answer.
 * What is sent again is sent under the rates and limits that count then (`rekey.tables.allowance`).
 * When an attempt to write was last left open is remembered: also one that was repeated with success, and one
   whose caller was cancelled. Not so where the write depends on a row's version and was answered in the end:
   then no earlier attempt can take effect any more ("Managing concurrency", ETags, Azure documentation).
+* The wait doubles from a minimum to a maximum, with ±20 % of jitter, so that clients which failed together
+  do not come back together. A Retry-After of the service is honoured when it is longer.
+* Failures are of three kinds: nothing was sent; something was sent and no answer came; the service answered.
+  Only the first and some answers say that nothing was applied.
+* An endpoint that never answered is given up after a few seconds: it is most often a typing error. One that
+  did answer before is waited for like a busy one.
+
+An attempt whose answer was lost may have been applied. Repeating it then meets its own effect: an insert gets
+409, a conditional update 412, a delete 404. What is read back decides (`all_landed`):
+
+* The row holds what was written: it landed. Another writer may have written the very same content, or deleted
+  the row as well; nothing tells the two apart, and then the request may be under way still. Where rows
+  are shared with others it is left open (`by_content=False`).
+* The row still has the ETag that the write was conditional on, or is absent after an insert: it did not land.
+  ETags change with every write, so the first is proof.
+* Anything else stays open, and is said to be: it may have landed and been overwritten since.
+* A transaction lands whole or not at all: one operation that did not land speaks for all of them.
 """
 
 from __future__ import annotations
@@ -17,20 +35,89 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from enum import Enum
 from typing import Generic, TypeVar
 
 from rekey.core.clock import Clock
+from rekey.core.edm import canonical, canonical_content
 from rekey.errors import Ambiguous, EndpointDown, ServiceError, Unavailable
+from rekey.model import Row, etag_of, property_names
 from rekey.tables import allowance
-from rekey.tables.answers import may_be_applied
-from rekey.tables.retry import Backoff, RetryPolicy, retry_after_of
-from rekey.tables.transport import Answer, NoAnswer, NotSent, Request, Transport
+from rekey.tables.answers import Answer, may_be_applied
+from rekey.tables.base import Operation, Verb
+from rekey.tables.rules import stored_form
+from rekey.tables.transport import NoAnswer, NotSent, Request, Transport
 
 _LOG = logging.getLogger("rekey.tables")
 T = TypeVar("T")
+_JITTER = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How often and how patiently to repeat. Waits in seconds.
+
+    Attributes:
+        attempts: attempts in all for a request that got an answer or may have reached the service.
+        connect_attempts: attempts in all while the endpoint has never answered.
+        min_wait: before the second attempt.
+        max_wait: the longest wait of our own; Retry-After may ask for more, up to `max_retry_after`.
+        max_retry_after: the longest Retry-After that is honoured.
+        repeats_open_writes: whether a write that may have been applied is sent again. Where others write the
+            same rows it must not be: the first sending may take effect long after the second was answered,
+            and overwrite what came in between.
+        content_settles: whether a row that holds what was written proves that the write was applied. Where
+            others write the same rows it does not: two that raise a counter from the same number,
+            conditionally, write the same content, and one of them must be told that it failed; and what
+            another one has deleted, too, a request under way deletes again when it is back.
+    """
+
+    attempts: int = 10
+    connect_attempts: int = 5
+    min_wait: float = 0.2
+    max_wait: float = 20.0
+    max_retry_after: float = 120.0
+    repeats_open_writes: bool = True
+    content_settles: bool = True
+
+    def wait(self, failures: int, retry_after: float | None, draw: float) -> float:
+        """Return how long to wait after a number of failures.
+
+        Args:
+            failures: attempts that failed so far, at least 1.
+            retry_after: what the service asked for, in seconds.
+            draw: a random number of [0, 1).
+        """
+        grown = self.min_wait * 2.0 ** min(failures - 1, 32)
+        wait = min(self.max_wait, grown) * (1.0 + _JITTER * (2.0 * draw - 1.0))
+        return wait if retry_after is None else max(wait, min(retry_after, self.max_retry_after))
+
+
+def retry_after_of(headers: Mapping[str, str], now: datetime | None = None) -> float | None:
+    """Return the seconds that an answer asks to wait, None when it does not ask or asks strangely.
+
+    Reads `x-ms-retry-after-ms`, and `Retry-After` in both its forms: seconds or a date.
+    """
+    milliseconds = headers.get("x-ms-retry-after-ms", "")
+    if milliseconds.isascii() and milliseconds.isdigit():
+        return int(milliseconds) / 1000
+    text = headers.get("Retry-After", "").strip()
+    if text.isascii() and text.isdigit():
+        return float(text)
+    if not text:
+        return None
+    try:
+        until = parsedate_to_datetime(text)
+    except (TypeError, ValueError):
+        return None
+    if until.tzinfo is None:
+        until = until.replace(tzinfo=UTC)
+    return max(0.0, (until - (now or datetime.now(UTC))).total_seconds())
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +145,7 @@ class Outcome(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """An attempt behind which another may follow.
+    """An attempt after which another may follow.
 
     Attributes:
         error: what became of it.
@@ -116,23 +203,22 @@ class Requester:
         """Whether what a row holds proves who wrote it, see `RetryPolicy`."""
         return self._policy.content_settles
 
-    async def call(self, request: Request, read: Callable[[Answer], T]) -> Outcome[T]:
+    async def call(self, request: Request, read: Callable[[Answer, str], T]) -> Outcome[T]:
         """Send a request until it is answered for good or it is enough.
 
         Args:
             request: what to send.
-            read: turns an answer into a value; raises a ServiceError for an error answer (Unavailable is
-                tried again) and ValueError for a malformed one.
+            read: turns an answer, and what was asked, into a value; raises a ServiceError for an error
+                answer (Unavailable is tried again) and ValueError for a malformed one.
         """
         try:
             return await self._call(request, read)
         except asyncio.CancelledError:
-            self._note_open(request)  # nobody knows whether it was sent
+            self._note_open(request)  # it may have been sent
             raise
 
-    async def _call(self, request: Request, read: Callable[[Answer], T]) -> Outcome[T]:
-        backoff = Backoff(self._policy, self._random)
-        is_write, ambiguous = request.method != "GET", False
+    async def _call(self, request: Request, read: Callable[[Answer, str], T]) -> Outcome[T]:
+        is_write, ambiguous, failures = request.method != "GET", False, 0
         repeats = request.on_version or self._policy.repeats_open_writes
         while True:
             try:
@@ -142,16 +228,18 @@ class Requester:
             except Exception as forbidden:
                 if not ambiguous:
                     raise
-                self._note_open(request)  # no further attempt: what became of the first nobody will know
+                self._note_open(request)  # no further attempt: the outcome of the first stays unknown
                 raise _open(request, type(forbidden).__name__) from forbidden
             if isinstance(tried, Outcome):
                 return replace(tried, ambiguous=ambiguous)
             if not tried.open:
                 allowance.refused()
             ambiguous, error = ambiguous or tried.open, tried.error
-            wait = backoff.next_wait(retry_after=tried.retry_after, only_connect=tried.only_connect)
-            if ambiguous and is_write and not repeats:
-                wait = None
+            failures += 1
+            attempts = self._policy.connect_attempts if tried.only_connect else self._policy.attempts
+            wait = None
+            if failures < attempts and (repeats or not (ambiguous and is_write)):
+                wait = self._policy.wait(failures, tried.retry_after, self._random.random())
             if ambiguous and (wait is None or not request.on_version):
                 self._note_open(request)
             if wait is None:
@@ -160,7 +248,7 @@ class Requester:
                 return Outcome(None, error, ambiguous, final=False)
             _LOG.info(
                 "%s: %s; attempt %d follows in %.1f s",
-                *(request.doing, error.code or error.status, backoff.failures + 1, wait),
+                *(request.doing, error.code or error.status, failures + 1, wait),
             )
             await self._clock.sleep(wait)
             if not tried.open:
@@ -170,14 +258,14 @@ class Requester:
         if request.method != "GET":
             self._known.last_open = self._clock.rising()
 
-    async def _attempt(self, request: Request, read: Callable[[Answer], T]) -> Outcome[T] | _Failed:
+    async def _attempt(self, request: Request, read: Callable[[Answer, str], T]) -> Outcome[T] | _Failed:
         """Send a request once."""
         retry_after = None
         try:
             answer = await self._transport.send(request)
             self._known.ever_answered = True
             retry_after = retry_after_of(answer.headers)
-            return Outcome(read(answer), None, ambiguous=False, final=True)
+            return Outcome(read(answer, request.doing), None, ambiguous=False, final=True)
         except Unavailable as busy:
             return _Failed(busy, may_be_applied(busy), retry_after)
         except ServiceError as refused:
@@ -189,7 +277,7 @@ class Requester:
             said = str(failed) if isinstance(failed, NoAnswer) else "MalformedAnswer"
             return _Failed(_open(request, said), open=True, retry_after=retry_after)
 
-    async def read(self, request: Request, read: Callable[[Answer], T]) -> T:
+    async def read(self, request: Request, read: Callable[[Answer, str], T]) -> T:
         """Send a request that changes nothing. Raises Unavailable where a write would be ambiguous."""
         outcome = await self.call(request, read)
         if isinstance(outcome.error, Ambiguous):
@@ -214,4 +302,58 @@ def _open(request: Request, code: str) -> Ambiguous:
         f"{request.doing}: sent, and not answered ({code}); it may have been applied",
         code=code,
         hint="check the connection and repeat the command, which goes on where it stopped",
+    )
+
+
+# --- settling ------------------------------------------------------------------------------------------
+
+_MERGES = frozenset({Verb.MERGE, Verb.INSERT_OR_MERGE})
+
+
+class Landed(Enum):
+    """Whether an ambiguous write was applied."""
+
+    YES = "yes"
+    NO = "no"
+    OPEN = "open"
+
+
+def landed(operation: Operation, now: Row | None, *, by_content: bool = True) -> Landed:
+    """Tell whether a write was applied.
+
+    Args:
+        operation: the write.
+        now: the row that is there now, None when there is none.
+        by_content: whether what is there proves who wrote it.
+    """
+    claimed = Landed.YES if by_content else Landed.OPEN
+    if now is None:
+        # Of an update: what it wrote is gone too, which is how "there is no such row" is answered.
+        return claimed if operation.verb is Verb.DELETE else Landed.NO
+    if operation.etag is not None and etag_of(now) == operation.etag:
+        return Landed.NO
+    if operation.verb is not Verb.DELETE and _holds(operation, now):
+        return claimed
+    return Landed.OPEN
+
+
+def all_landed(
+    operations: Sequence[Operation], now: Sequence[Row | None], *, by_content: bool = True
+) -> Landed:
+    """Tell whether a transaction was applied, from the rows that are there now, in the same order."""
+    found = [
+        landed(operation, row, by_content=by_content) for operation, row in zip(operations, now, strict=True)
+    ]
+    if Landed.NO in found:
+        return Landed.NO
+    return Landed.YES if all(one is Landed.YES for one in found) else Landed.OPEN
+
+
+def _holds(operation: Operation, now: Row) -> bool:
+    """Tell whether a row holds what an operation writes (of a merge: at least that)."""
+    written = stored_form(operation.row)
+    if operation.verb not in _MERGES:
+        return canonical_content(written) == canonical_content(now)
+    return all(
+        name in now and canonical(written, name) == canonical(now, name) for name in property_names(written)
     )

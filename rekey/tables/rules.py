@@ -14,66 +14,76 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rekey.core.clock import ticks_of
-from rekey.core.edm import BOOLEAN, DATETIME, DOUBLE, GUID, INT32, INT64, STRING, TYPES
+from rekey.core.edm import (
+    BINARY,
+    BOOLEAN,
+    DATETIME,
+    DOUBLE,
+    GUID,
+    GUID_TEXT,
+    INT32,
+    INT64,
+    INT_RANGES,
+    NOT_FINITE,
+    STRING,
+)
 from rekey.core.limits import (
     MAX_ENTITY_BYTES,
     MAX_KEY_UNITS,
     MAX_NAME_CHARACTERS,
     MAX_PROPERTIES,
     MAX_VALUE_BYTES,
+    REFUSED_IN_KEYS,
+    TABLE_NAME,
     entity_bytes,
     utf16_units,
 )
 from rekey.errors import RequestRejected
 from rekey.model import PARTITION_KEY, ROW_KEY, TYPE_SUFFIX, Row, is_custom
-from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation
+from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, rejected
 
-_REFUSED = re.compile("[/\\\\#?\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _NAME = re.compile(r"[^\W\d]\w*")
-_TABLE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9]{2,62}")
-_GUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-_INT32_RANGE = range(-(2**31), 2**31)
-_INT64_RANGE = range(-(2**63), 2**63)
 
 
 def check_table_name(name: str) -> None:
     """Raise RequestRejected when the service would refuse a table name."""
-    if not _TABLE_NAME.fullmatch(name) or name.lower() == "tables":
-        raise _rejected("InvalidResourceName", f"the service refuses the table name {name!r}")
+    if not TABLE_NAME.fullmatch(name) or name.lower() == "tables":
+        raise rejected("InvalidResourceName", f"the service refuses the table name {name!r}")
 
 
 def check_key_part(value: object) -> None:
     """Raise RequestRejected when the service would refuse a PartitionKey or RowKey."""
     if not isinstance(value, str):
-        raise _rejected("PropertiesNeedValue", "a row lacks PartitionKey or RowKey")
+        raise rejected("PropertiesNeedValue", "a row lacks PartitionKey or RowKey")
     if utf16_units(value) > MAX_KEY_UNITS:
-        raise _rejected("KeyValueTooLarge", f"a key is longer than {MAX_KEY_UNITS} UTF-16 units")
-    if _REFUSED.search(value):
-        raise _rejected("OutOfRangeInput", "a key has a character that the service refuses")
+        raise rejected("KeyValueTooLarge", f"a key is longer than {MAX_KEY_UNITS} UTF-16 units")
+    if REFUSED_IN_KEYS.search(value):
+        raise rejected("OutOfRangeInput", "a key has a character that the service refuses")
 
 
 def check_batch(operations: Sequence[Operation]) -> None:
     """Raise RequestRejected for a transaction the service refuses as a whole (its size is counted apart)."""
     if not operations:
-        raise _rejected("InvalidInput", "a transaction needs at least one operation")
+        raise rejected("InvalidInput", "a transaction needs at least one operation")
     if len(operations) > MAX_BATCH_OPERATIONS:
-        raise _rejected("InvalidInput", f"a transaction has more than {MAX_BATCH_OPERATIONS} operations")
+        raise rejected("InvalidInput", f"a transaction has more than {MAX_BATCH_OPERATIONS} operations")
     partition = operations[0].row.get(PARTITION_KEY)
     seen = set()
     for index, operation in enumerate(operations):
         row_key = operation.row.get(ROW_KEY)
         if operation.row.get(PARTITION_KEY) != partition:
-            raise _rejected(
+            raise rejected(
                 "CommandsInBatchActOnDifferentPartitions",
                 "the operations of a transaction have different PartitionKeys",
                 index,
             )
         if row_key in seen:
-            raise _rejected("InvalidDuplicateRow", "a transaction has two operations on one row", index)
+            raise rejected("InvalidDuplicateRow", "a transaction has two operations on one row", index)
         seen.add(row_key)
 
 
@@ -91,16 +101,20 @@ def stored_form(row: Row) -> Row:
         if not is_custom(name) or value is None:
             continue
         properties += 1
-        _check_name(name)
+        if len(name) > MAX_NAME_CHARACTERS:
+            problem = f"a property name is longer than {MAX_NAME_CHARACTERS} characters"
+            raise rejected("PropertyNameTooLong", problem)
+        if not _NAME.fullmatch(name):
+            raise rejected("PropertyNameInvalid", "a property name is not an identifier")
         edm = row.get(name + TYPE_SUFFIX)
         form, annotation = _value_form(value, edm)
         if annotation is not None:
             kept[name + TYPE_SUFFIX] = annotation
         kept[name] = form
     if properties > MAX_PROPERTIES:
-        raise _rejected("TooManyProperties", f"a row has more than {MAX_PROPERTIES} properties")
+        raise rejected("TooManyProperties", f"a row has more than {MAX_PROPERTIES} properties")
     if entity_bytes(kept) > MAX_ENTITY_BYTES:
-        raise _rejected("EntityTooLarge", "a row is larger than 1 MiB")
+        raise rejected("EntityTooLarge", "a row is larger than 1 MiB")
     return kept
 
 
@@ -118,47 +132,19 @@ def merged(before: Row, changes: Row) -> Row:
     return stored_form(after)
 
 
-def _check_name(name: str) -> None:
-    if len(name) > MAX_NAME_CHARACTERS:
-        raise _rejected(
-            "PropertyNameTooLong", f"a property name is longer than {MAX_NAME_CHARACTERS} characters"
-        )
-    if not _NAME.fullmatch(name):
-        raise _rejected("PropertyNameInvalid", "a property name is not an identifier")
-
-
 def _value_form(value: object, edm: str | None) -> tuple[object, str | None]:
     """Return the JSON form and the annotation in which the service gives a value back."""
-    if edm is not None and edm not in TYPES:
-        raise _invalid()
-    if isinstance(value, bool):
-        return _boolean_form(value, edm)
     if isinstance(value, str):
         return _text_form(value, edm)
-    if isinstance(value, int):
-        return _whole_form(value, edm)
-    if isinstance(value, float):
-        return _double_form(value, edm)
-    raise _invalid()
-
-
-def _boolean_form(value: bool, edm: str | None) -> tuple[object, str | None]:
-    if edm not in (None, BOOLEAN):
-        raise _invalid()
-    return value, None
-
-
-def _whole_form(value: int, edm: str | None) -> tuple[object, str | None]:
-    if edm == DOUBLE:
-        return float(value), None
-    if edm not in (None, INT32) or value not in _INT32_RANGE:
-        raise _invalid()
-    return value, None
-
-
-def _double_form(value: float, edm: str | None) -> tuple[object, str | None]:
-    # JSON has no NaN and no infinities: they travel as annotated text.
-    if edm not in (None, DOUBLE) or value != value or value in (float("inf"), float("-inf")):
+    if isinstance(value, bool):
+        fits = edm in (None, BOOLEAN)
+    elif isinstance(value, int):
+        if edm == DOUBLE:
+            return float(value), None
+        fits = edm in (None, INT32) and value in INT_RANGES[INT32]
+    else:
+        fits = isinstance(value, float) and edm in (None, DOUBLE) and math.isfinite(value)
+    if not fits:
         raise _invalid()
     return value, None
 
@@ -166,44 +152,25 @@ def _double_form(value: float, edm: str | None) -> tuple[object, str | None]:
 def _text_form(value: str, edm: str | None) -> tuple[object, str | None]:
     if edm in (None, STRING):
         if 2 * utf16_units(value) > MAX_VALUE_BYTES:
-            raise _rejected("PropertyValueTooLarge", "a string is longer than 64 KiB")
+            raise rejected("PropertyValueTooLarge", "a string is longer than 64 KiB")
         return value, None
-    if edm == DOUBLE:
-        return _double_text_form(value)
-    if edm == BOOLEAN:
-        if value.lower() not in ("true", "false"):
-            raise _invalid()
+    if edm == DOUBLE and value not in NOT_FINITE:
+        try:
+            return float(value), None
+        except ValueError:
+            raise _invalid() from None
+    if edm == BOOLEAN and value.lower() in ("true", "false"):
         return value.lower() == "true", None
-    if edm == INT32:
-        if not _is_whole(value, _INT32_RANGE):
-            raise _invalid()
+    if edm == INT32 and _is_whole(value, edm):
         return int(value), None
-    if not _valid_text(value, str(edm)):
+    valid = _STAYS_TEXT.get(str(edm))
+    if valid is None or not valid(value):
         raise _invalid()
     return value, edm
 
 
-def _double_text_form(value: str) -> tuple[object, str | None]:
-    if value in ("NaN", "Infinity", "-Infinity"):
-        return value, DOUBLE
-    try:
-        return float(value), None
-    except ValueError:
-        raise _invalid() from None
-
-
-def _valid_text(value: str, edm: str) -> bool:
-    if edm == INT64:
-        return _is_whole(value, _INT64_RANGE)
-    if edm == GUID:
-        return _GUID.fullmatch(value) is not None
-    if edm == DATETIME:
-        return _is_datetime(value)
-    return _is_binary(value)
-
-
-def _is_whole(text: str, within: range) -> bool:
-    return re.fullmatch(r"-?\d{1,20}", text, re.ASCII) is not None and int(text) in within
+def _is_whole(text: str, edm: str) -> bool:
+    return re.fullmatch(r"-?\d{1,20}", text, re.ASCII) is not None and int(text) in INT_RANGES[edm]
 
 
 def _is_datetime(text: str) -> bool:
@@ -220,13 +187,19 @@ def _is_binary(text: str) -> bool:
     except (binascii.Error, ValueError):
         return False
     if len(decoded) > MAX_VALUE_BYTES:
-        raise _rejected("PropertyValueTooLarge", "a binary value is longer than 64 KiB")
+        raise rejected("PropertyValueTooLarge", "a binary value is longer than 64 KiB")
     return True
 
 
+_STAYS_TEXT: dict[str, Callable[[str], object]] = {
+    INT64: lambda text: _is_whole(text, INT64),
+    DOUBLE: NOT_FINITE.__contains__,
+    GUID: GUID_TEXT.fullmatch,
+    DATETIME: _is_datetime,
+    BINARY: _is_binary,
+}
+"""Types whose values the service gives back as annotated text, and what tells a valid one."""
+
+
 def _invalid() -> RequestRejected:
-    return _rejected("InvalidInput", "a value is not of its EDM type")
-
-
-def _rejected(code: str, what: str, index: int | None = None) -> RequestRejected:
-    return RequestRejected(f"{what} ({code})", code=code, status=400, index=index)
+    return rejected("InvalidInput", "a value is not of its EDM type")

@@ -3,15 +3,20 @@
 Rules kept here:
 
 * Each attempt counts, also one that is repeated: the service works for each, and may bill it.
-* A batch is one request; the operations in it are counted beside it, because it is not settled everywhere
+* A batch is one request; the operations in it are counted separately, because it is not settled everywhere
   which of the two is billed.
 * Nothing is kept of a request but its kind.
+* What one piece of work sends is counted besides (`tallied`): that count travels with the task that works (a
+  context variable) and with those that it makes, so processes that share one connection for several pieces of
+  work count each for itself.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -37,9 +42,18 @@ OPERATIONS = "operations"
 """The name under which the operations of batches are counted."""
 
 
-def nowhere() -> Counter[str] | None:
-    """Count nowhere else: the default of `Sent.also`."""
-    return None
+_TALLY: ContextVar[Counter[str] | None] = ContextVar("tally", default=None)
+
+
+@contextmanager
+def tallied() -> Iterator[Counter[str]]:
+    """Count the requests that are sent within, by kind."""
+    tally = Counter[str]()
+    token = _TALLY.set(tally)
+    try:
+        yield tally
+    finally:
+        _TALLY.reset(token)
 
 
 @dataclass(slots=True)
@@ -48,11 +62,9 @@ class Sent:
 
     Attributes:
         counts: by kind.
-        also: where else each is counted, for whoever sends it.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
-    also: Callable[[], Counter[str] | None] = nowhere
 
     def add(self, kind: Kind) -> None:
         """Count one request."""
@@ -64,9 +76,8 @@ class Sent:
 
     def _add(self, name: str, number: int) -> None:
         self.counts[name] += number
-        also = self.also()
-        if also is not None:
-            also[name] += number
+        if (tally := _TALLY.get()) is not None:
+            tally[name] += number
 
 
 def kind_of(method: str, path: str) -> Kind:

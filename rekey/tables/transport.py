@@ -37,7 +37,8 @@ from azure.core.pipeline.transport import AioHttpTransport, AsyncHttpResponse, H
 from yarl import URL
 
 from rekey.errors import CredentialRefused
-from rekey.tables import allowance, tally
+from rekey.tables import allowance
+from rekey.tables.answers import Answer
 from rekey.tables.credentials import AuthPolicy, Credential, accepted_s, auth_policy
 from rekey.tables.sent import Sent, kind_of
 
@@ -88,15 +89,6 @@ class Request:
     service_s: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """An answer."""
-
-    status: int
-    headers: Mapping[str, str] = field(repr=False)
-    body: bytes = field(repr=False)
-
-
 class NotSent(Exception):
     """The attempt failed before anything was sent. The argument names the failure, without an address."""
 
@@ -130,7 +122,7 @@ class Transport:
         self._closed = False
         self.listener: Callable[[int, float], None] | None = None
         """Hears of every answer: its status, and the seconds it took."""
-        self.sent = Sent(also=tally.current)
+        self.sent = Sent()
 
     async def send(self, request: Request) -> Answer:
         """Send once. Raises NotSent, NoAnswer, CredentialRefused (no token)."""

@@ -1,4 +1,4 @@
-"""The wire format: addresses, JSON, `$batch` bodies and their answers, as pure functions.
+"""The wire format: addresses, filters, JSON, `$batch` bodies and their answers, as pure functions.
 
 Rules kept here:
 
@@ -9,6 +9,13 @@ Rules kept here:
 * A whole Double goes out annotated: without its annotation a server may read it as Int32.
 * Python values that JSON would change silently (NaN, UUID, datetime, bytes) are refused.
 * An operation is encoded once. Its bytes are what the packer counts and what the batch sends.
+* A quote inside a value of a filter doubles; nothing else is escaped, and no value is ever pasted unquoted.
+  (The Azure SDK's own parameters break on parentheses, double spaces and None.)
+* A range becomes up to three queries, each contiguous in the service's index. One query with `or` would turn
+  into a scan of the whole partition. One of whole partitions (`LAST_ROW`) is a single query.
+* A filter is part of an address, whose length is limited: three keys of 512 CJK characters take 13.5 KiB. The
+  lower bound is always exact. An upper bound that is too long is replaced by a shorter one that sorts no
+  lower, so the last query of a range may go on beyond its end, and the reader has to stop there.
 * Sources: "Performing entity group transactions" and "Payload format for Table service operations" in the
   Azure documentation.
 """
@@ -26,8 +33,19 @@ import orjson
 
 from rekey.core.edm import DOUBLE
 from rekey.errors import RequestRejected
-from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, TIMESTAMP, TYPE_SUFFIX, EntityKey, Row, content_of
-from rekey.tables.base import Operation, Verb
+from rekey.model import (
+    ETAG,
+    LAST_ROW,
+    PARTITION_KEY,
+    ROW_KEY,
+    TIMESTAMP,
+    TYPE_SUFFIX,
+    EntityKey,
+    KeyRange,
+    Row,
+    content_of,
+)
+from rekey.tables.base import Operation, Verb, rejected
 
 API_VERSION = "2020-12-06"
 """The oldest version that takes tokens; Azurite 3.35 knows it."""
@@ -44,15 +62,16 @@ _JSON_HEAD = (
 )
 _INSERT_HEAD = _JSON_HEAD + b"Prefer: return-no-content\r\n\r\n"
 _PLAIN_HEAD = b" HTTP/1.1\r\nAccept: application/json;odata=minimalmetadata\r\nDataServiceVersion: 3.0\r\n"
-_METHODS = {
-    Verb.INSERT: b"POST ",
-    Verb.REPLACE: b"PUT ",
-    Verb.MERGE: b"PATCH ",
-    Verb.INSERT_OR_REPLACE: b"PUT ",
-    Verb.INSERT_OR_MERGE: b"PATCH ",
-    Verb.DELETE: b"DELETE ",
+METHODS = {
+    Verb.INSERT: "POST",
+    Verb.REPLACE: "PUT",
+    Verb.MERGE: "PATCH",
+    Verb.INSERT_OR_REPLACE: "PUT",
+    Verb.INSERT_OR_MERGE: "PATCH",
+    Verb.DELETE: "DELETE",
 }
-_CONDITIONAL = frozenset({Verb.REPLACE, Verb.MERGE, Verb.DELETE})
+_METHODS = {verb: f"{method} ".encode() for verb, method in METHODS.items()}
+CONDITIONAL = frozenset({Verb.REPLACE, Verb.MERGE, Verb.DELETE})
 _SEPARATORS_BEGIN = 0xE2
 """The first byte of U+2028 and U+2029 in UTF-8."""
 _TIMESTAMP_TYPE = TIMESTAMP + TYPE_SUFFIX
@@ -64,6 +83,18 @@ _ETAG_LINE = re.compile(r"\nETag: (\S+)\r?\n")
 """As the service spells it, and much faster to find than all spellings that HTTP allows."""
 _APPLIED = b"HTTP/1.1 204 "
 _INDEXED = re.compile(r"(\d{1,3}):")
+
+MAX_ADDRESS_BYTES = 12 * 1024
+"""What a query's address may take. http.sys, in front of the service, and Node.js, below Azurite, take 16 KiB
+for the request line and all headers together ("Http.sys registry settings for Windows", `MaxRequestBytes`;
+Node.js, `--max-http-header-size`). What is left is for the headers: a token of Entra ID takes 1 to 3 KiB."""
+
+_MOST_FILTER_BYTES = 7 * 1024
+"""Beyond this the upper bound is shortened. Leaves room for the two keys of a continuation: 512 CJK
+characters are 2 KiB of base64."""
+
+_HIGH = "\ufffd"
+"""Sorts after every character but U+FFFE and U+FFFF, also after astral ones, and every way takes it."""
 
 BOUNDARY_BYTES = len("--changeset_") + 32 + 4
 """What separates two operations of a batch: `--changeset_<32 hex>` and two line ends."""
@@ -97,6 +128,73 @@ def query_string(parameters: Sequence[tuple[str, str]]) -> str:
     return "?" + "&".join(f"{name}={escape(value)}" for name, value in parameters)
 
 
+# --- filters -------------------------------------------------------------------------------------------
+
+
+def quoted(value: str) -> str:
+    """Return a string literal of OData: `it's` → `'it''s'`."""
+    return "'" + value.replace("'", "''") + "'"
+
+
+def range_filters(within: KeyRange) -> list[str]:
+    """Return the filters whose results, one after the other, are the range in service order.
+
+    Rows beyond the range's end may follow. An empty string means "no filter"; an empty list means that the
+    range is empty.
+    """
+    after, upto = within.after, within.upto
+    if after is None:
+        return [""] if upto is None else _up_to("", upto)
+    if upto is not None and upto.order <= after.order:
+        return []
+    if upto is not None and after.partition == upto.partition:
+        return [_at_most(_rest_of_partition(after), "RowKey", upto.row)]
+    rest = [] if after.row == LAST_ROW else [_rest_of_partition(after)]
+    beyond = f"PartitionKey gt {quoted(after.partition)}"
+    return [*rest, *([beyond] if upto is None else _up_to(beyond, upto))]
+
+
+def modified_filter(modified_from: str) -> str:
+    """Return the filter for rows whose Timestamp is at or after a UTC time."""
+    return f"Timestamp ge datetime{quoted(modified_from)}"
+
+
+def both(first: str, second: str) -> str:
+    """Return the filter that holds when both hold; either may be empty."""
+    return f"{first} and {second}" if first and second else first or second
+
+
+def _up_to(beyond: str, upto: EntityKey) -> list[str]:
+    before = both(beyond, f"PartitionKey lt {quoted(upto.partition)}")
+    if upto.row == LAST_ROW or len(escape(before)) > _MOST_FILTER_BYTES:
+        return [_at_most(beyond, "PartitionKey", upto.partition)]
+    start = _at_most(f"PartitionKey eq {quoted(upto.partition)}", "RowKey", upto.row)
+    return [before, start] if upto.partition else [start]
+
+
+def _at_most(condition: str, name: str, bound: str) -> str:
+    """Add an upper bound to a condition: one that sorts no lower where it is too long, none without room."""
+    if bound == LAST_ROW:
+        return condition
+    exact = both(condition, f"{name} le {quoted(bound)}")
+    if len(escape(exact)) <= _MOST_FILTER_BYTES:
+        return exact
+    left = _MOST_FILTER_BYTES - len(escape(both(condition, f"{name} le {quoted(_HIGH)}")))
+    if left < 0:
+        return condition
+    # By characters, not UTF-16 units: no surrogate pair is split.
+    cut = 0
+    while (left := left - len(escape(bound[cut].replace("'", "''")))) >= 0:
+        cut += 1
+    while cut >= 0 and bound[cut] >= _HIGH and bound[cut] <= "\uffff":
+        cut -= 1
+    return condition if cut < 0 else both(condition, f"{name} le {quoted(bound[:cut] + _HIGH)}")
+
+
+def _rest_of_partition(after: EntityKey) -> str:
+    return f"PartitionKey eq {quoted(after.partition)} and RowKey gt {quoted(after.row)}"
+
+
 # --- JSON ----------------------------------------------------------------------------------------------
 
 
@@ -108,11 +206,7 @@ def encode_row(row: Row) -> bytes:
     if ETAG in row or TIMESTAMP in row:
         row = content_of(row)
     if row.get(PARTITION_KEY).__class__ is not str or row.get(ROW_KEY).__class__ is not str:
-        raise RequestRejected(
-            "a row needs PartitionKey and RowKey, both text (PropertiesNeedValue)",
-            code="PropertiesNeedValue",
-            status=400,
-        )
+        raise rejected("PropertiesNeedValue", "a row needs PartitionKey and RowKey, both text")
     kinds = set(map(type, row.values()))
     if kinds <= _PLAIN_CLASSES:
         return _dumps(row)
@@ -186,18 +280,12 @@ def _encodable(text: str) -> bool:
 
 
 def _unaddressable() -> RequestRejected:
-    return RequestRejected(
-        "a key cannot be written into an address (OutOfRangeInput)", code="OutOfRangeInput", status=400
-    )
+    return rejected("OutOfRangeInput", "a key cannot be written into an address")
 
 
 def _not_a_wire_value() -> RequestRejected:
-    return RequestRejected(
-        "a row holds a value that is not a wire value (InvalidInput)",
-        code="InvalidInput",
-        status=400,
-        hint="NaN and infinities travel as annotated text, as do Guid, DateTime and Binary",
-    )
+    hint = "NaN and infinities travel as annotated text, as do Guid, DateTime and Binary"
+    return rejected("InvalidInput", "a row holds a value that is not a wire value", hint=hint)
 
 
 # --- batches -------------------------------------------------------------------------------------------
@@ -235,7 +323,7 @@ class Encoder:
             return self._insert_head + encode_row(operation.row) + b"\r\n"
         path = entity_path(self._table, operation.key).encode()
         condition = b""
-        if verb in _CONDITIONAL:
+        if verb in CONDITIONAL:
             condition = b"If-Match: %b\r\n" % ("*" if operation.etag is None else operation.etag).encode()
         if verb is Verb.DELETE:
             return b"".join((_PART_HEAD, b"DELETE ", self._base, path, _PLAIN_HEAD, condition, b"\r\n"))

@@ -21,7 +21,7 @@ from rekey.core.concurrency import together
 from rekey.errors import Interrupted, RowRefused
 from rekey.model import KeyRange, Row
 from rekey.tables.base import MAX_PAGE_ROWS, Page
-from rekey.tables.probing import find_middle
+from rekey.tables.split import find_middle
 from rekey.verify.context import ReconcileContext, RowMapper
 from rekey.verify.digest import digester
 from rekey.verify.sums import SOURCE, Part, Partial

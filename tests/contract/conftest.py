@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from rekey.core.clock import FakeClock
 from rekey.tables.base import Table, TableService
-from rekey.tables.memory import MemoryTableService
+from tests.fakeclock import FakeClock
+from tests.memory import MemoryTableService
 
 
 @pytest.fixture(params=["memory", pytest.param("azurite", marks=pytest.mark.azurite)])

@@ -13,11 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rekey.model import EVERYTHING, LAST_ROW, EntityKey, KeyRange, key_of
+from rekey.tables.answers import Answer
 from rekey.tables.base import Operation, Table, TableService, Verb
 from rekey.tables.bulk import read_keys
-from rekey.tables.filters import MAX_ADDRESS_BYTES
-from rekey.tables.probing import find_middle
-from rekey.tables.transport import Answer, Request, Transport
+from rekey.tables.split import find_middle
+from rekey.tables.transport import Request, Transport
+from rekey.tables.wire import MAX_ADDRESS_BYTES
 
 PARTITIONS = ["漢" * 500, "漢" * 500 + "字" * 12, "漢" * 250 + "字", "'" * 512, "😀" * 250, "p"]
 ROWS = ["字" * 507 + f"{number:05}" for number in range(4)] + ["😀" * 253 + "字", "'" * 512, "", "字" * 512]

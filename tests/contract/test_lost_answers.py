@@ -29,7 +29,7 @@ from rekey.tables.allowance import while_allowed
 from rekey.tables.azure import AzureTable, AzureTableService
 from rekey.tables.base import SHARED_SERVICE_S, Operation, Verb
 from rekey.tables.credentials import SharedKey
-from rekey.tables.retry import RetryPolicy
+from rekey.tables.requests import RetryPolicy
 from rekey.tables.transport import Timeouts
 from tests.faultproxy import Answered, Fault, FaultProxy, batch_error_answer, error_answer
 

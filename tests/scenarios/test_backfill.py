@@ -19,8 +19,8 @@ from rekey.errors import Collision, RowRefused, Unavailable
 from rekey.mapping.rows import MAPPING_TABLE
 from rekey.model import EVERYTHING, EntityKey, KeyRange, content_of, key_of
 from rekey.state.models import Segment
-from rekey.tables.faults import Call
-from rekey.tables.memory import MemoryTableService
+from tests.faults import Call
+from tests.memory import MemoryTableService
 from tests.worlds import LOWERED, POSTS, USERS, World, never, nothing, post, user
 
 WHOLE = Segment(id=1, script_id="0001_users", purpose="backfill")

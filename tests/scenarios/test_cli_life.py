@@ -16,9 +16,9 @@ from rekey.model import EntityKey, Row, key_of
 from rekey.phases import Phase
 from rekey.state.ledger import ledger_id
 from rekey.state.store import State
-from rekey.tables.faults import Call
 from tests.commands import Commands
 from tests.evidence import exported, with_key
+from tests.faults import Call
 from tests.projects import USERS_SCRIPT, Project
 from tests.worlds import Killed, post, user
 

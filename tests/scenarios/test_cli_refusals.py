@@ -248,7 +248,7 @@ def test_a_service_that_cannot_be_asked_leaves_status_what_the_state_file_says(
     rekey: Commands, project: Project
 ) -> None:
     from rekey.errors import EndpointDown
-    from rekey.tables.faults import Call
+    from tests.faults import Call
 
     async def down(_call: Call) -> None:
         raise EndpointDown("no connection", code="EndpointDown")

@@ -16,9 +16,9 @@ from rekey.mapping.wrapping import WrappingKey
 from rekey.migration.opening import Prepared
 from rekey.protocol.registry import Registry
 from rekey.tables.base import Accounts
-from rekey.tables.faults import Call
-from rekey.tables.memory import MemoryTableService
 from tests.declared import under_writes
+from tests.faults import Call
+from tests.memory import MemoryTableService
 from tests.projects import POSTS_SCRIPT
 from tests.simulation.dual_people import plan_for
 

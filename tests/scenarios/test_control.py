@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from rekey.core.clock import FakeClock
 from rekey.errors import Ambiguous, Moved, Refused, StateUnusable, Unavailable
 from rekey.mapping.rows import CONTROL_TABLE
 from rekey.model import content_of
 from rekey.phases import MOVES, ControlPhase
 from rekey.protocol.control import ControlRow, ControlStore, from_row, moved, to_row
-from rekey.tables.faults import Call, Fault, FaultKind
-from rekey.tables.memory import MemoryTableService
+from tests.fakeclock import FakeClock
+from tests.faults import Call, Fault, FaultKind
+from tests.memory import MemoryTableService
 
 SOURCE, DUAL_WRITE, FREEZE, CUTOVER, COMPLETE, RETIRED = ControlPhase
 

@@ -11,11 +11,11 @@ from rekey import Migration, Target, keys, props
 from rekey.copy.back import BackPropagator
 from rekey.copy.delta import PassResult, delta_pass, earlier, fresh_second, later
 from rekey.copy.sweep import DigestParts, sweep
-from rekey.core.clock import FakeClock
 from rekey.errors import RowRefused
 from rekey.model import EntityKey, Row, content_of, etag_of, key_of
-from rekey.tables.faults import Call
-from rekey.tables.memory import MemoryTableService
+from tests.fakeclock import FakeClock
+from tests.faults import Call
+from tests.memory import MemoryTableService
 from tests.worlds import POSTS, USERS, World, go_on, never, nothing, post, user
 
 MARGIN = 300.0

@@ -21,10 +21,10 @@ from rekey.protocol.registry import ClientRow, Registry
 from rekey.state.filelock import FileLock
 from rekey.state.store import State
 from rekey.tables.credentials import Credential, SharedKey
-from rekey.tables.faults import Call
 from rekey.tables.probe import Heard
 from tests.commands import Commands
 from tests.diagnosing import heard
+from tests.faults import Call
 from tests.projects import USERS_SCRIPT, Project
 from tests.worlds import user
 

@@ -6,14 +6,14 @@ from __future__ import annotations
 import pytest
 
 from rekey import Migration, Target, keys, props
-from rekey.core.clock import FakeClock
 from rekey.errors import ConditionFailed, RequestRejected, RowExists, RowMissing, RowRefused
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase
 from rekey.protocol.rules import View
-from rekey.tables.faults import Call, Fault, FaultKind, Planned, PlannedFaults
-from rekey.tables.memory import MemoryTableService
 from tests.dualwriting import TAGGED, DualWorld, delete, insert, key_row, memory_world, merge, replace, upsert
+from tests.fakeclock import FakeClock
+from tests.faults import Call, Fault, FaultKind, Planned, PlannedFaults
+from tests.memory import MemoryTableService
 from tests.worlds import POSTS, USERS, post, user
 
 ANN = EntityKey("eu", "ann@example.com")

@@ -12,9 +12,9 @@ from rekey.errors import Ambiguous, EndpointDown, Unavailable
 from rekey.model import EntityKey, Row, key_of
 from rekey.phases import ControlPhase
 from rekey.protocol.sweeper import Company
-from rekey.tables.faults import Call, Fault, FaultKind, Planned, PlannedFaults
-from rekey.tables.memory import MemoryTableService
 from tests.dualwriting import TAGGED, delete, insert, memory_world, replace
+from tests.faults import Call, Fault, FaultKind, Planned, PlannedFaults
+from tests.memory import MemoryTableService
 from tests.worlds import POSTS, USERS, post, user
 
 ANN = EntityKey("eu", "ann@example.com")

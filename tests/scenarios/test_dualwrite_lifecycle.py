@@ -15,8 +15,8 @@ from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol.rules import View
 from rekey.tables.base import Operation, Verb
-from rekey.tables.faults import Call, Fault, FaultKind, SeededFaults
 from tests.company import Company, Ledger, application, company, traffic
+from tests.faults import Call, Fault, FaultKind, SeededFaults
 from tests.projects import POSTS_SCRIPT, USERS_SCRIPT
 from tests.worlds import post, user
 

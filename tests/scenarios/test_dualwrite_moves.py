@@ -18,9 +18,9 @@ from rekey.runner import freeze
 from rekey.runner.client_barrier import wait_until_heard
 from rekey.runner.commands import Mode
 from rekey.runner.run import Options, Run
-from rekey.tables.faults import Call
-from rekey.tables.memory import Gate
 from tests.company import Client, Company, application, company
+from tests.faults import Call
+from tests.memory import Gate
 from tests.projects import POSTS_SCRIPT, USERS_SCRIPT
 from tests.worlds import post, user
 

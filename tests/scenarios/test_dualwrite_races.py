@@ -17,9 +17,9 @@ from rekey.model import EntityKey, Row, key_of
 from rekey.phases import ControlPhase
 from rekey.protocol.rules import View
 from rekey.tables.base import Operation, Verb
-from rekey.tables.faults import Call, Fault, FaultKind, PlannedFaults
-from rekey.tables.memory import MemoryTableService
 from tests.dualwriting import TAGGED, DualWorld, delete, insert, key_row, memory_world, merge, replace, upsert
+from tests.faults import Call, Fault, FaultKind, PlannedFaults
+from tests.memory import MemoryTableService
 from tests.worlds import POSTS, USERS, post, user
 
 ANN = EntityKey("eu", "ann@example.com")

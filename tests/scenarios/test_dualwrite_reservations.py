@@ -18,9 +18,9 @@ from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase
 from rekey.protocol.rules import View
 from rekey.tables.base import Operation
-from rekey.tables.faults import Call, Fault, FaultKind, Planned, PlannedFaults
-from rekey.tables.memory import MemoryTableService
 from tests.dualwriting import DualWorld, delete, insert, memory_world, merge, replace, upsert
+from tests.faults import Call, Fault, FaultKind, Planned, PlannedFaults
+from tests.memory import MemoryTableService
 from tests.worlds import POSTS, post
 
 HELLO = EntityKey("blog", "hello")

@@ -16,9 +16,9 @@ from rekey.model import Row, content_of, key_of
 from rekey.phases import ControlPhase
 from rekey.protocol.rules import View
 from rekey.tables.base import Operation
-from rekey.tables.faults import Call
-from rekey.tables.memory import MemoryTableService
 from tests.dualwriting import TAGGED, DualWorld, delete, insert, key_row, memory_world, merge, replace, upsert
+from tests.faults import Call
+from tests.memory import MemoryTableService
 from tests.worlds import POSTS, USERS, post, user
 
 

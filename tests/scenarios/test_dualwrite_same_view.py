@@ -17,8 +17,8 @@ from rekey.mapping.rows import TargetKey
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase
 from rekey.protocol.rules import View
-from rekey.tables.memory import MemoryTableService
 from tests.dualwriting import TAGGED, delete, insert, memory_world, merge, replace, upsert
+from tests.memory import MemoryTableService
 from tests.worlds import LOWERED, POSTS, USERS, post, user
 
 ANN = EntityKey("eu", "ann@example.com")

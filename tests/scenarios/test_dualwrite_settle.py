@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from rekey.errors import Unavailable
-from rekey.tables.faults import Call, Fault, FaultKind, Planned, PlannedFaults
-from rekey.tables.memory import MemoryTableService
 from tests.dualwriting import insert, memory_world
+from tests.faults import Call, Fault, FaultKind, Planned, PlannedFaults
+from tests.memory import MemoryTableService
 from tests.worlds import USERS, user
 
 

@@ -20,7 +20,6 @@ from rekey.runner import commands
 from rekey.runner.run import Run
 from rekey.state.store import State
 from rekey.tables.base import SIGNED_S, Operation, Verb
-from rekey.tables.faults import Call, Fault, FaultKind, Planned, PlannedFaults
 from tests.commands import Commands
 from tests.company import company
 from tests.erasing import (
@@ -43,6 +42,7 @@ from tests.erasing import (
     tombstones,
 )
 from tests.evidence import prove
+from tests.faults import Call, Fault, FaultKind, Planned, PlannedFaults
 from tests.projects import USERS_SCRIPT
 from tests.worlds import user
 

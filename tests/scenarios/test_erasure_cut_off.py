@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from rekey.mapping.rows import MAPPING_TABLE
-from rekey.tables.faults import Call
 from tests.commands import Commands
 from tests.erasing import (
     PLAIN_USERS,
@@ -23,6 +22,7 @@ from tests.erasing import (
     subject,
     tombstones,
 )
+from tests.faults import Call
 from tests.projects import USERS_SCRIPT
 from tests.worlds import Killed
 

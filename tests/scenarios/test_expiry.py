@@ -15,7 +15,6 @@ from rekey.mapping.rows import MAPPING_TABLE
 from rekey.mapping.sealing import key_partition
 from rekey.mapping.wrapping import LocalWrappingKey
 from rekey.model import EntityKey, Row, content_of
-from rekey.tables.faults import Call
 from tests.commands import Commands
 from tests.diagnosing import changed
 from tests.erasing import (
@@ -41,6 +40,7 @@ from tests.erasing import (
     tombstones,
 )
 from tests.evidence import checked, exported, prove, with_key
+from tests.faults import Call
 from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, WRAPPING_KEY
 from tests.worlds import Killed, user
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from rekey.core.clock import FakeClock
 from rekey.inspect.inspect import SAMPLE_REQUESTS, inspect_table
 from rekey.inspect.profile import Order
 from rekey.inspect.render import inspection_text
@@ -22,9 +21,10 @@ from rekey.model import EntityKey, Row
 from rekey.present.text import WIDTH
 from rekey.rehearse.generate import posts, telemetry, users
 from rekey.tables.azure import AzureTableService
-from rekey.tables.memory import MemoryTableService
 from rekey.tables.sent import Kind
 from tests.bigtable import MadeUpTable
+from tests.fakeclock import FakeClock
+from tests.memory import MemoryTableService
 from tests.planning import fill
 
 MEBIBYTE = 1024 * 1024

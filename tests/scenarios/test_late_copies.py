@@ -14,9 +14,9 @@ from rekey.core.clock import TICKS_PER_SECOND
 from rekey.model import key_of
 from rekey.protocol import lease
 from rekey.tables.base import Operation
-from rekey.tables.faults import Call, Fault, FaultKind, Planned, PlannedFaults
 from tests.company import Company, application, as_application, company
 from tests.dualwriting import delete
+from tests.faults import Call, Fault, FaultKind, Planned, PlannedFaults
 from tests.projects import USERS_SCRIPT
 from tests.worlds import Killed, user
 

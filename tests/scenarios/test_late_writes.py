@@ -29,9 +29,9 @@ from rekey.runner.intents import RUNNER
 from rekey.runner.run import OPEN_S, Options, StopFlag
 from rekey.state.store import State
 from rekey.tables.base import SIGNED_S, Operation
-from rekey.tables.faults import Call, Fault, FaultKind, Planned, PlannedFaults
 from tests.company import QUICK, Client, Company, application, as_application, company
 from tests.dualwriting import delete, upsert
+from tests.faults import Call, Fault, FaultKind, Planned, PlannedFaults
 from tests.projects import USERS_SCRIPT, Project
 from tests.simulation.dual_people import plan_for
 from tests.worlds import SECRET, Killed, contents, user

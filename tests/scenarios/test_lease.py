@@ -30,8 +30,8 @@ from rekey.protocol.lease import (
 )
 from rekey.state.filelock import FileLock
 from rekey.tables.base import SIGNED_S
-from rekey.tables.faults import Call, Fault, FaultKind
-from rekey.tables.memory import MemoryTableService
+from tests.faults import Call, Fault, FaultKind
+from tests.memory import MemoryTableService
 
 SCRIPT = "0001_users"
 HERE = Holder("here", "boot-1", 100, "process-1", "1:10", "pid:[1]")

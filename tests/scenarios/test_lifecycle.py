@@ -31,10 +31,10 @@ from rekey.protocol.lease import RunnerLease
 from rekey.runner import commands
 from rekey.runner.commands import Mode
 from rekey.runner.run import Options, StopFlag
-from rekey.tables.faults import Call
 from tests.declared import under_writes
 from tests.erasing import PLAIN_USERS
 from tests.evidence import prove
+from tests.faults import Call
 from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
 from tests.worlds import SECRET, Killed, contents, mapped, post, user
 

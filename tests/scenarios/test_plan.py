@@ -12,7 +12,6 @@ import pytest
 from rekey import Migration, Target, keys, props
 from rekey.copy.checkpoint import copy_segments
 from rekey.copy.scan import window_of
-from rekey.core.clock import FakeClock
 from rekey.errors import CredentialRefused, EndpointDown, ExitCode
 from rekey.inspect.inventory import SampleSize
 from rekey.model import Row
@@ -26,9 +25,10 @@ from rekey.project.config import Limits
 from rekey.rehearse.generate import GENERATORS
 from rekey.state.models import Segment
 from rekey.tables.azure import AzureTableService
-from rekey.tables.faults import Call
-from rekey.tables.memory import MemoryTableService
 from rekey.tables.sent import Kind
+from tests.fakeclock import FakeClock
+from tests.faults import Call
+from tests.memory import MemoryTableService
 from tests.oddrows import generic
 from tests.planning import FINGERPRINTS, IDS, SMALL_SAMPLE, codes, fill, plan_one, subject
 from tests.worlds import LOWERED, POSTS, USERS, World, never, nothing, post, user
@@ -292,7 +292,7 @@ async def test_short_and_empty_pages_are_read_to_the_end(memory: MemoryTableServ
     turn = 0
 
     def decide(_call: Call) -> object:
-        from rekey.tables.faults import Fault, FaultKind
+        from tests.faults import Fault, FaultKind
 
         nonlocal turn
         turn += 1

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from rekey import Migration, query
-from rekey.core.clock import FakeClock
 from rekey.declaration.scripts import load_scripts
 from rekey.errors import ExitCode
 from rekey.plan.as_json import plan_json
@@ -21,10 +20,11 @@ from rekey.plan.subject import PlanOptions
 from rekey.present.text import WIDTH
 from rekey.rehearse.generate import GENERATORS
 from rekey.state.models import PLAN_FACT
-from rekey.tables.memory import MemoryTableService
 from tests.advising import planned
 from tests.commands import Commands
 from tests.documents import ROOT
+from tests.fakeclock import FakeClock
+from tests.memory import MemoryTableService
 from tests.planning import fill, plan_one, subject
 from tests.projects import USERS_SCRIPT, Project
 from tests.worlds import LOWERED, USERS, user

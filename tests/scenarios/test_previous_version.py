@@ -14,20 +14,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rekey.tables.stored import StoredRows
 
-from rekey.core.clock import TICKS_PER_SECOND, FakeClock, format_ticks, ticks_of
+from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 from rekey.declaration.mapper import Mapper
 from rekey.errors import GateClosed
 from rekey.model import TIMESTAMP, EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol.rules import View
 from rekey.tables.base import Operation, Verb
-from rekey.tables.faults import Call
-from rekey.tables.memory import MemoryTableService
-from rekey.tables.stored import StoredRows
 from tests.commands import Commands
 from tests.company import Company
 from tests.evidence import handed_over
+from tests.fakeclock import FakeClock
+from tests.faults import Call
+from tests.memory import MemoryTableService
 from tests.projects import Project
 from tests.worlds import SECRET, contents, mapped
 

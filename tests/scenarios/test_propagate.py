@@ -7,8 +7,8 @@ import pytest
 from rekey.errors import Collision, RowRefused
 from rekey.mapping.rows import TargetKey
 from rekey.model import EntityKey, Row, etag_of, key_of
-from rekey.tables.faults import Call
-from rekey.tables.memory import MemoryTableService
+from tests.faults import Call
+from tests.memory import MemoryTableService
 from tests.worlds import LOWERED, POSTS, USERS, World, post, user
 
 ANN = EntityKey("eu", "ann@example.com")

@@ -38,9 +38,9 @@ from rekey.runner import commands
 from rekey.runner.run import Options, StopFlag
 from rekey.state.store import State
 from rekey.tables.base import Operation, Verb
-from rekey.tables.faults import Call
 from tests.canaries import Canaries
 from tests.company import Company, Ledger, as_application, company, traffic
+from tests.faults import Call
 from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, WRAPPING_KEY, Project
 from tests.scenarios.test_dualwrite_lifecycle import new_post, old_post, own_keys
 from tests.worlds import post, user

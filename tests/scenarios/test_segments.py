@@ -16,14 +16,15 @@ from hypothesis import strategies as st
 from rekey.copy.checkpoint import copy_segments
 from rekey.copy.scan import Reading, WindowSize
 from rekey.copy.throttle import Throttle
-from rekey.core.clock import TICKS_PER_SECOND, FakeClock
+from rekey.core.clock import TICKS_PER_SECOND
 from rekey.errors import StateUnusable
 from rekey.model import EVERYTHING, LAST_ROW, EntityKey, KeyRange, Row, key_of
 from rekey.state.models import Segment
 from rekey.state.store import State
-from rekey.tables.faults import Call
-from rekey.tables.memory import MemoryTable, MemoryTableService
-from rekey.tables.probing import character_of, find_middle, rank_of
+from rekey.tables.split import character_of, find_middle, rank_of
+from tests.fakeclock import FakeClock
+from tests.faults import Call
+from tests.memory import MemoryTable, MemoryTableService
 from tests.worlds import USERS, Killed, World, never, nothing, user
 
 SCRIPT, PURPOSE = "0001_users", "backfill"

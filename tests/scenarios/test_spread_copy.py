@@ -29,9 +29,9 @@ from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import Phase
 from rekey.runner import commands, steering
 from rekey.runner.run import Options, StopFlag
-from rekey.tables.faults import Call
 from tests.company import company
 from tests.dualwriting import delete
+from tests.faults import Call
 from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
 from tests.spreading import NAME, Inline, Plain, inline
 from tests.worlds import SECRET, contents, mapped, post, user

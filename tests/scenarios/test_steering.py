@@ -17,8 +17,8 @@ from rekey.phases import Phase
 from rekey.runner import commands, steering
 from rekey.runner.steering import Steering
 from rekey.state.store import State
-from rekey.tables.faults import Call
 from tests.commands import Commands
+from tests.faults import Call
 from tests.projects import USERS_SCRIPT, Project
 from tests.worlds import user
 

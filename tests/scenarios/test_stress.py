@@ -11,7 +11,6 @@ import pytest
 
 from rekey.cli.main import run as rekey_run
 from rekey.cli.shell import Surroundings
-from rekey.core.clock import FakeClock
 from rekey.core.progress import Silent
 from rekey.errors import CredentialRefused, RekeyError, ServiceError
 from rekey.model import Row
@@ -22,11 +21,12 @@ from rekey.stress.report import Bounds, StressReport
 from rekey.stress.run import Notes, new_name, spread_of_design, spread_of_table, stress
 from rekey.stress.spread import ONE_PARTITION, MadeUp, Spread
 from rekey.stress.steps import Limit
-from rekey.tables.faults import Call, Fault, FaultKind
-from rekey.tables.memory import MemoryTableService
 from rekey.tables.probe import Heard
 from tests.declared import USERS, named
+from tests.fakeclock import FakeClock
+from tests.faults import Call, Fault, FaultKind
 from tests.limiting import PartitionLimit
+from tests.memory import MemoryTableService
 from tests.projects import Project
 from tests.worlds import user
 

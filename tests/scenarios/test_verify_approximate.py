@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from rekey.core.clock import FakeClock
 from rekey.errors import ExitCode, Interrupted
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.present.text import WIDTH
-from rekey.tables.memory import MemoryTableService
 from rekey.verify import count as count_module
 from rekey.verify.count import count
 from rekey.verify.divergence import Kind
 from rekey.verify.render import render
 from rekey.verify.report import exit_code
 from rekey.verify.sample import reservoir, sample
+from tests.fakeclock import FakeClock
+from tests.memory import MemoryTableService
 from tests.verifying import context, filled, rows_of, source_id
 from tests.worlds import POSTS, USERS, World, post, user
 

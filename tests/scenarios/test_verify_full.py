@@ -13,12 +13,12 @@ import pytest
 from rekey.errors import Collision, ExitCode
 from rekey.model import EntityKey, Row, content_of
 from rekey.present.text import WIDTH
-from rekey.tables.memory import MemoryTableService
 from rekey.verify import spill
 from rekey.verify.divergence import Change, Kind, Outcome, PropertyDifference
 from rekey.verify.full import full
 from rekey.verify.render import render
 from rekey.verify.report import exit_code
+from tests.memory import MemoryTableService
 from tests.verifying import context, filled, rows_of, source_id, target_id
 from tests.worlds import LOWERED, POSTS, USERS, World, post, user
 

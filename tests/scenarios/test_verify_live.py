@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from rekey.core.clock import FakeClock
 from rekey.errors import Interrupted, MachineFailed
 from rekey.model import EntityKey, KeyRange, Row, content_of, key_of
-from rekey.tables.faults import Call, Fault, FaultKind
-from rekey.tables.memory import MemoryTableService
 from rekey.verify.context import RecheckPolicy
 from rekey.verify.divergence import Kind
 from rekey.verify.full import full
 from rekey.verify.render import render
 from rekey.verify.summing import sum_up
 from rekey.verify.sums import Partial
+from tests.fakeclock import FakeClock
+from tests.faults import Call, Fault, FaultKind
+from tests.memory import MemoryTableService
 from tests.verifying import context, filled, source_id
 from tests.worlds import POSTS, USERS, World, post, user
 

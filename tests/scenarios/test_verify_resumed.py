@@ -18,10 +18,10 @@ from rekey.model import Row, content_of, key_of
 from rekey.runner import commands, steering, verification
 from rekey.runner.commands import Mode
 from rekey.runner.run import Options, StopFlag
-from rekey.tables.faults import Call
 from rekey.verify import summing
 from rekey.verify.render import render
 from rekey.verify.report import FullReport
+from tests.faults import Call
 from tests.projects import USERS_SCRIPT, Project
 from tests.spreading import NAME, Inline, Plain, inline
 from tests.worlds import user
@@ -81,7 +81,7 @@ async def _calm(_call: Call) -> None:
 
 def small_pages(monkeypatch: pytest.MonkeyPatch, rows: int = 40) -> None:
     """Let scans give small pages, so that there are many."""
-    from rekey.tables.memory import MemoryTable
+    from tests.memory import MemoryTable
 
     scan = MemoryTable.scan
 

@@ -21,11 +21,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from rekey.core.clock import TICKS_PER_SECOND, FakeClock
+from rekey.core.clock import TICKS_PER_SECOND
 from rekey.errors import ServiceError
 from rekey.tables.base import Operation
-from rekey.tables.faults import Call, Fault, FaultKind
-from rekey.tables.memory import MemoryTable, MemoryTableService
+from tests.fakeclock import FakeClock
+from tests.faults import Call, Fault, FaultKind
+from tests.memory import MemoryTable, MemoryTableService
 from tests.simulation.repeating import Repeating
 from tests.worlds import Killed
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from rekey.declaration.mapper import Mapper
 from rekey.model import EntityKey, Row, content_of, key_of
-from rekey.tables.memory import MemoryTable
+from tests.memory import MemoryTable
 from tests.worlds import post, user
 
 

@@ -34,7 +34,7 @@ from rekey.protocol.registry import Registry
 from rekey.protocol.rules import SOURCE, TARGET, Side
 from rekey.runner import client_barrier as following
 from rekey.runner import freeze, intents
-from rekey.tables.faults import Call
+from tests.faults import Call
 from tests.simulation.dual_small import DualParts, DualWorld, Works
 from tests.simulation.scheduler import Scheduler, Waits
 from tests.simulation.witness import Client

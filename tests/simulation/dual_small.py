@@ -26,7 +26,7 @@ from typing import Any
 from rekey.client.route import Writer
 from rekey.client.work import ClientParts, Counters
 from rekey.copy.sweep import settle_moved
-from rekey.core.clock import FakeClock, format_ticks
+from rekey.core.clock import format_ticks
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Migration
 from rekey.mapping.rows import JOURNAL_TABLE
@@ -39,7 +39,8 @@ from rekey.protocol.rules import SOURCE, TARGET, Side, View
 from rekey.protocol.sweeper import Company, Sweeper
 from rekey.runner.intents import announcing
 from rekey.tables.base import Operation
-from rekey.tables.faults import Call
+from tests.fakeclock import FakeClock
+from tests.faults import Call
 from tests.simulation.repeating import Repeating
 from tests.simulation.scheduler import Held, HeldTable, Scheduler, Waits
 from tests.simulation.small import Parts, SmallWorld

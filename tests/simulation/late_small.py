@@ -56,7 +56,7 @@ from rekey.runner.phases import backfill
 from rekey.runner.run import Run, StopFlag
 from rekey.state.models import Segment
 from rekey.tables.base import Accounts, Table, TableService
-from rekey.tables.faults import Call
+from tests.faults import Call
 from tests.simulation.scheduler import Actor, Scheduler, Waits
 from tests.simulation.small import DeltaWorld, DigestsInMemory, Do, Parts
 from tests.worlds import SCRIPT, go_on

@@ -2,8 +2,8 @@
 
 Rules kept here:
 
-* It is the program's own code that repeats and settles (`rekey.tables.requests`, `rekey.tables.retry`,
-  `rekey.tables.settle`); only the sending of one attempt is the simulation's.
+* It is the program's own code that repeats and settles (`rekey.tables.requests`); only the sending of one
+  attempt is the simulation's.
 * An attempt goes out by the allowance that counts in that moment, however long ago it was decided.
 """
 
@@ -19,11 +19,10 @@ from rekey.errors import Ambiguous, ConditionFailed, EndpointDown, RowExists, Ro
 from rekey.errors import Unavailable as Busy
 from rekey.model import ETAG
 from rekey.tables import allowance
+from rekey.tables.answers import Answer
 from rekey.tables.base import Operation, Table
-from rekey.tables.requests import Requester
-from rekey.tables.retry import RetryPolicy
-from rekey.tables.settle import Landed, all_landed
-from rekey.tables.transport import Answer, NoAnswer, NotSent, Request
+from rekey.tables.requests import Landed, Requester, RetryPolicy, all_landed
+from rekey.tables.transport import NoAnswer, NotSent, Request
 
 ETags = list[str | None]
 
@@ -60,7 +59,7 @@ class _Attempts:
         return _Answered(0, {}, b"", etags, refused)
 
 
-def _read(answer: Answer) -> ETags:
+def _read(answer: Answer, _doing: str) -> ETags:
     if answer.refused is not None:  # type: ignore[attr-defined]
         raise answer.refused  # type: ignore[attr-defined]
     return answer.etags or []  # type: ignore[attr-defined]

@@ -24,14 +24,13 @@ from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any
 
-from rekey.core.clock import FakeClock
 from rekey.errors import Ambiguous, ServiceError, Unavailable
 from rekey.model import EVERYTHING, EntityKey, KeyRange, Row
 from rekey.tables.base import MAX_PAGE_ROWS, Operation, Page
-from rekey.tables.faults import Call
-from rekey.tables.memory import MemoryTable, MemoryTableService, _prepare
 from rekey.tables.rules import check_key_part
-from rekey.tables.stored import StoredRows
+from tests.fakeclock import FakeClock
+from tests.faults import Call
+from tests.memory import MemoryTable, MemoryTableService, StoredRows, _prepare
 from tests.simulation.loop import OWNER, SimulatedLoop
 
 

@@ -23,7 +23,7 @@ from rekey.copy.delta import delta_pass
 from rekey.copy.scan import WindowSize
 from rekey.copy.sweep import sweep
 from rekey.copy.write import Copier
-from rekey.core.clock import TICKS_PER_SECOND, FakeClock
+from rekey.core.clock import TICKS_PER_SECOND
 from rekey.declaration.mapper import Mapper, TargetRow
 from rekey.declaration.migration import Migration
 from rekey.errors import RowExists, RowMissing
@@ -34,10 +34,11 @@ from rekey.model import TIMESTAMP, EntityKey, Row, key_of
 from rekey.protocol.propagate import Propagator
 from rekey.state.models import Segment
 from rekey.tables.base import Table
-from rekey.tables.faults import Call
 from rekey.verify.context import ReconcileContext
 from rekey.verify.full import full
 from rekey.verify.report import FullReport
+from tests.fakeclock import FakeClock
+from tests.faults import Call
 from tests.simulation.explore import Scenario
 from tests.simulation.scheduler import HeldService, Scheduler
 from tests.worlds import SCRIPT, SECRET, contents, go_on, mapped, never, nothing

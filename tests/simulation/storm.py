@@ -33,16 +33,16 @@ from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from rekey.core.clock import TICKS_PER_SECOND, FakeClock, ticks_of
+from rekey.core.clock import TICKS_PER_SECOND, ticks_of
 from rekey.errors import Ambiguous, CredentialRefused, ServiceError, Unavailable
 from rekey.model import EVERYTHING, EntityKey, KeyRange, Row
 from rekey.tables import allowance
 from rekey.tables.answers import may_be_applied
 from rekey.tables.base import MAX_PAGE_ROWS, SHARED_SERVICE_S, Operation, Page
-from rekey.tables.faults import Call, Fault, FaultKind
-from rekey.tables.memory import MemoryTable, MemoryTableService, _prepare
 from rekey.tables.rules import check_key_part, check_table_name
-from rekey.tables.stored import StoredRows
+from tests.fakeclock import FakeClock
+from tests.faults import Call, Fault, FaultKind
+from tests.memory import MemoryTable, MemoryTableService, StoredRows, _prepare
 from tests.simulation.loop import OWNER, Handle, SimulatedLoop
 from tests.simulation.repeating import Repeating
 

@@ -13,9 +13,9 @@ import pytest
 from rekey import Migration, keys, props, query
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 from rekey.core.severity import Severity
-from rekey.declaration.catalogue import CODES
 from rekey.declaration.keys import Expression
 from rekey.declaration.keys.keyed import opaque
+from rekey.declaration.requirements import CODES
 from rekey.model import Row
 from rekey.plan.advice import gather
 from rekey.plan.advice.advise import advise

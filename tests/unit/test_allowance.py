@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from rekey.core.clock import FakeClock
 from rekey.errors import Ambiguous, Unavailable
 from rekey.tables.allowance import at_a_rate, while_allowed
-from rekey.tables.requests import Requester
-from rekey.tables.retry import RetryPolicy
-from rekey.tables.transport import Answer, NoAnswer, NotSent, Request
+from rekey.tables.answers import Answer
+from rekey.tables.requests import Requester, RetryPolicy
+from rekey.tables.transport import NoAnswer, NotSent, Request
+from tests.fakeclock import FakeClock
 
 
 class Over(Exception):
@@ -42,7 +42,7 @@ async def test_a_write_that_waits_for_another_attempt_is_not_sent_again_when_the
             raise Over
 
     with while_allowed(two_attempts), pytest.raises(Ambiguous) as left_open:
-        await requester(transport).call(Request("POST", "$batch", "write"), lambda answer: answer)
+        await requester(transport).call(Request("POST", "$batch", "write"), lambda answer, _: answer)
     assert transport.sent == 2
     assert isinstance(left_open.value.__cause__, Over), "what became of those that were sent nobody knows"
 
@@ -53,10 +53,10 @@ async def test_reads_are_not_asked_about_and_without_a_limit_all_attempts_are_ma
 
     transport = Mute()
     with while_allowed(never), pytest.raises(Unavailable):
-        await requester(transport).read(Request("GET", "Users()", "read"), lambda answer: answer)
+        await requester(transport).read(Request("GET", "Users()", "read"), lambda answer, _: answer)
     assert transport.sent == 5
     transport = Mute()
-    outcome = await requester(transport).call(Request("POST", "$batch", "write"), lambda answer: answer)
+    outcome = await requester(transport).call(Request("POST", "$batch", "write"), lambda answer, _: answer)
     assert (transport.sent, outcome.ambiguous) == (5, True)
 
 
@@ -87,7 +87,7 @@ class Listener:
         self._said.append("again")
 
 
-def status_of(answer: Answer) -> int:
+def status_of(answer: Answer, _doing: str) -> int:
     if answer.status == 503:
         raise Unavailable("busy", code="ServerBusy", status=503)
     if answer.status == 500:

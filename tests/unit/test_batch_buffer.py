@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from rekey.copy.batches import BatchBuffer
 from rekey.copy.map import CopyWindow, Write
-from rekey.core.clock import FakeClock
 from rekey.model import EntityKey
 from rekey.tables.base import Verb
-from rekey.tables.memory import MemoryTableService
+from tests.fakeclock import FakeClock
+from tests.memory import MemoryTableService
 
 
 def held(windows: int = 2) -> BatchBuffer:

@@ -12,7 +12,7 @@ from benchmarks.project import USERS
 from benchmarks.shape import Mapped, Shape
 from benchmarks.stub import Stub
 from rekey.model import EntityKey, KeyRange
-from rekey.tables.filters import range_filters
+from rekey.tables.wire import range_filters
 
 
 def stub(rows: int) -> Stub:

@@ -10,7 +10,7 @@ import pytest
 
 from rekey.cli.shell import Shell
 from rekey.cli.status import _told
-from rekey.core.clock import FakeClock, ticks_of
+from rekey.core.clock import ticks_of
 from rekey.declaration.migration import Declared, Migration
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import EntityKey
@@ -24,7 +24,8 @@ from rekey.state.store import State
 from rekey.status.facts import RETURNED_AFTER, UNFOLLOWED, Facts, Intents, Lease, Wait, waits
 from rekey.status.reader import look_at
 from rekey.status.status import judge
-from rekey.tables.memory import MemoryTableService
+from tests.fakeclock import FakeClock
+from tests.memory import MemoryTableService
 from tests.worlds import SCRIPT, USERS
 
 NOW = "2024-01-02T00:00:00.0000000Z"

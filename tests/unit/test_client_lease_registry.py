@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rekey.core.clock import TICKS_PER_SECOND, FakeClock
+from rekey.core.clock import TICKS_PER_SECOND
 from rekey.errors import StateUnusable
 from rekey.mapping.rows import CONTROL_TABLE, LEASE_ROW_KEY
 from rekey.protocol.registry import (
@@ -23,8 +23,9 @@ from rekey.protocol.registry import (
     standing,
     to_row,
 )
-from rekey.tables.faults import Fault, FaultKind, Planned, PlannedFaults
-from rekey.tables.memory import MemoryTableService
+from tests.fakeclock import FakeClock
+from tests.faults import Fault, FaultKind, Planned, PlannedFaults
+from tests.memory import MemoryTableService
 
 SCRIPT = "0001_users"
 CLIENT = ClientRow(

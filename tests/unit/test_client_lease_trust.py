@@ -17,7 +17,7 @@ from rekey.model import EntityKey
 from rekey.phases import ControlPhase
 from rekey.protocol.permits import Permit
 from rekey.protocol.registry import SAFETY_S, is_current, is_over
-from rekey.tables.faults import Call, FaultKind
+from tests.faults import Call, FaultKind
 from tests.leasing import FACTS, LEASE_S, LONGEST_S, SCRIPT, C, D, F, S, World, epoch_of, refused
 
 

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from rekey.core.clock import FakeClock, SystemClock, format_ticks, ticks_of
+from rekey.core.clock import SystemClock, format_ticks, ticks_of
+from tests.fakeclock import FakeClock
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+from unittest.mock import AsyncMock
 
 import pytest
 from azure.core.credentials import AccessToken, AzureNamedKeyCredential
 from azure.core.exceptions import ClientAuthenticationError
+from azure.core.pipeline import PipelineContext, PipelineRequest
 from azure.core.pipeline.transport import HttpRequest
 from azure.identity.aio import DefaultAzureCredential
 
@@ -14,8 +16,9 @@ from rekey.errors import ConfigurationError, CredentialRefused
 from rekey.migration.opening import credential_for
 from rekey.model import EntityKey
 from rekey.project.config import Account
+from rekey.tables import credentials
 from rekey.tables.azure import AzureTableService
-from rekey.tables.credentials import SharedKey, SharedKeyLitePolicy, signature_of
+from rekey.tables.credentials import SharedKey, SharedKeyLitePolicy, signed_headers
 
 KEY = base64.b64encode(b"0123456789abcdef").decode()
 
@@ -34,36 +37,45 @@ def test_what_is_no_key_is_refused_without_being_repeated(key: str) -> None:
     assert key not in str(raised.value)
 
 
+DATE = "Wed, 31 Jan 2024 12:00:00 GMT"
+
+
+@pytest.fixture
+def one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(credentials, "formatdate", lambda usegmt: DATE)
+
+
+@pytest.mark.usefixtures("one_moment")
 def test_a_signature_is_over_date_account_and_the_address_as_it_goes_out() -> None:
     """Shared Key Lite: HMAC-SHA-256 over date, newline, canonicalised resource. The expected value was
     computed with `openssl dgst -sha256 -mac HMAC`; a query is not part of it."""
     credential = SharedKey.of("tables", KEY)
     url = "http://127.0.0.1:10002/tables/T(PartitionKey='a%2Bb',RowKey='%27%27')?$select=A"
-    date = "Wed, 31 Jan 2024 12:00:00 GMT"
-    assert signature_of(credential, date, url) == "52TeP3i59t5SVzelCBs+Ik10Q3ZaT+i2OkJaqZJICIU="
-    assert (
-        signature_of(credential, date, url.partition("?")[0])
-        == "52TeP3i59t5SVzelCBs+Ik10Q3ZaT+i2OkJaqZJICIU="
-    )
+    expected = {
+        "x-ms-date": DATE,
+        "Authorization": "SharedKeyLite tables:52TeP3i59t5SVzelCBs+Ik10Q3ZaT+i2OkJaqZJICIU=",
+    }
+    assert signed_headers(credential, url) == expected
+    assert signed_headers(credential, url.partition("?")[0]) == expected
 
 
-def test_a_key_that_its_owner_renews_signs_the_next_request() -> None:
+@pytest.mark.usefixtures("one_moment")
+async def test_a_key_that_its_owner_renews_signs_the_next_request() -> None:
     """An application's own credential object, which it may update at any time."""
     named = AzureNamedKeyCredential("tables", KEY)
-    policy = SharedKeyLitePolicy(named)
-
-    def signed() -> tuple[str, str]:
-        message = HttpRequest("GET", "http://127.0.0.1:10002/tables/T()")
-        policy.sign(message)
-        return message.headers["x-ms-date"], message.headers["Authorization"]
-
-    date, first = signed()
     url = "http://127.0.0.1:10002/tables/T()"
-    assert first == f"SharedKeyLite tables:{signature_of(SharedKey.of('tables', KEY), date, url)}"
+    policy = SharedKeyLitePolicy(named)
+    policy.next = AsyncMock()
+
+    async def sent() -> dict[str, str]:
+        message = HttpRequest("GET", url)
+        await policy.send(PipelineRequest(message, PipelineContext(None)))
+        return dict(message.headers)
+
+    assert await sent() == signed_headers(SharedKey.of("tables", KEY), url)
     renewed = base64.b64encode(b"another key").decode()
     named.update("tables", renewed)
-    date, second = signed()
-    assert second == f"SharedKeyLite tables:{signature_of(SharedKey.of('tables', renewed), date, url)}"
+    assert await sent() == signed_headers(SharedKey.of("tables", renewed), url)
 
 
 async def test_https_without_a_key_uses_ones_own_identity() -> None:

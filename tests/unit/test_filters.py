@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekey.model import EVERYTHING, LAST_ROW, EntityKey, KeyRange, utf16_order
-from rekey.tables.filters import MAX_ADDRESS_BYTES, both, modified_filter, quoted, range_filters
-from rekey.tables.wire import escape
+from rekey.tables.wire import MAX_ADDRESS_BYTES, both, escape, modified_filter, quoted, range_filters
 
 _CONDITION = re.compile(r"(PartitionKey|RowKey) (eq|gt|lt|le) '((?:[^']|'')*)'(?: and |$)")
 

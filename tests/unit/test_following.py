@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rekey.core.clock import TICKS_PER_SECOND, FakeClock
+from rekey.core.clock import TICKS_PER_SECOND
 from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow
 from rekey.protocol.registry import SAFETY_S, ClientRow
 from rekey.runner.client_barrier import Clients, Deadline, named
+from tests.fakeclock import FakeClock
 
 CONTROL = ControlRow(
     script_id="0001_users",

@@ -35,7 +35,7 @@ from rekey.mapping.sealing import (
 from rekey.mapping.wrapping import LocalWrappingKey, WrappingKeys
 from rekey.model import ETAG, EntityKey, Row
 from rekey.tables.base import Table
-from rekey.tables.memory import MemoryTableService
+from tests.memory import MemoryTableService
 
 OLD = EntityKey("eu", "ann@example.com")
 OTHER = EntityKey("eu", "bob@example.com")

@@ -21,7 +21,7 @@ from rekey.mapping.vault import KeyVaultWrappingKey
 from rekey.mapping.wrapping import Wrapped
 from rekey.migration.opening import open_wrapping
 from rekey.project.config import load_config
-from rekey.tables.memory import MemoryTableService
+from tests.memory import MemoryTableService
 from tests.vaults import SAID, Credential, FakeVault, Refused, decoded, unpadded
 
 URL = "https://acme.vault.azure.net/keys/mapping"

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from rekey.core.clock import FakeClock
 from rekey.errors import (
     Ambiguous,
     EndpointDown,
@@ -21,8 +20,9 @@ from rekey.errors import (
 )
 from rekey.model import EntityKey, Row, etag_of, key_of
 from rekey.tables.base import Operation, Page, Verb
-from rekey.tables.faults import Call, Fault, FaultKind, Faults, Planned, PlannedFaults, SeededFaults
-from rekey.tables.memory import MemoryTable, MemoryTableService
+from tests.fakeclock import FakeClock
+from tests.faults import Call, Fault, FaultKind, Faults, Planned, PlannedFaults, SeededFaults
+from tests.memory import MemoryTable, MemoryTableService
 
 KEY = EntityKey("p", "r")
 

@@ -15,11 +15,11 @@ from urllib.parse import quote
 import pytest
 
 from rekey.model import EVERYTHING, EntityKey, KeyRange
-from rekey.tables import readers
-from rekey.tables.filters import MAX_ADDRESS_BYTES, range_filters
+from rekey.tables import answers
+from rekey.tables.answers import Answer
 from rekey.tables.paging import FIRST_PAGE_ROWS, PAGE_BYTES, PageSize, read_range
-from rekey.tables.transport import Answer, Request
-from rekey.tables.wire import decode_rows
+from rekey.tables.transport import Request
+from rekey.tables.wire import MAX_ADDRESS_BYTES, decode_rows, range_filters
 
 
 class Pages:
@@ -31,7 +31,7 @@ class Pages:
         self.bodies: list[bytes | None] = []
         self.row_keys: dict[int, str] = {}
 
-    async def read(self, request: Request, read: Callable[[Answer], Any]) -> Any:
+    async def read(self, request: Request, read: Callable[[Answer, str], Any]) -> Any:
         number = len(self.asked)
         self.asked.append(request.path)
         await asyncio.sleep(0)
@@ -39,7 +39,8 @@ class Pages:
         if number in self.row_keys:
             following["x-ms-continuation-NextRowKey"] = self.row_keys[number]
         body = page((str(number), ""))
-        return read(Answer(200, following, self.bodies.pop(0) or body if self.bodies else body))
+        answer = Answer(200, following, self.bodies.pop(0) or body if self.bodies else body)
+        return read(answer, request.doing)
 
 
 def page(*rows: tuple[str, str]) -> bytes:
@@ -91,7 +92,7 @@ async def test_one_page_is_fetched_ahead_and_becomes_rows_when_it_is_asked_for(
         decoded.append(body)
         return decode_rows(body)
 
-    monkeypatch.setattr(readers, "decode_rows", decode)
+    monkeypatch.setattr(answers, "decode_rows", decode)
     pages = Pages()
     async with aclosing(scan(pages, "a")) as found:
         await anext(found)

@@ -80,7 +80,7 @@ def test_advice_that_came_or_went_or_weighs_otherwise_is_named(
 async def test_a_plan_is_held_to_the_advice_that_it_gives(memory: object, tmp_path: Path) -> None:
     """Long keys come into a live table between plan and apply: neither script nor size moved."""
     from rekey.plan.plan import make_plan, take_basis
-    from rekey.tables.memory import MemoryTableService
+    from tests.memory import MemoryTableService
 
     assert isinstance(memory, MemoryTableService)
     options = PlanOptions()
@@ -144,7 +144,7 @@ async def test_a_written_plan_is_read_back_and_holds_no_key_even_if_keys_were_sh
     memory: object, tmp_path: Path
 ) -> None:
     from rekey.plan.plan import make_plan, take_basis
-    from rekey.tables.memory import MemoryTableService
+    from tests.memory import MemoryTableService
 
     assert isinstance(memory, MemoryTableService)
     await fill(memory, "Users", [user("anna@mail.example"), user("ANNA@mail.example", "us")])
@@ -167,7 +167,7 @@ async def test_a_file_that_is_not_what_was_written_is_refused(
     memory: object, tmp_path: Path, harm: str
 ) -> None:
     from rekey.plan.plan import make_plan
-    from rekey.tables.memory import MemoryTableService
+    from tests.memory import MemoryTableService
 
     assert isinstance(memory, MemoryTableService)
     await fill(memory, "Users", [user("anna@mail.example")])

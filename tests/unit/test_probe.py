@@ -19,9 +19,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from rekey.core.clock import TICKS_PER_SECOND, FakeClock, ticks_of
+from rekey.core.clock import TICKS_PER_SECOND, ticks_of
 from rekey.tables.credentials import SharedKey
 from rekey.tables.probe import BAD_CERTIFICATE, NO_TOKEN, ask
+from tests.fakeclock import FakeClock
 
 ENDS = datetime.now(UTC).replace(microsecond=0) + timedelta(days=30)
 

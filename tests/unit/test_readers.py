@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rekey.errors import CredentialRefused, RowExists
+from rekey.tables.answers import Answer, read_batch, read_etag, read_page, read_time
 from rekey.tables.base import Operation, Verb
-from rekey.tables.readers import read_batch, read_etag, read_page, read_time
-from rekey.tables.transport import Answer
 
 KEY = {"PartitionKey": "p", "RowKey": "r"}
 INSERT, DELETE = Operation(Verb.INSERT, KEY), Operation(Verb.DELETE, KEY)
@@ -19,10 +18,10 @@ def answer(status: int, body: bytes = b"", **headers: str) -> Answer:
 
 def test_a_write_without_an_etag_in_its_answer_counts_as_unanswered() -> None:
     """An empty ETag, given back as a condition, would be no condition at all."""
-    assert read_etag(answer(204, ETag="x"), "insert", INSERT) == ["x"]
-    assert read_etag(answer(204), "delete", DELETE) == [None]
+    assert read_etag(answer(204, ETag="x"), "insert", [INSERT]) == ["x"]
+    assert read_etag(answer(204), "delete", [DELETE]) == [None]
     with pytest.raises(ValueError):
-        read_etag(answer(204), "insert", INSERT)
+        read_etag(answer(204), "insert", [INSERT])
     part = b"--changesetresponse_1\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n\r\n"
     assert read_batch(answer(202, part), "batch", [DELETE]) == [None]
     with pytest.raises(ValueError):
@@ -31,7 +30,7 @@ def test_a_write_without_an_etag_in_its_answer_counts_as_unanswered() -> None:
 
 def test_an_error_code_may_stand_in_a_header_alone() -> None:
     with pytest.raises(RowExists):
-        read_etag(answer(409, x_ms_error_code="EntityAlreadyExists"), "insert", INSERT)
+        read_etag(answer(409, x_ms_error_code="EntityAlreadyExists"), "insert", [INSERT])
 
 
 @pytest.mark.parametrize("status", [200, 403])

@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekey.tables.retry import Backoff, RetryPolicy, retry_after_of
+from rekey.tables.answers import Answer
+from rekey.tables.requests import Requester, RetryPolicy, retry_after_of
+from rekey.tables.transport import NotSent, Request
+from tests.fakeclock import FakeClock
 
 NOW = datetime(2024, 1, 31, 12, 0, 0, tzinfo=UTC)
-
-
-def jitter(seed: int) -> random.Random:
-    return random.Random(seed)
 
 
 @given(st.integers(1, 10_000), st.floats(0, 1, exclude_max=True))
@@ -27,8 +26,31 @@ def test_a_wait_is_within_20_percent_of_a_doubling_that_ends_at_the_maximum(
     assert middle * 0.8 <= policy.wait(failures, None, draw) <= middle * 1.2
 
 
-def test_clients_that_failed_together_do_not_come_back_together() -> None:
-    waits = {Backoff(RetryPolicy(), jitter(seed)).next_wait() for seed in range(20)}
+class Unreachable:
+    """Stands for the transport of an endpoint that answers a number of times, and then never again."""
+
+    def __init__(self, answers: int = 0) -> None:
+        self.answers, self.attempts = answers, 0
+
+    async def send(self, _request: Request) -> Answer:
+        self.attempts += 1
+        if self.attempts > self.answers:
+            raise NotSent("ConnectionRefused")
+        return Answer(200, {}, b"")
+
+
+async def attempt(transport: Unreachable, policy: RetryPolicy, seed: int = 1) -> float:
+    """Send one request until it is given up; return how many seconds that took."""
+    clock = FakeClock()
+    begun = clock.rising()
+    requester = Requester(transport, policy, clock, random.Random(seed))  # type: ignore[arg-type]
+    for _ in range(transport.answers + 1):
+        await requester.call(Request("GET", "Users()", "read"), lambda answer, _: answer)
+    return clock.rising() - begun
+
+
+async def test_clients_that_failed_together_do_not_come_back_together() -> None:
+    waits = {await attempt(Unreachable(), RetryPolicy(connect_attempts=2), seed) for seed in range(20)}
     assert len(waits) == 20
 
 
@@ -39,11 +61,12 @@ def test_a_longer_retry_after_wins_within_reason() -> None:
     assert policy.wait(1, 86_400.0, 0.5) == 60.0
 
 
-def test_attempts_are_counted_and_fewer_for_an_endpoint_that_never_answered() -> None:
-    backoff = Backoff(RetryPolicy(attempts=3), jitter(1))
-    assert [backoff.next_wait() is None for _ in range(3)] == [False, False, True]
-    backoff = Backoff(RetryPolicy(attempts=9, connect_attempts=2), jitter(1))
-    assert [backoff.next_wait(only_connect=True) is None for _ in range(2)] == [False, True]
+async def test_attempts_are_counted_and_fewer_for_an_endpoint_that_never_answered() -> None:
+    policy = RetryPolicy(attempts=9, connect_attempts=2)
+    await attempt(never := Unreachable(), policy)
+    assert never.attempts == 2
+    await attempt(before := Unreachable(answers=1), policy)
+    assert before.attempts == 1 + 9
 
 
 @pytest.mark.parametrize(

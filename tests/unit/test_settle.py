@@ -8,7 +8,7 @@ import pytest
 
 from rekey.model import Row
 from rekey.tables.base import Operation, Verb
-from rekey.tables.settle import Landed, all_landed, landed
+from rekey.tables.requests import Landed, all_landed, landed
 
 YES, NO, OPEN = Landed.YES, Landed.NO, Landed.OPEN
 

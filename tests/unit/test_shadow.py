@@ -16,7 +16,7 @@ from rekey.phases import ControlPhase
 from rekey.protocol.journal import Journal
 from rekey.protocol.permits import Permit
 from rekey.protocol.rules import SOURCE, TARGET, View
-from rekey.tables.memory import MemoryTableService
+from tests.memory import MemoryTableService
 from tests.worlds import POSTS, USERS, World, post, user
 
 BEFORE = Permit(ControlPhase.DUAL_WRITE, 2, copied=True)

@@ -21,7 +21,6 @@ from rekey.copy.workers.opened import config_path
 from rekey.copy.workers.pool import Pool, load_factory
 from rekey.copy.workers.summing import packed_buckets, sealed, unpacked_buckets, unsealed
 from rekey.copy.workers.tasks import Basis, Ended, Failure, Kind, Result, Task, read_result, read_task
-from rekey.core.clock import FakeClock
 from rekey.errors import (
     Collision,
     ConfigurationError,
@@ -46,8 +45,9 @@ from rekey.protocol.term import Term
 from rekey.runner.copy_with_workers import reached
 from rekey.tables import allowance
 from rekey.tables.base import Accounts
-from rekey.tables.memory import MemoryTableService
 from tests.documents import ROOT
+from tests.fakeclock import FakeClock
+from tests.memory import MemoryTableService
 
 BASIS = Basis("1.0", "/p/rekey.toml", "a b", "0001_users", "d" * 64, "r" * 32, 2, "l" * 32)
 TASK = Task(Kind.COPY, "t1", BASIS, 15.0, "2024-01-01T00:01:00.0000000Z", buckets=(b"\x01",))

@@ -11,11 +11,12 @@ import pytest
 from benchmarks.stub import Bucket
 from rekey.copy.pace import Pace
 from rekey.copy.throttle import Rates, Throttle
-from rekey.core.clock import TICKS_PER_SECOND, FakeClock
+from rekey.core.clock import TICKS_PER_SECOND
 from rekey.errors import Unavailable
-from rekey.tables.requests import Requester
-from rekey.tables.retry import RetryPolicy
-from rekey.tables.transport import Answer, Request
+from rekey.tables.answers import Answer
+from rekey.tables.requests import Requester, RetryPolicy
+from rekey.tables.transport import Request
+from tests.fakeclock import FakeClock
 
 
 async def test_a_thousand_entities_at_a_hundred_a_second_take_ten_seconds_and_no_less() -> None:
@@ -163,7 +164,7 @@ async def test_what_is_refused_in_one_moment_does_not_come_on_top_of_what_is_sen
                 refused_at.append(-left)
             return Answer(status, {}, b"")
 
-    def read(answer: Answer) -> int:
+    def read(answer: Answer, _doing: str) -> int:
         if answer.status == 503:
             raise Unavailable("busy", code="ServerBusy", status=503)
         return answer.status

@@ -39,7 +39,7 @@ from rekey.protocol.rules import View
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Accounts
 from rekey.tables.credentials import Credential
-from rekey.tables.retry import RetryPolicy
+from rekey.tables.requests import RetryPolicy
 from rekey.tables.transport import Timeouts
 
 SyncCredential: TypeAlias = AzureNamedKeyCredential | AzureSasCredential | TokenCredential

@@ -27,7 +27,7 @@ from rekey.errors import RekeyError
 from rekey.migration.opening import connect
 from rekey.project.config import Config
 from rekey.tables.base import Accounts
-from rekey.tables.tally import tallied
+from rekey.tables.sent import tallied
 
 T = TypeVar("T")
 _CLOSING_S = 5.0

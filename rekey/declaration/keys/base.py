@@ -9,7 +9,7 @@ Rules kept here:
 * It is compiled once per migration into a closure `(row, item) -> text`; what can be decided before the
   first row (types, secrets, patterns) is decided then, because the closure runs for every row.
 * What it cannot key it refuses with `RowRefused`; no refusal holds a value of the row.
-* `prop` yields the canonical text (`rekey.core.edm`) of a property whatever its EDM type: an Int64 its
+* `prop` yields the canonical text (`rekey.core.edm`) of a property of any EDM type: an Int64 its
   digits, a DateTime its ISO text with all 7 fractional digits, a Double its shortest text, a Boolean `true`
   or `false`. A missing property is refused; nothing is defaulted that the declaration does not default.
 * `join` and `+` are plain concatenation: whether two rows can give one text is the author's to think of, and
@@ -20,11 +20,11 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeAlias
 
-from rekey.core.edm import canonical_text, edm_type
+from rekey.core.edm import DATETIME, canonical_text, edm_type
 from rekey.errors import RowRefused, SecretMissing
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, TYPE_SUFFIX, Row
 
@@ -97,9 +97,18 @@ class Expression(ABC):
     def compile(self, scope: Scope) -> Evaluator:
         """Return the closure that evaluates this expression."""
 
-    @abstractmethod
     def describe(self) -> str:
-        """Return a short form for people, e.g. `opaque(RowKey, domain=user)`; holds no row's value."""
+        """Return a short form for people, e.g. `date(yyyy-MM, Created)`; holds no row's value.
+
+        By default the operation with its fields, up to the expression it is made of.
+        """
+        said: list[str] = []
+        for name in (field.name for field in fields(self)):
+            value = getattr(self, name)
+            if isinstance(value, Expression):
+                return f"{self.op}({', '.join([*said, value.describe()])})"
+            said.append(str(value))
+        return self.op
 
     def canonical(self) -> dict[str, Any]:
         """Return the expression as JSON-able data: the operation's name and all its fields."""
@@ -139,6 +148,21 @@ class Expression(ABC):
         raise not_an_expression("+", other)
 
 
+class Changed(Expression):
+    """An expression that changes the text of another one, which is its field `of`."""
+
+    of: Expression
+
+    @abstractmethod
+    def change(self, scope: Scope) -> Callable[[str], str]:
+        """Return what is done to the text; it refuses what it cannot change with `scope.refusal`."""
+
+    def compile(self, scope: Scope) -> Evaluator:
+        """Return the closure."""
+        inner, change = self.of.compile(scope), self.change(scope)
+        return lambda row, item: change(inner(row, item))
+
+
 def not_an_expression(field: str, value: object) -> InvalidDeclaration:
     """Return the error for something that stands where only an expression may."""
     cure = 'write keys.prop("…") for a property'
@@ -152,6 +176,19 @@ def need_expression(field: str, value: object) -> Expression:
     if not isinstance(value, Expression):
         raise not_an_expression(field, value)
     return value
+
+
+def need(field: str, value: object, kind: type, problem: str, *, cure: str) -> None:
+    """Raise InvalidDeclaration, `a KIND problem`, when a value is not of a class."""
+    if not isinstance(value, kind):
+        raise InvalidDeclaration(field, f"a {type(value).__name__} {problem}", cure=cure)
+
+
+def need_list(field: str, value: object, kind: type, what: str, *, cure: str) -> tuple[Any, ...]:
+    """Return a list as a tuple. Raises InvalidDeclaration for all else, also text and one `kind` alone."""
+    if isinstance(value, kind | str) or not isinstance(value, Sequence):
+        raise InvalidDeclaration(field, f"it is not a list of {what}", cure=cure)
+    return tuple(value)
 
 
 def need_text(field: str, value: object, *, empty: bool = False) -> str:
@@ -246,7 +283,7 @@ class Prop(Expression):
                 return default
             if type(value) is str and annotation not in row and name != TIMESTAMP:
                 return value
-            return property_text(row, name, value)
+            return canonical_text(DATETIME if name == TIMESTAMP else edm_type(row, name), value)
 
         return evaluate
 
@@ -257,12 +294,6 @@ class Prop(Expression):
     def describe(self) -> str:
         """Return the property's name, with its default if there is one."""
         return self.name if self.default is None else f"{self.name} or {json.dumps(self.default)}"
-
-
-def property_text(row: Row, name: str, value: Any) -> str:
-    """Return the canonical text of a property that is there; `Timestamp` is a DateTime without annotation."""
-    edm = "Edm.DateTime" if name == TIMESTAMP else edm_type(row, name)
-    return canonical_text(edm, value)
 
 
 @dataclass(frozen=True)
@@ -294,10 +325,6 @@ class Item(Expression):
     def compile(self, scope: Scope) -> Evaluator:  # noqa: ARG002 - it needs nothing
         """Return a closure that hands the item through."""
         return lambda _, item: item
-
-    def describe(self) -> str:
-        """Return `item`."""
-        return "item"
 
 
 def prop(name: str, default: str | None = None) -> Expression:
@@ -343,7 +370,7 @@ class Join(Expression):
 
     def compile(self, scope: Scope) -> Evaluator:
         """Return the closure."""
-        return _joined(self.separator, [part.compile(scope) for part in self.parts])
+        return _joined(self.separator, self.parts, scope)
 
     def describe(self) -> str:
         """Return `join("_", A, B)`."""
@@ -360,14 +387,15 @@ class Concat(Expression):
 
     def compile(self, scope: Scope) -> Evaluator:
         """Return the closure."""
-        return _joined("", [part.compile(scope) for part in self.parts])
+        return _joined("", self.parts, scope)
 
     def describe(self) -> str:
         """Return `A + B`."""
         return " + ".join(part.describe() for part in self.parts)
 
 
-def _joined(separator: str, parts: list[Evaluator]) -> Evaluator:
+def _joined(separator: str, of: tuple[Expression, ...], scope: Scope) -> Evaluator:
+    parts = [part.compile(scope) for part in of]
     if len(parts) == 2:
         first, second = parts
         return lambda row, item: first(row, item) + separator + second(row, item)

@@ -92,7 +92,7 @@ class Custom(Expression):
             try:
                 made = function(*arguments)
             except Exception as error:  # noqa: BLE001 - it is raised again, as a refusal
-                # whatever the function raises, its text may hold the row's values: only the type goes on
+                # the text of what the function raises may hold the row's values: only the type goes on
                 name = type(error).__name__
                 raise scope.refusal("custom-failed", f"{self.reference} raised {name}", cure=cure) from None
             if not isinstance(made, str):
@@ -155,7 +155,7 @@ def custom(reference: str, *parts: Expression | str, version: int | str) -> Expr
     """Return what a Python function returns.
 
     Args:
-        reference: `module:function`. The module lies beside the migration scripts (name it `_something.py`,
+        reference: `module:function`. The module lies next to the migration scripts (name it `_something.py`,
             so that it is not taken for a script) or is installed.
         parts: operands (property names or expressions). With operands the function is called with their
             texts; without, with the wire row as a read-only mapping. It must return text, and must always

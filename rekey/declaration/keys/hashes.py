@@ -3,7 +3,7 @@
 Rules kept here:
 
 * Text is hashed as the UTF-8 bytes of exactly the text that is there.
-* An unkeyed hash hides nothing: whoever holds the list of candidates (e-mail addresses, numbers) finds the
+* An unkeyed hash hides nothing: who has the list of candidates (e-mail addresses, numbers) finds the
   text again at more than a million guesses a second. Use `keys.opaque` where the old key is personal.
 """
 
@@ -16,19 +16,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rekey.core import crockford
-from rekey.declaration.keys.base import (
-    Evaluator,
-    Expression,
-    Scope,
-    need_int,
-    need_one_of,
-    need_text,
-    operand,
-)
+from rekey.declaration.keys.base import Changed, Expression, Scope, need_int, need_one_of, need_text, operand
 
-_Digest = Callable[[bytes], bytes]
-
-DIGESTS: dict[str, _Digest] = {
+DIGESTS: dict[str, Callable[[bytes], bytes]] = {
     "sha256": lambda data: hashlib.sha256(data).digest(),
     "sha512": lambda data: hashlib.sha512(data).digest(),
     "blake2b-160": lambda data: hashlib.blake2b(data, digest_size=20).digest(),
@@ -50,7 +40,7 @@ MIN_DIGITS = 3
 
 
 @dataclass(frozen=True)
-class Hashed(Expression):
+class Hashed(Changed):
     """An unkeyed digest. See `hashed`."""
 
     algorithm: str
@@ -62,18 +52,14 @@ class Hashed(Expression):
         need_one_of("keys.hashed(algorithm)", self.algorithm, DIGESTS)
         need_one_of("keys.hashed(encoding)", self.encoding, ENCODINGS)
 
-    def compile(self, scope: Scope) -> Evaluator:
-        """Return the closure."""
-        inner, digest, encode = self.of.compile(scope), DIGESTS[self.algorithm], ENCODINGS[self.encoding]
-        return lambda row, item: encode(digest(inner(row, item).encode("utf-8", "surrogatepass")))
-
-    def describe(self) -> str:
-        """Return `hashed(sha256, A)`."""
-        return f"hashed({self.algorithm}, {self.of.describe()})"
+    def change(self, scope: Scope) -> Callable[[str], str]:  # noqa: ARG002 - it refuses nothing
+        """Return the function."""
+        digest, encode = DIGESTS[self.algorithm], ENCODINGS[self.encoding]
+        return lambda text: encode(digest(text.encode("utf-8", "surrogatepass")))
 
 
 @dataclass(frozen=True)
-class Bucket(Expression):
+class Bucket(Changed):
     """One of a fixed number of partitions. See `bucket`."""
 
     count: int
@@ -87,18 +73,11 @@ class Bucket(Expression):
         need_one_of("keys.bucket(algorithm)", self.algorithm, BUCKETS)
         need_text("keys.bucket(prefix)", self.prefix, empty=True)
 
-    def compile(self, scope: Scope) -> Evaluator:
-        """Return the closure."""
-        inner, number, count = self.of.compile(scope), BUCKETS[self.algorithm], self.count
+    def change(self, scope: Scope) -> Callable[[str], str]:  # noqa: ARG002 - it refuses nothing
+        """Return the function."""
+        number, count, prefix = BUCKETS[self.algorithm], self.count, self.prefix
         width = max(MIN_DIGITS, len(str(count - 1)))
-        prefix = self.prefix
-        return lambda row, item: (
-            f"{prefix}{number(inner(row, item).encode('utf-8', 'surrogatepass')) % count:0{width}d}"
-        )
-
-    def describe(self) -> str:
-        """Return `bucket(16, sha256, A)`."""
-        return f"bucket({self.count}, {self.algorithm}, {self.of.describe()})"
+        return lambda text: f"{prefix}{number(text.encode('utf-8', 'surrogatepass')) % count:0{width}d}"
 
 
 def hashed(algorithm: str, of: Expression | str, encoding: str = "hex") -> Expression:

@@ -1,4 +1,4 @@
-"""Opaque ids: keyed, so that nobody without the secret can test a guess of the old key.
+"""Opaque ids: keyed, so that a guess of the old key cannot be tested without the secret.
 
 Rules kept here:
 

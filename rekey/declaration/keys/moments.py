@@ -16,15 +16,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import date as calendar_date
+from datetime import datetime
 from functools import lru_cache
 from typing import ClassVar
 
-from rekey.declaration.keys.base import Evaluator, Expression, Scope, need_int, need_one_of, operand
-from rekey.model import Row
+from rekey.core.clock import TICKS_PER_SECOND
+from rekey.declaration.keys.base import Changed, Expression, Scope, need_int, need_one_of, operand
 
 MAX_TICKS = 3_155_378_975_999_999_999
-TICKS_PER_SECOND = 10_000_000
 UNIX_EPOCH_SECONDS = 62_135_596_800
 """Seconds from 0001-01-01 to 1970-01-01."""
 
@@ -32,10 +31,9 @@ FORMATS = {"yyyy": 4, "yyyy-MM": 7, "yyyy-MM-dd": 10, "yyyy-MM-dd-HH": 13}
 """What `date` can write, and how many characters of the ISO text that is."""
 
 _MOMENT = re.compile(
-    r"(\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01]))T([01]\d|2[0-3]):([0-5]\d):([0-5]\d)"
-    r"(?:\.(\d{1,7}))?(?:Z|\+00:00)",
-    re.ASCII,
+    r"\d{4}-\d\d-\d\dT(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.(\d{1,7}))?(?:Z|\+00:00)", re.ASCII
 )
+_SECONDS_LENGTH = len("yyyy-MM-ddTHH:mm:ss")
 
 
 @lru_cache(maxsize=256)
@@ -47,20 +45,18 @@ def parse_ticks(text: str) -> int | None:
     match = _MOMENT.fullmatch(text)
     if match is None:
         return None
-    day, hours, minutes, seconds, fraction = match.groups()
     try:
-        days = calendar_date.fromisoformat(day).toordinal() - 1
+        since = datetime.fromisoformat(text[:_SECONDS_LENGTH]) - datetime.min  # noqa: DTZ901 - year 1 of .NET
     except ValueError:  # 30 February, year 0
         return None
-    whole = ((days * 24 + int(hours)) * 60 + int(minutes)) * 60 + int(seconds)
-    return whole * TICKS_PER_SECOND + (int(fraction.ljust(7, "0")) if fraction else 0)
+    return (since.days * 86_400 + since.seconds) * TICKS_PER_SECOND + int((match[1] or "0").ljust(7, "0"))
 
 
-def _ticks_of(of: Expression, scope: Scope) -> Callable[[Row, str], int]:
-    inner = of.compile(scope)
+def _ticks_of(of: Expression, scope: Scope) -> Callable[[str], int]:
+    """Return the function that reads a moment; it refuses text that is none."""
 
-    def evaluate(row: Row, item: str) -> int:
-        found = parse_ticks(inner(row, item))
+    def ticks_of(text: str) -> int:
+        found = parse_ticks(text)
         if found is None:
             raise scope.refusal(
                 "not-a-date",
@@ -69,11 +65,11 @@ def _ticks_of(of: Expression, scope: Scope) -> Callable[[Row, str], int]:
             )
         return found
 
-    return evaluate
+    return ticks_of
 
 
 @dataclass(frozen=True)
-class Date(Expression):
+class Date(Changed):
     """A moment's date. See `date`."""
 
     format: str
@@ -83,63 +79,45 @@ class Date(Expression):
     def __post_init__(self) -> None:
         need_one_of("keys.date(format)", self.format, FORMATS)
 
-    def compile(self, scope: Scope) -> Evaluator:
-        """Return the closure; the text is checked to be a moment, then cut."""
-        inner, length = self.of.compile(scope), FORMATS[self.format]
+    def change(self, scope: Scope) -> Callable[[str], str]:
+        """Return the function: the text is checked to be a moment, then cut."""
+        check, length = _ticks_of(self.of, scope), FORMATS[self.format]
 
-        def evaluate(row: Row, item: str) -> str:
-            text = inner(row, item)
-            if parse_ticks(text) is None:
-                raise scope.refusal(
-                    "not-a-date",
-                    f"{self.of.describe()} is no UTC moment (yyyy-MM-ddTHH:mm:ss.fffffffZ)",
-                    cure="name a DateTime property, or mend the rows",
-                )
+        def cut(text: str) -> str:
+            check(text)
             return text[:length].replace("T", "-")
 
-        return evaluate
-
-    def describe(self) -> str:
-        """Return `date(yyyy-MM, A)`."""
-        return f"date({self.format}, {self.of.describe()})"
+        return cut
 
 
 @dataclass(frozen=True)
-class Ticks(Expression):
+class Ticks(Changed):
     """.NET ticks. See `ticks`."""
 
     of: Expression
     op: ClassVar[str] = "ticks"
 
-    def compile(self, scope: Scope) -> Evaluator:
-        """Return the closure."""
+    def change(self, scope: Scope) -> Callable[[str], str]:
+        """Return the function."""
         moment = _ticks_of(self.of, scope)
-        return lambda row, item: f"{moment(row, item):019d}"
-
-    def describe(self) -> str:
-        """Return `ticks(A)`."""
-        return f"ticks({self.of.describe()})"
+        return lambda text: f"{moment(text):019d}"
 
 
 @dataclass(frozen=True)
-class InvertedTicks(Expression):
+class InvertedTicks(Changed):
     """`DateTime.MaxValue` minus the moment. See `inverted_ticks`."""
 
     of: Expression
     op: ClassVar[str] = "inverted_ticks"
 
-    def compile(self, scope: Scope) -> Evaluator:
-        """Return the closure."""
+    def change(self, scope: Scope) -> Callable[[str], str]:
+        """Return the function."""
         moment = _ticks_of(self.of, scope)
-        return lambda row, item: f"{MAX_TICKS - moment(row, item):019d}"
-
-    def describe(self) -> str:
-        """Return `inverted_ticks(A)`."""
-        return f"inverted_ticks({self.of.describe()})"
+        return lambda text: f"{MAX_TICKS - moment(text):019d}"
 
 
 @dataclass(frozen=True)
-class InvertedSeconds(Expression):
+class InvertedSeconds(Changed):
     """A maximum minus Unix seconds. See `inverted_seconds`."""
 
     max: int
@@ -149,12 +127,12 @@ class InvertedSeconds(Expression):
     def __post_init__(self) -> None:
         need_int("keys.inverted_seconds(max)", self.max, least=1)
 
-    def compile(self, scope: Scope) -> Evaluator:
-        """Return the closure."""
+    def change(self, scope: Scope) -> Callable[[str], str]:
+        """Return the function; it refuses moments that the width does not hold."""
         moment, most, width = _ticks_of(self.of, scope), self.max, len(str(self.max))
 
-        def evaluate(row: Row, item: str) -> str:
-            seconds = moment(row, item) // TICKS_PER_SECOND - UNIX_EPOCH_SECONDS
+        def inverted(text: str) -> str:
+            seconds = moment(text) // TICKS_PER_SECOND - UNIX_EPOCH_SECONDS
             if not 0 <= seconds <= most:
                 raise scope.refusal(
                     "out-of-range",
@@ -163,11 +141,7 @@ class InvertedSeconds(Expression):
                 )
             return f"{most - seconds:0{width}d}"
 
-        return evaluate
-
-    def describe(self) -> str:
-        """Return `inverted_seconds(9999999999, A)`."""
-        return f"inverted_seconds({self.max}, {self.of.describe()})"
+        return inverted
 
 
 def date(format: str, of: Expression | str) -> Expression:  # noqa: A002 - the word meant

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 from rekey.declaration.keys.base import (
-    Evaluator,
+    Changed,
     Expression,
     InvalidDeclaration,
     Prop,
@@ -60,7 +60,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Part(Expression):
+class Part(Changed):
     """One part of a separated text. See `part`."""
 
     separator: str
@@ -72,13 +72,13 @@ class Part(Expression):
         need_text("keys.part(separator)", self.separator)
         need_int("keys.part(index)", self.index)
 
-    def compile(self, scope: Scope) -> Evaluator:
-        """Return the closure."""
-        inner, separator, index = self.of.compile(scope), self.separator, self.index
+    def change(self, scope: Scope) -> Callable[[str], str]:
+        """Return the function; it refuses text without such a part."""
+        separator, index = self.separator, self.index
 
-        def evaluate(row: Row, item: str) -> str:
+        def taken(text: str) -> str:
             try:
-                return inner(row, item).split(separator)[index]
+                return text.split(separator)[index]
             except IndexError:
                 raise scope.refusal(
                     "no-match",
@@ -86,7 +86,7 @@ class Part(Expression):
                     cure="name a part that every row has, or mend the rows",
                 ) from None
 
-        return evaluate
+        return taken
 
     def describe(self) -> str:
         """Return `part("_", 1, A)`."""
@@ -94,7 +94,7 @@ class Part(Expression):
 
 
 @dataclass(frozen=True)
-class Regex(Expression):
+class Regex(Changed):
     """A group of a regular expression. See `regex`."""
 
     pattern: str
@@ -123,12 +123,12 @@ class Regex(Expression):
                 cure=f"put parentheses into it, or name one of its {compiled.groups} groups (0 is all)",
             )
 
-    def compile(self, scope: Scope) -> Evaluator:
-        """Return the closure."""
-        inner, search, group = self.of.compile(scope), re.compile(self.pattern).search, self.group
+    def change(self, scope: Scope) -> Callable[[str], str]:
+        """Return the function; it refuses text that does not match."""
+        search, group = re.compile(self.pattern).search, self.group
 
-        def evaluate(row: Row, item: str) -> str:
-            match = search(inner(row, item))
+        def found_in(text: str) -> str:
+            match = search(text)
             found = match.group(group) if match is not None else None
             if found is None:
                 raise scope.refusal(
@@ -138,7 +138,7 @@ class Regex(Expression):
                 )
             return str(found)
 
-        return evaluate
+        return found_in
 
     def describe(self) -> str:
         """Return `regex("…", 1, A)`."""

@@ -16,15 +16,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rekey.core.limits import MAX_KEY_UNITS
-from rekey.declaration.keys.base import (
-    Evaluator,
-    Expression,
-    Scope,
-    need_int,
-    need_one_of,
-    operand,
-)
-from rekey.model import Row
+from rekey.declaration.keys.base import Changed, Expression, Scope, need_int, need_one_of, operand
 
 
 def _casefold(text: str) -> str:
@@ -52,58 +44,43 @@ _DIGITS = re.compile("[0-9]+")
 
 
 @dataclass(frozen=True)
-class Lower(Expression):
+class Lower(Changed):
     """Lower case. See `lower`."""
 
     of: Expression
     op: ClassVar[str] = "lower"
 
-    def compile(self, scope: Scope) -> Evaluator:
-        """Return the closure."""
-        inner = self.of.compile(scope)
-        return lambda row, item: inner(row, item).lower()
-
-    def describe(self) -> str:
-        """Return `lower(A)`."""
-        return f"lower({self.of.describe()})"
+    def change(self, scope: Scope) -> Callable[[str], str]:  # noqa: ARG002 - it refuses nothing
+        """Return `str.lower`."""
+        return str.lower
 
 
 @dataclass(frozen=True)
-class Upper(Expression):
+class Upper(Changed):
     """Upper case. See `upper`."""
 
     of: Expression
     op: ClassVar[str] = "upper"
 
-    def compile(self, scope: Scope) -> Evaluator:
-        """Return the closure."""
-        inner = self.of.compile(scope)
-        return lambda row, item: inner(row, item).upper()
-
-    def describe(self) -> str:
-        """Return `upper(A)`."""
-        return f"upper({self.of.describe()})"
+    def change(self, scope: Scope) -> Callable[[str], str]:  # noqa: ARG002 - it refuses nothing
+        """Return `str.upper`."""
+        return str.upper
 
 
 @dataclass(frozen=True)
-class Strip(Expression):
+class Strip(Changed):
     """White space at both ends removed. See `strip`."""
 
     of: Expression
     op: ClassVar[str] = "strip"
 
-    def compile(self, scope: Scope) -> Evaluator:
-        """Return the closure."""
-        inner = self.of.compile(scope)
-        return lambda row, item: inner(row, item).strip()
-
-    def describe(self) -> str:
-        """Return `strip(A)`."""
-        return f"strip({self.of.describe()})"
+    def change(self, scope: Scope) -> Callable[[str], str]:  # noqa: ARG002 - it refuses nothing
+        """Return `str.strip`."""
+        return str.strip
 
 
 @dataclass(frozen=True)
-class Normalize(Expression):
+class Normalize(Changed):
     """A named normalisation. See `normalize`."""
 
     profile: str
@@ -113,29 +90,23 @@ class Normalize(Expression):
     def __post_init__(self) -> None:
         need_one_of("keys.normalize(profile)", self.profile, PROFILES)
 
-    def compile(self, scope: Scope) -> Evaluator:
-        """Return the closure."""
-        inner, profile = self.of.compile(scope), PROFILES[self.profile]
-        return lambda row, item: profile(inner(row, item))
-
-    def describe(self) -> str:
-        """Return `normalize(nfc, A)`."""
-        return f"normalize({self.profile}, {self.of.describe()})"
+    def change(self, scope: Scope) -> Callable[[str], str]:  # noqa: ARG002 - it refuses nothing
+        """Return the profile."""
+        return PROFILES[self.profile]
 
 
 @dataclass(frozen=True)
-class Slug(Expression):
+class Slug(Changed):
     """Lower-case ASCII words joined by hyphens. See `slug`."""
 
     of: Expression
     op: ClassVar[str] = "slug"
 
-    def compile(self, scope: Scope) -> Evaluator:
-        """Return the closure."""
-        inner = self.of.compile(scope)
+    def change(self, scope: Scope) -> Callable[[str], str]:
+        """Return the function; it refuses text that leaves nothing."""
 
-        def evaluate(row: Row, item: str) -> str:
-            plain = unicodedata.normalize("NFKD", inner(row, item)).encode("ascii", "ignore").decode("ascii")
+        def slugged(text: str) -> str:
+            plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode("ascii")
             made = _NOT_SLUG.sub("-", plain.lower()).strip("-")
             if not made:
                 raise scope.refusal(
@@ -145,15 +116,11 @@ class Slug(Expression):
                 )
             return made
 
-        return evaluate
-
-    def describe(self) -> str:
-        """Return `slug(A)`."""
-        return f"slug({self.of.describe()})"
+        return slugged
 
 
 @dataclass(frozen=True)
-class ZeroPad(Expression):
+class ZeroPad(Changed):
     """A number with leading zeros. See `zero_pad`."""
 
     width: int
@@ -163,12 +130,11 @@ class ZeroPad(Expression):
     def __post_init__(self) -> None:
         need_int("keys.zero_pad(width)", self.width, least=1, most=MAX_KEY_UNITS)
 
-    def compile(self, scope: Scope) -> Evaluator:
-        """Return the closure."""
-        inner, width = self.of.compile(scope), self.width
+    def change(self, scope: Scope) -> Callable[[str], str]:
+        """Return the function; it refuses what is no number, or too long."""
+        width = self.width
 
-        def evaluate(row: Row, item: str) -> str:
-            digits = inner(row, item)
+        def padded(digits: str) -> str:
             if _DIGITS.fullmatch(digits) is None:
                 raise scope.refusal(
                     "not-a-number",
@@ -183,11 +149,7 @@ class ZeroPad(Expression):
                 )
             return digits.zfill(width)
 
-        return evaluate
-
-    def describe(self) -> str:
-        """Return `zero_pad(8, A)`."""
-        return f"zero_pad({self.width}, {self.of.describe()})"
+        return padded
 
 
 def lower(of: Expression | str) -> Expression:

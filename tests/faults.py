@@ -5,7 +5,7 @@ Rules kept here:
 * A fault is a value. It says whether the call was applied and what the caller gets to see; the in-memory
   service carries it out.
 * A seeded source of faults is deterministic: the same seed and the same sequence of calls give the same
-  faults, whatever the time or the process.
+  faults, at any time and in any process.
 * An error inside a transaction names an operation and rolls all of them back, as the service does.
 """
 
@@ -116,7 +116,7 @@ class Faults(Protocol):
 class NoFaults:
     """Nothing goes wrong."""
 
-    def decide(self, call: Call) -> Fault | None:  # noqa: ARG002 - the protocol's signature
+    def decide(self, call: Call) -> Fault | None:
         """Return None."""
         return None
 
@@ -152,14 +152,14 @@ class SeededFaults:
         slow_seconds: float = 2.0,
         kinds: Iterable[FaultKind] | None = None,
     ) -> None:
-        self._random = random.Random(seed)  # noqa: S311 - faults need repeatability, not secrecy
+        self._random = random.Random(seed)
         self._rate = rate
         self._slow_rate = slow_rate
         self._slow_seconds = slow_seconds
         self._kinds = None if kinds is None else frozenset(kinds)
 
     def decide(self, call: Call) -> Fault | None:
-        """Draw for one call. Three numbers are drawn whatever comes of them, which keeps seeds comparable."""
+        """Draw for one call. Three numbers are always drawn, which keeps seeds comparable."""
         fails, which, how_long = self._random.random(), self._random.random(), self._random.random()
         kinds = self._fitting(call)
         if kinds and fails < self._rate:

@@ -1,4 +1,4 @@
-"""Finding a key that splits a table nobody has described: by asking what the first row beyond a key is.
+"""Finding a key that splits a key range in two, by asking which row is the first beyond a key.
 
 Rules kept here:
 
@@ -8,7 +8,7 @@ Rules kept here:
 * What rows have in common at their beginning is found first (by halving), so that a long common prefix costs
   a few questions and not one per character; then the middle of the characters that follow it.
 * Characters are counted in the service's order, by UTF-16 unit: astral ones lie between U+D7FF and U+E000.
-* Behind a cursor nothing is asked close by, if it can be helped: somebody reads there as fast as is allowed.
+* Right after a cursor nothing is asked if it can be helped: a reader is there, as fast as is allowed.
 * Wherever it falls, a split is right: rows belong to the side where they compare. It only may be uneven.
 """
 
@@ -21,7 +21,7 @@ from rekey.model import LAST_ROW, PARTITION_KEY, ROW_KEY, EntityKey, KeyRange, k
 from rekey.tables.base import Table
 
 HIGH = "\ufffd"
-"""Sorts behind every character that keys are made of."""
+"""Sorts after every character that keys are made of."""
 
 Beyond = Callable[[str], Awaitable[str | None]]
 """Returns the first text that is there and greater than the one given, None when there is none."""

@@ -1,4 +1,5 @@
-"""Tables in memory, with the service's exact semantics, seeded faults and a clock of their own.
+"""Tables in memory, with the service's exact semantics, seeded faults and a clock of their own: the other
+implementation of `rekey.tables.base`.
 
 Rules kept here:
 
@@ -16,6 +17,9 @@ from __future__ import annotations
 import asyncio
 import bisect
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TypeAlias
 
 from rekey.core.clock import TICKS_PER_SECOND, Clock, SystemClock, format_ticks, ticks_of
 from rekey.errors import (
@@ -28,23 +32,92 @@ from rekey.errors import (
     TableMissing,
 )
 from rekey.model import (
+    ETAG,
     EVERYTHING,
     PARTITION_KEY,
     ROW_KEY,
+    TIMESTAMP,
+    TYPE_SUFFIX,
     EntityKey,
     KeyRange,
     Row,
     key_of,
 )
-from rekey.tables import allowance, tally
-from rekey.tables.base import MAX_BATCH_BYTES, MAX_PAGE_ROWS, SIGNED_S, Operation, Page, Verb
-from rekey.tables.faults import Call, Fault, FaultKind, Faults, NoFaults
+from rekey.tables import allowance
+from rekey.tables.base import MAX_BATCH_BYTES, MAX_PAGE_ROWS, SIGNED_S, Operation, Page, Verb, rejected
 from rekey.tables.rules import check_batch, check_key_part, check_table_name, merged, stored_form
 from rekey.tables.sent import Kind, Sent
-from rekey.tables.stored import Order, StoredRow, StoredRows
 from rekey.tables.wire import Encoder
+from tests.faults import Call, Fault, FaultKind, Faults, NoFaults
 
 Gate = Callable[[Call], Awaitable[None]]
+
+_formatted = lru_cache(maxsize=65_536)(format_ticks)
+"""A row's Timestamp is read far more often than it changes."""
+
+Order: TypeAlias = tuple[bytes, bytes]
+"""`EntityKey.order`: where a row stands."""
+
+
+@dataclass(slots=True)
+class StoredRow:
+    """One row at rest: content in the service's form and the tick of its last write."""
+
+    content: Row
+    ticks: int
+
+    @property
+    def timestamp(self) -> str:
+        """When it was written last."""
+        return _formatted(self.ticks)
+
+    @property
+    def etag(self) -> str:
+        """Its version."""
+        return f"W/\"datetime'{self.timestamp.replace(':', '%3A')}'\""
+
+    def as_read(self, select: Sequence[str] | None) -> Row:
+        """Return a copy as the service gives it; of the properties, only the selected ones."""
+        row: Row = {ETAG: self.etag, **self.content, TIMESTAMP: self.timestamp}
+        if select is None:
+            return row
+        kept = {ETAG, PARTITION_KEY, ROW_KEY, TIMESTAMP, *select, *(name + TYPE_SUFFIX for name in select)}
+        return {name: value for name, value in row.items() if name in kept}
+
+
+@dataclass(slots=True)
+class StoredRows:
+    """The rows of one table in service order."""
+
+    rows: dict[Order, StoredRow] = field(default_factory=dict)
+    order: list[Order] = field(default_factory=list)
+    last_ticks: dict[Order, int] = field(default_factory=dict)
+    """Last write of every key ever written, so that a row inserted again gets a new ETag."""
+
+    def put(self, place: Order, content: Row, now: int) -> StoredRow:
+        """Write a row at `now` ticks, or a tick after its last write if that is later."""
+        ticks = max(now, self.last_ticks.get(place, 0) + 1)
+        self.last_ticks[place] = ticks
+        stored = StoredRow(content, ticks)
+        if place not in self.rows:
+            bisect.insort(self.order, place)
+        self.rows[place] = stored
+        return stored
+
+    def drop(self, place: Order) -> None:
+        """Remove a row."""
+        del self.rows[place]
+        del self.order[bisect.bisect_left(self.order, place)]
+
+    def restore(self, place: Order, before: StoredRow | None) -> None:
+        """Put a place back to what it was, None for empty."""
+        if before is not None:
+            if place not in self.rows:
+                bisect.insort(self.order, place)
+            self.rows[place] = before
+        elif place in self.rows:
+            self.drop(place)
+
 
 _KINDS = {
     "get": Kind.READ,
@@ -91,7 +164,7 @@ class MemoryTableService:
         self._tables: dict[str, StoredRows] = {}
         self._being_deleted: dict[str, int] = {}
         self._calls = 0
-        self.sent = Sent(also=tally.current)
+        self.sent = Sent()
         self.last_open: float | None = None
         """When an attempt to write was last left without an answer, in rising seconds of the clock."""
 
@@ -224,7 +297,7 @@ class MemoryTable:
         return await self._write(Operation(Verb.MERGE, row, etag))
 
     async def upsert(self, row: Row, *, merge: bool = False) -> str:
-        """Insert, or replace (merge) whatever is there."""
+        """Insert, or replace (merge) the row that is there."""
         return await self._write(Operation(Verb.INSERT_OR_MERGE if merge else Verb.INSERT_OR_REPLACE, row))
 
     async def delete(self, key: EntityKey, *, etag: str = "*") -> None:
@@ -240,11 +313,7 @@ class MemoryTable:
         """Apply all operations or none; return the new ETags."""
         check_batch(operations)
         if sum(map(self.encoded_size, operations)) > MAX_BATCH_BYTES:
-            raise RequestRejected(
-                "a transaction has more than 4 MiB (RequestBodyTooLarge)",
-                code="RequestBodyTooLarge",
-                status=413,
-            )
+            raise rejected("RequestBodyTooLarge", "a transaction has more than 4 MiB", status=413)
         return await self._run("transact", tuple(operations))
 
     async def scan(
@@ -254,7 +323,7 @@ class MemoryTable:
         select: Sequence[str] | None = None,
         modified_from: str | None = None,
         page_rows: int = MAX_PAGE_ROWS,
-        ahead: bool = True,  # noqa: ARG002 - it never does
+        ahead: bool = True,
     ) -> AsyncIterator[Page]:
         """Iterate over a key range; each page is read when it is wanted, in one moment: no snapshot."""
         if not 1 <= page_rows <= MAX_PAGE_ROWS:

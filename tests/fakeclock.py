@@ -1,0 +1,57 @@
+"""A clock that a test moves, or that jumps by itself: what tests give to code that waits.
+
+While every task of a test waits, the clock jumps to the earliest moment that one of them waits for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+
+from rekey.core.clock import TICKS_PER_SECOND, ticks_of
+
+_TURNS = 8
+"""Turns of the event loop in which no task asked for an earlier moment, before the clock jumps."""
+
+
+class FakeClock:
+    """A clock that stands still until a task waits or a test moves it.
+
+    Args:
+        start: the first moment, `2024-01-01T00:00:00Z` by default.
+    """
+
+    def __init__(self, start: str = "2024-01-01T00:00:00Z") -> None:
+        self._now = ticks_of(start)
+        self._waiting: list[tuple[int, int]] = []
+        self._serial = 0
+
+    def ticks(self) -> int:
+        """Return the clock's time in 100 ns ticks since the Unix epoch."""
+        return self._now
+
+    def rising(self) -> float:
+        """Return the clock's time in seconds: it is never set back."""
+        return self.ticks() / TICKS_PER_SECOND
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock forward."""
+        self._now += round(seconds * TICKS_PER_SECOND)
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait until the clock stands `seconds` later; moves it when nothing earlier is waited for."""
+        self._serial += 1
+        entry = (self._now + round(seconds * TICKS_PER_SECOND), self._serial)
+        heapq.heappush(self._waiting, entry)
+        try:
+            quiet = 0
+            await asyncio.sleep(0)
+            while self._now < entry[0]:
+                await asyncio.sleep(0)
+                quiet = quiet + 1 if self._waiting[0] == entry else 0
+                # Tasks that wait for nothing but their turn go first: they may ask for an earlier moment.
+                if quiet > _TURNS:
+                    self._now = max(self._now, entry[0])
+        finally:
+            self._waiting.remove(entry)
+            heapq.heapify(self._waiting)
