@@ -18,7 +18,9 @@ import click
 from rekey.cli import signals
 from rekey.cli.apply import apply
 from rekey.cli.doctor import doctor
+from rekey.cli.erase import erase
 from rekey.cli.evidence import evidence
+from rekey.cli.expire import expire
 from rekey.cli.faults import FaultOfRekey, as_rekey_error, places
 from rekey.cli.init import init
 from rekey.cli.inspect import inspect
@@ -88,6 +90,8 @@ for _command in (
     rollback,
     retire,
     lookup,
+    erase,
+    expire,
     evidence,
     rehearse,
     stress,

@@ -122,7 +122,7 @@ def _mapping(status: Status) -> list[str]:
     if facts.due:
         names = ", ".join(one.name for one in kept if one.is_due(facts.now) and one.name != WHOLE)
         said = f"over: {names}" if names else "over"
-        return field("mapping", f"{said}; `rekey retire {facts.script_id} --expired` erases it")
+        return field("mapping", f"{said}; `rekey expire {facts.script_id}` erases it")
     if kept:
         until = moment(format_ticks(kept[0].over_at))
         name = "" if kept[0].name == WHOLE else f"; cohort {kept[0].name}"

@@ -113,7 +113,7 @@ def _kept(one: MigrationSeen) -> Iterator[Finding]:
             f"the mapping{months} is kept longer than [gates] mapping_retention says",
             "whoever may open it can still find out who became whom",
             "erase what is over",
-            f"rekey retire {one.script_id} --expired --confirm {one.script_id}",
+            f"rekey expire {one.script_id} --confirm {one.script_id}",
         )
     if one.returned:
         yield Finding(
@@ -123,5 +123,5 @@ def _kept(one: MigrationSeen) -> Iterator[Finding]:
             f"the data key of {listed(one.returned)} was shredded, as the audit log says, and stands there",
             "somebody put an old copy into the restricted store: what was erased can be opened again",
             "find out who, and shred it again",
-            f"rekey retire {one.script_id} --cohort {one.returned[0]} --reason 'put back'",
+            f"rekey expire {one.script_id} --cohort {one.returned[0]} --reason 'put back'",
         )

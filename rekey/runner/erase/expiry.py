@@ -64,43 +64,32 @@ class Expired:
         }
 
 
-def expire(session: Session, script_id: str) -> Expired:
-    """Shred all cohorts that are over; empty a mapping in the clear that is.
+def expire(session: Session, script_id: str, cohort: str | None = None, reason: str = "") -> Expired:
+    """Shred one cohort, or all that are over; empty a mapping in the clear that is over.
 
     Args:
         session: the open session.
         script_id: the migration.
-
-    Raises:
-        Refused: see `require_complete`.
-    """
-    run, control = _opened(session, script_id)
-    now, seen = session.do(_seen(run, control))
-    return _erase(session, run, control, [one.name for one in seen if one.is_due(now)], OVER)
-
-
-def shred(session: Session, script_id: str, cohort: str, reason: str) -> Expired:
-    """Shred one cohort by its name.
-
-    Args:
-        session: the open session.
-        script_id: the migration.
-        cohort: its month.
+        cohort: its month; None for all that are over.
         reason: why it is shredded before its time; "" is right for one that is over.
 
     Raises:
         ConfigurationError: the mapping is in the clear and has no cohorts.
         Findings: there is no such cohort.
-        Refused: its keeping time is not over and no reason is given; or see `require_complete`.
+        Refused: its retention is not over and no reason is given; or see `require_complete`.
     """
-    if not session.scripts[script_id].migration.is_sealed:
+    if cohort is not None and not session.scripts[script_id].migration.is_sealed:
         raise ConfigurationError(
             f"the mapping of {script_id} is in the clear: it has no cohorts that could be shredded",
             kept="everything; nothing was erased",
-            hint=f"`rekey retire {script_id} --expired` empties it when its keeping time is over",
+            hint=f"`rekey expire {script_id}` empties it when its retention is over",
         )
-    run, control = _opened(session, script_id)
+    require_begun(session, script_id)
+    run = session.begin(script_id)
+    control = session.do(require_complete(run))
     now, seen = session.do(_seen(run, control))
+    if cohort is None:
+        return _erase(session, run, control, [one.name for one in seen if one.is_due(now)], OVER)
     found = next((one for one in seen if one.name == cohort), None)
     if found is None:
         there = ", ".join(one.name for one in seen) or "none"
@@ -111,18 +100,12 @@ def shred(session: Session, script_id: str, cohort: str, reason: str) -> Expired
         )
     if not reason and now < found.over_at and not found.erased_on:
         raise Refused(
-            f"the keeping time of {cohort} of {script_id} is over at {format_ticks(found.over_at)}",
+            f"the retention of {cohort} of {script_id} is over at {format_ticks(found.over_at)}",
             kept="everything; nothing was erased",
             hint="wait, or say with --reason why its rows must not be looked up until then",
         )
     due = [] if found.erased_on else [cohort]
     return _erase(session, run, control, due, reason or OVER)
-
-
-def _opened(session: Session, script_id: str) -> tuple[Run, ControlRow]:
-    require_begun(session, script_id)
-    run = session.begin(script_id)
-    return run, session.do(require_complete(run))
 
 
 async def _seen(run: Run, control: ControlRow) -> tuple[int, tuple[Cohort, ...]]:
