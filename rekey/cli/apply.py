@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rekey.cli.project import Project, open_project, open_session
-from rekey.cli.shell import EXECUTOR, Shell, command
+from rekey.cli.project import Project, open_project, open_session, status_of
+from rekey.cli.shell import EXECUTOR, FILE, Shell, command
 from rekey.cli.subjects import subject_of
 from rekey.cli.text import bullets, next_lines, phase_line, wrapped
 from rekey.errors import ExitCode, Findings, GateClosed
@@ -86,7 +86,7 @@ class _Result:
     "--plan",
     "plan_path",
     metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="Refuse when script, secrets or tables are not as this plan file says.",
 )
 @click.option(
@@ -131,17 +131,16 @@ def apply(
                     shell.say("\n".join(_told(shell, result)))
                 raise
             shell.say("\n".join(_told(shell, result)))
-    document = {"exit_code": int(ExitCode.DONE), "migrations": [one.as_json() for one in results]}
-    if shell.json or not results:
-        shell.emit(document, "Nothing to apply: every migration is complete.")
-    return ExitCode.DONE
+    if results and not shell.json:
+        return ExitCode.DONE
+    document = {"migrations": [one.as_json() for one in results]}
+    return shell.emit(document, "Nothing to apply: every migration is complete.")
 
 
 def _chosen(project: Project, names: Sequence[str], goal: Phase | None) -> list[Declared]:
     if names:
         return project.choose_all(names)
-    applied = project.applied()
-    pending = [one for script_id, one in project.scripts.items() if Phase.COMPLETE not in applied[script_id]]
+    pending = project.unfinished()
     if goal in GATED and len(pending) > 1:
         listed = ", ".join(one.script_id for one in pending)
         raise click.UsageError(f"--to {goal} goes through a gate: say which script; pending are {listed}")
@@ -179,8 +178,6 @@ def _apply_one(
 ) -> None:
     from rekey.runner import commands as moves
     from rekey.status.facts import waits
-    from rekey.status.reader import look_at
-    from rekey.status.status import judge
 
     declared, state = result.declared, session.state
     result.waits = waits(declared, session.scripts, state.ledger_ids())
@@ -193,10 +190,7 @@ def _apply_one(
         result.applied = moves.apply(session, declared.script_id, to=goal, check_rows=check_rows)
     finally:
         result.runs = [run for run in state.phase_runs(declared.script_id) if run.id not in known]
-    facts = session.do(
-        look_at(declared, session.scripts, session.config, state, session.accounts.restricted, session.clock)
-    )
-    result.status = judge(facts)
+    result.status = status_of(session, declared)
 
 
 def _waiting(result: _Result) -> GateClosed:

@@ -8,14 +8,12 @@ Rules kept here:
 
 from __future__ import annotations
 
-import secrets
 from pathlib import Path
 
 import click
 
 from rekey.cli.shell import Shell, command
 from rekey.errors import ConfigurationError, ExitCode
-from rekey.project.privatefiles import write_private
 
 IGNORED = (".rekey/", "sealing.key")
 WRAPPING_KEY = "sealing.key"
@@ -60,17 +58,8 @@ def init(shell: Shell, folder: Path) -> ExitCode:
         f"  {new}",
     ]
     written = [path for path, is_new in made.items() if is_new]
-    shell.emit(
-        {
-            "exit_code": int(ExitCode.DONE),
-            "config": str(config),
-            "migrations": str(migrations),
-            "written": written,
-            "next": new,
-        },
-        "\n".join(lines),
-    )
-    return ExitCode.DONE
+    document = {"config": str(config), "migrations": str(migrations), "written": written, "next": new}
+    return shell.emit(document, "\n".join(lines))
 
 
 def _write_new(path: Path, text: str) -> bool:
@@ -85,6 +74,10 @@ def _write_new(path: Path, text: str) -> bool:
 
 def _write_key(path: Path) -> bool:
     """Make the wrapping key, for its owner only; False when there is one already."""
+    import secrets
+
+    from rekey.project.privatefiles import write_private
+
     try:
         write_private(path, f"{secrets.token_hex(_KEY_BYTES)}\n".encode("ascii"))
     except FileExistsError:

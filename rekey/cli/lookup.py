@@ -13,7 +13,6 @@ Rules kept here:
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from collections.abc import Sequence
@@ -35,7 +34,6 @@ from rekey.errors import (
     StateUnusable,
 )
 from rekey.phases import Phase
-from rekey.project.privatefiles import write_private
 
 if TYPE_CHECKING:
     from rekey.declaration.migration import Declared
@@ -66,7 +64,7 @@ def lookup(shell: Shell, script: str | None, named: Named, reason: str, out: Pat
     project = open_project(shell)
     queries = named.queries(project.config, reason)
     declared = project.the_one(script, lambda applied: Phase.PREPARE in applied)
-    answers = asyncio.run(_look(shell, project, declared, queries, reason, named.bulk is not None))
+    answers = shell.do(_look(shell, project, declared, queries, reason, named.bulk is not None))
     return _answer(shell, declared, answers, out)
 
 
@@ -147,6 +145,8 @@ def _record(shell: Shell, project: Project, declared: Declared, details: dict[st
 
 def _write_out(path: Path, lines: Sequence[dict[str, Any]]) -> None:
     """Write answers to a new file that only its owner may read."""
+    from rekey.project.privatefiles import write_private
+
     try:
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         write_private(path, text.encode("utf-8"))

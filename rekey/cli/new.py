@@ -97,11 +97,10 @@ def new(
     )
     path = _write(folder, script_id, text)
     following = shell.command(f"plan {script_id}")
-    shell.emit(
-        {"exit_code": int(ExitCode.DONE), "script_id": script_id, "path": str(path), "next": following},
+    return shell.emit(
+        {"script_id": script_id, "path": str(path), "next": following},
         f"{path}\n\nNext: say in it what the keys become, then see what would happen:\n  {following}",
     )
-    return ExitCode.DONE
 
 
 def _table(name: str) -> str:

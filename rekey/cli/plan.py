@@ -10,19 +10,17 @@ Rules kept here:
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from rekey.cli.project import Project, open_project
-from rekey.cli.shell import Shell, command
+from rekey.cli.project import open_project
+from rekey.cli.shell import FILE, Shell, command
 from rekey.cli.subjects import subject_of
 from rekey.errors import ExitCode
-from rekey.phases import Phase
 
 if TYPE_CHECKING:
     from rekey.declaration.migration import Declared
@@ -41,13 +39,13 @@ if TYPE_CHECKING:
 @click.option(
     "--out",
     metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="Write a plan file, for `apply --plan`. It never holds keys.",
 )
 @click.option(
     "--html",
     metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="Write a page with plots that loads nothing. It never holds keys.",
 )
 @click.option(
@@ -84,14 +82,11 @@ def plan(
     if compare:
         return _compare(shell, scripts, how, out=out, html=html)
     project = open_project(shell)
-    chosen = project.choose_all(scripts) if scripts else _unfinished(project)
+    chosen = project.choose_all(scripts) if scripts else project.unfinished()
     if not chosen:
-        shell.emit(
-            {"exit_code": int(ExitCode.DONE), "migrations": []},
-            f"Nothing to plan: every migration is complete. `{shell.command('status')}` shows them.",
-        )
-        return ExitCode.DONE
-    made = asyncio.run(_make(shell, project.config, chosen, how))
+        shows = f"`{shell.command('status')}` shows them"
+        return shell.emit({"migrations": []}, f"Nothing to plan: every migration is complete. {shows}.")
+    made = shell.do(_make(shell, project.config, chosen, how))
     text = plan_text(made)
     document = plan_json(made)
     if out is not None:
@@ -102,8 +97,7 @@ def plan(
         write_output(plan_page(made), html, option="--html")
         document["page"] = str(html)
         text += f"\nThe page is {html}.\n"
-    shell.emit(document, text)
-    return made.exit_code
+    return shell.emit(document, text, made.exit_code)
 
 
 @dataclass(frozen=True)
@@ -119,6 +113,7 @@ def _compare(
     shell: Shell, scripts: Sequence[str], how: _How, *, out: Path | None, html: Path | None
 ) -> ExitCode:
     """Put two designs side by side. They need not lie in the folder of migrations."""
+    from rekey.plan.as_json import plan_json
     from rekey.plan.compare import comparison_json, comparison_page, comparison_text
     from rekey.plan.planfile import write_output
     from rekey.project.config import load_config
@@ -132,15 +127,14 @@ def _compare(
     first, second = (one.migration.source for one in designs)
     if first != second:
         raise click.UsageError(f"the designs are of two tables: {first} and {second}")
-    made = asyncio.run(_make(shell, config, designs, how, together=True))
+    made = shell.do(_make(shell, config, designs, how, together=True))
     text = comparison_text(made)
-    document = {"exit_code": int(ExitCode.DONE), **comparison_json(made), "plans": _plans_json(made)}
+    document = {**comparison_json(made), "plans": plan_json(made, keys=False)["migrations"]}
     if html is not None:
         write_output(comparison_page(made), html, option="--html")
         document["page"] = str(html)
         text += f"\nThe page is {html}.\n"
-    shell.emit(document, text)
-    return ExitCode.DONE
+    return shell.emit(document, text)
 
 
 def _design(shell: Shell, name: str) -> Declared:
@@ -148,18 +142,6 @@ def _design(shell: Shell, name: str) -> Declared:
 
     path = Path(name)
     return load_script(path) if path.is_file() else open_project(shell).choose(name)
-
-
-def _plans_json(made: Plan) -> list[dict[str, Any]]:
-    from rekey.plan.as_json import plan_json
-
-    migrations: list[dict[str, Any]] = plan_json(made, keys=False)["migrations"]
-    return migrations
-
-
-def _unfinished(project: Project) -> list[Declared]:
-    applied = project.applied()
-    return [one for script_id, one in project.scripts.items() if Phase.COMPLETE not in applied[script_id]]
 
 
 async def _make(
@@ -181,11 +163,8 @@ async def _make(
         gates=config.gates,
         prices=config.prices,
     )
-    accounts = shell.connect(config)
-    try:
+    async with shell.connect(config) as accounts:
         with State.open(config.state, read_only=True) as state:
             subjects = [await subject_of(config, declared, accounts, state) for declared in chosen]
         work = compare_designs if together else make_plan
         return await work(subjects, accounts.tables, options, clock=shell.clock, progress=shell.progress())
-    finally:
-        await accounts.close()

@@ -13,10 +13,8 @@ from pathlib import Path
 import click
 
 from rekey.cli.project import open_project
-from rekey.cli.shell import Shell, command
+from rekey.cli.shell import FILE, FOLDER, Shell, command
 from rekey.errors import ExitCode
-
-DEFAULT_ROWS = 2000
 
 
 @command(
@@ -28,14 +26,14 @@ DEFAULT_ROWS = 2000
 @click.option(
     "--rows",
     type=click.IntRange(1),
-    default=DEFAULT_ROWS,
+    default=2000,
     show_default=True,
     help="How many rows to make up.",
 )
 @click.option(
     "--data",
     metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="Use these rows: JSON as `az storage entity query -o json` prints it, JSON Lines, or CSV with EDM"
     " types in its header.",
 )
@@ -43,7 +41,7 @@ DEFAULT_ROWS = 2000
 @click.option(
     "--folder",
     metavar="FOLDER",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     help="Where the rehearsal makes its own folder; among temporary files by default.",
 )
 @click.option("--keep", is_flag=True, help="Leave that folder behind, to look at.")
@@ -75,8 +73,7 @@ def rehearse(
         keep=keep,
     )
     code = ExitCode.DONE if report.passed else ExitCode.FINDINGS
-    shell.emit({"exit_code": int(code), **report.as_json()}, f"\n{report.text()}")
-    return code
+    return shell.emit(report.as_json(), f"\n{report.text()}", code)
 
 
 def _path_of(shell: Shell, script: str | None) -> Path:

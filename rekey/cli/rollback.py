@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import click
 
-from rekey.cli.project import open_project, open_session
+from rekey.cli.project import open_project, open_session, status_of
 from rekey.cli.shell import Shell, command
 from rekey.cli.text import next_lines, wrapped
 from rekey.errors import ExitCode
@@ -49,8 +49,6 @@ def rollback(
     """
     from rekey.runner import commands as moves
     from rekey.runner.run import Options
-    from rekey.status.reader import look_at
-    from rekey.status.status import judge
 
     project = open_project(shell)
     declared = project.the_one(script, lambda applied: bool(applied) and Phase.COMPLETE not in applied)
@@ -59,24 +57,12 @@ def rollback(
         undone = moves.rollback(
             session, declared.script_id, to=ControlPhase(to) if to else None, drop=drop_targets
         )
-        facts = session.do(
-            look_at(
-                declared,
-                session.scripts,
-                session.config,
-                session.state,
-                session.accounts.restricted,
-                session.clock,
-            )
-        )
-    status = judge(facts)
+        status = status_of(session, declared)
     taken = ", ".join(undone) if undone else "nothing: it was there already"
     lines = [f"{declared.script_id}: taken back: {taken}", *wrapped(status.sentence, first="  ", rest="  ")]
     document = {
-        "exit_code": int(ExitCode.DONE),
         "script_id": declared.script_id,
         "undone": [str(phase) for phase in undone],
         "status": status.as_json(),
     }
-    shell.emit(document, "\n".join([*lines, *next_lines(shell, status)]))
-    return ExitCode.DONE
+    return shell.emit(document, "\n".join([*lines, *next_lines(shell, status)]))

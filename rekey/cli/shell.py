@@ -19,11 +19,11 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 
 import click
 
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from rekey.doctor.observe_accounts import Ask
     from rekey.project.config import Config
     from rekey.tables.base import Accounts
+
+T = TypeVar("T")
 
 WIDTH = 100
 FILE = click.Path(dir_okay=False, path_type=Path)
@@ -136,6 +138,12 @@ class Shell:
         from rekey.migration.opening import connect
 
         return (self.surroundings.connect or connect)(config)
+
+    def do(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine to its end and return its result."""
+        import asyncio  # not for `--help`: a tenth of the time that a command takes to start
+
+        return asyncio.run(work)
 
     def progress(self) -> Progress:
         """Return who shows how far the work is."""

@@ -9,7 +9,6 @@ Rules kept here:
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -44,19 +43,17 @@ def status(shell: Shell, scripts: tuple[str, ...]) -> ExitCode:
 
     project = open_project(shell)
     chosen = project.choose_all(scripts) if scripts else list(project.scripts.values())
-    found = asyncio.run(_look(shell, project, chosen))
+    found = shell.do(_look(shell, project, chosen))
     code = ExitCode.SERVICE if any(one.facts.unreachable for one in found) else ExitCode.DONE
     said = steering.read(project.config.state) or steering.Steering()
     document = {
-        "exit_code": int(code),
         "migrations": [one.as_json() for one in found],
         "steering": said.as_json(),
     }
     lines = [line for one in found for line in [*_told(shell, one), ""]]
     if not said.is_usual:
         lines = [*field("ATTENTION" if said.paused else "throttle", _said(said)), "", *lines]
-    shell.emit(document, "\n".join(lines))
-    return code
+    return shell.emit(document, "\n".join(lines), code)
 
 
 def _said(said: Steering) -> str:
@@ -68,19 +65,13 @@ async def _look(shell: Shell, project: Project, chosen: Sequence[Declared]) -> l
     from rekey.status.reader import look_at
     from rekey.status.status import judge
 
-    accounts = shell.connect(project.config)
-    try:
-        with State.open(project.config.state, read_only=True) as state:
+    config, scripts = project.config, project.scripts
+    async with shell.connect(config) as accounts:
+        with State.open(config.state, read_only=True) as state:
             return [
-                judge(
-                    await look_at(
-                        declared, project.scripts, project.config, state, accounts.restricted, shell.clock
-                    )
-                )
+                judge(await look_at(declared, scripts, config, state, accounts.restricted, shell.clock))
                 for declared in chosen
             ]
-    finally:
-        await accounts.close()
 
 
 def _told(shell: Shell, status: Status) -> list[str]:

@@ -76,5 +76,4 @@ def _say(shell: Shell, change: Callable[[Steering], Steering], *, only_show: boo
     if not only_show:
         said = steering.say(config.state, change(said or steering.Steering()))
     shown = said or steering.Steering()
-    shell.emit({"exit_code": 0, "steering": shown.as_json()}, shown.told())
-    return ExitCode.DONE
+    return shell.emit({"steering": shown.as_json()}, shown.told())

@@ -9,7 +9,6 @@ Rules kept here:
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rekey.cli.project import no_such_table, open_project
 from rekey.cli.shell import Shell, command
 from rekey.core.limits import TABLE_NAME_CURE, table_name_problem
 from rekey.errors import ConfigurationError, ExitCode, Locked, Refused, TableMissing
@@ -101,7 +101,6 @@ def stress(
     made up; nothing of the application's tables is copied or written. The test table is removed, also after
     Ctrl-C; what a killed test left is removed by the next. Exit code 1: a design carries less than its load=.
     """
-    from rekey.cli.project import open_project
     from rekey.project.config import load_config
     from rekey.state.filelock import FileLock
     from rekey.stress.notes import Notes
@@ -125,7 +124,7 @@ def stress(
     notes = Notes(config.state)
     try:
         with FileLock(notes.path):
-            report = asyncio.run(_stress(shell, config, subject, wanted, notes, exact, owned))
+            report = shell.do(_stress(shell, config, subject, wanted, notes, exact, owned))
     except Locked:
         raise Locked(
             "another stress test of this project is running",
@@ -134,8 +133,7 @@ def stress(
         ) from None
     report = replace(report, declared=load.get("writes_per_second"))
     code = ExitCode.FINDINGS if report.too_little else ExitCode.DONE
-    shell.emit({"exit_code": int(code), **report.as_json()}, stress_text(report))
-    return code
+    return shell.emit(report.as_json(), stress_text(report), code)
 
 
 async def _stress(
@@ -189,10 +187,7 @@ async def _spreads(
                 tables.table(name), subject.migration, exact=exact, progress=progress
             )
     except TableMissing:
-        raise ConfigurationError(
-            f"there is no table {name} in account {config.tables.name}",
-            hint="check the name, and [tables] endpoint in rekey.toml",
-        ) from None
+        raise no_such_table(name, config) from None
     spreads = tuple(spread for spread in spreads if spread.rows)
     if not spreads:
         raise ConfigurationError(

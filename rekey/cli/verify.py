@@ -59,7 +59,7 @@ def verify(
     from rekey.runner import commands as moves
     from rekey.runner.run import Options
     from rekey.verify.render import render
-    from rekey.verify.report import CountReport, FullReport, SampleReport, exit_code
+    from rekey.verify.report import exit_code
 
     if repair and mode != "full":
         raise click.UsageError("--repair goes with --mode full: only that looks at every row")
@@ -76,9 +76,5 @@ def verify(
             rows=rows,
             seed=secrets.randbits(32) if seed is None else seed,
         )
-    code = exit_code(report)
-    if not isinstance(report, CountReport | SampleReport | FullReport):
-        raise TypeError("a report of an unknown kind")
-    document = {"exit_code": int(code), "script_id": declared.script_id, **report.as_json()}
-    shell.emit(document, f"{declared.script_id}\n{render(report)}")
-    return code
+    document = {"script_id": declared.script_id, **report.as_json()}
+    return shell.emit(document, f"{declared.script_id}\n{render(report)}", exit_code(report))
