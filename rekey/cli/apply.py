@@ -1,4 +1,4 @@
-"""`rekey apply`: carry migrations out, up to the next gate or through it.
+"""`rekey apply`: run migrations up to the next gate, or through it.
 
 Rules kept here:
 
@@ -75,7 +75,7 @@ class _Result:
 @click.option(
     "--to",
     type=click.Choice([str(phase) for phase in _GOALS]),
-    help="Go on through gates, up to this phase. By itself `apply` stops before cutover.",
+    help="Continue through gates, up to this phase. By default `apply` stops before cutover.",
 )
 @click.option(
     "--writers-stopped",
@@ -104,10 +104,10 @@ def apply(
     skip_row_check: bool,
     executor: str | None,
 ) -> ExitCode:
-    """Carry migrations out, up to the next gate.
+    """Run migrations up to the next gate.
 
     Prepares, copies, and compares everything, then stops before `cutover` and says what that asks for. Run
-    again it goes on where it stopped; at the gate it brings the targets up to date. Ctrl-C stops at a
+    again, it continues where it stopped; at the gate it brings the targets up to date. Ctrl-C stops at a
     checkpoint (exit code 130).
     """
     from rekey.runner.run import Options

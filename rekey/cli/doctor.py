@@ -17,11 +17,11 @@ from rekey.errors import ExitCode
 
 
 @command("doctor", example="rekey doctor\nrekey doctor --strict --json\nrekey doctor --read-only")
-@click.option("--strict", is_flag=True, help="Warnings count for the exit code, too.")
+@click.option("--strict", is_flag=True, help="Exit code 1 for warnings, too.")
 @click.option(
     "--read-only",
     is_flag=True,
-    help="Write nothing; whether the restricted account takes writes is not tried.",
+    help="Write nothing; do not try whether the restricted account takes writes.",
 )
 def doctor(shell: Shell, strict: bool, read_only: bool) -> ExitCode:
     """Check accounts, clock, versions, files and restricted store.

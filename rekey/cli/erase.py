@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     "--listed-only", is_flag=True, help="Do not search the whole mapping for rows left by interrupted runs."
 )
 def erase(shell: Shell, script: str | None, named: Named, reason: str, listed_only: bool) -> ExitCode:
-    """Erase what the mapping of SCRIPT knows of some rows.
+    """Erase rows from the mapping and from the source table.
 
-    Deletes their rows of the source, too; a row that changed after the freeze is never deleted. Only after
-    `complete`. That it was asked for, and your reason, is recorded first. Exit code 1 when something could
-    not be erased, or is not known.
+    After this no one can tell which new key they got. Only after `complete`; a row of the source that changed
+    after the freeze is never deleted. Rows of the target belong to the application: delete them there. The
+    request and its reason are recorded first. Exit code 1 when a row is not known or could not be erased.
     """
     from rekey.runner.erase import erasure
 

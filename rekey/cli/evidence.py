@@ -63,10 +63,10 @@ Example:
 """
 )
 def evidence() -> None:
-    """Show an auditor what was done.
+    """Export what was done as evidence for auditors, and check it.
 
-    `export` writes a bundle that can be checked without this machine, without rekey even; `verify` checks
-    one; `recompute` computes its content digests again from the tables.
+    `export` writes a bundle that can be checked on any machine, even without rekey; `verify` checks one;
+    `recompute` computes its content digests again from the tables.
     """
 
 
@@ -114,7 +114,7 @@ def export(shell: Shell, folder: Path, script: str | None, authority: str | None
 
     Holds the audit log with its checkpoint, declaration and script, plan, gate decisions, verifications with
     their content digests, and a report for people. Holds no key of a row and no secret. Signed by the key of
-    [evidence]; without one it says that nobody signed it. Reads no table.
+    [evidence]; without one it says that it is not signed. Reads no table.
     """
     from rekey.evidence.export import export as write
     from rekey.evidence.signing import open_signer

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 )
 @click.argument("script", required=False)
 @click.option("--confirm", metavar="ID", help="The migration's id, typed. Asked for on a terminal.")
-@click.option("--cohort", metavar="MONTH", help="Erase this month's mapping rows only.")
+@click.option("--cohort", metavar="MONTH", help="Erase this month (2024-05) only.")
 @click.option(
     "--reason",
     metavar="TEXT",
@@ -39,10 +39,11 @@ if TYPE_CHECKING:
 def expire(
     shell: Shell, script: str | None, confirm: str | None, cohort: str | None, reason: str | None
 ) -> ExitCode:
-    """Erase what the mapping of SCRIPT has kept long enough.
+    """Erase the part of a mapping whose retention is over.
 
-    Without --cohort all that is kept longer than [gates] mapping_retention: of a sealed mapping the data keys
-    of its months, without which no old key can be read again; of a mapping in the clear all rows.
+    Retention is [gates] mapping_retention after `complete`, and after the end of the month in which a row was
+    written. Of a sealed mapping the data keys of these months are deleted, without which no old key can be
+    read; of a mapping in the clear all rows.
     """
     from rekey.runner.erase import expiry
 

@@ -1,4 +1,4 @@
-"""`rekey init`: begin a project.
+"""`rekey init`: start a project.
 
 Rules kept here:
 
@@ -23,10 +23,11 @@ _KEY_BYTES = 32
 @command("init", example="rekey init\nrekey init ./key-changes")
 @click.argument("folder", type=click.Path(path_type=Path), default=".")
 def init(shell: Shell, folder: Path) -> ExitCode:
-    """Begin a project in FOLDER (this one by default).
+    """Start a project: configuration, key file, folder for scripts.
 
-    Writes the configuration with its defaults explained, a folder for migration scripts, the key that seals
-    old keys, and entries in .gitignore for that key and rekey's state. Overwrites nothing.
+    Writes to FOLDER (the current one by default): the configuration with its defaults explained, a folder for
+    migration scripts, the key that seals old keys, and .gitignore entries for that key and the state file.
+    Overwrites nothing.
     """
     from rekey.project.default_config import DEFAULT_CONFIG
 

@@ -1,10 +1,10 @@
-"""`rekey inspect`: what is in a table, what its keys look like, and what may hurt one day.
+"""`rekey inspect`: what is in a table, what its keys look like, and what may become a problem.
 
 Rules kept here:
 
 * It reads only; neither scripts nor state are looked at.
 * Keys are shown only when asked for.
-* Advice refuses nothing here: the exit code is 0 whatever it says.
+* Advice refuses nothing here and does not change the exit code.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     "--show-keys", is_flag=True, help="Name partitions by their keys. For the operator's eyes only."
 )
 def inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> ExitCode:
-    """Show what is in a table and how its keys look; writes nothing.
+    """Show what is in a table and what its keys look like.
 
     Rows and bytes, partitions and their sizes, lengths, characters and shapes of keys (e-mail addresses,
     dates, card numbers and the like), whether new rows go to one end, properties and their types, and advice
-    on what may hurt one day. The exit code is 0 whatever the advice says.
+    on what may become a problem. Reads only. Advice does not change the exit code.
     """
     from rekey.inspect.render import inspection_text
     from rekey.plan.advice.advise import advise

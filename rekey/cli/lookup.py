@@ -54,12 +54,17 @@ _MINUTE_S = 60.0
 )
 @click.argument("script", required=False)
 @naming
-@click.option("--out", type=FILE, metavar="FILE", help="Write the answers there, for your eyes only (JSONL).")
+@click.option(
+    "--out",
+    type=FILE,
+    metavar="FILE",
+    help="Write the answers to a new private file (JSON Lines).",
+)
 def lookup(shell: Shell, script: str | None, named: Named, reason: str, out: Path | None) -> ExitCode:
     """Show which old key became which new keys, and back.
 
-    The answer holds keys. That you ask, and your reason, is recorded before anything is read; look-ups are
-    limited to so many a minute. Exit code 1 when there is no such row, or it was erased.
+    The answer holds keys. The look-up and its reason are recorded before anything is read, and look-ups per
+    minute are limited. Exit code 1 when there is no such row, or it was erased.
     """
     project = open_project(shell)
     queries = named.queries(project.config, reason)

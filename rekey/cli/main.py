@@ -79,7 +79,12 @@ moved; 4 the service, a credential or the machine failed; 130 interrupted, resum
 """,
 )
 @click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show it."
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version.",
 )
 def rekey() -> None:
     """Change the keys of Azure tables: online, verified, and with a way back."""

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     "--rate",
     metavar="N",
     type=click.IntRange(min=1),
-    help="Reckon with N entities/s read and written, in place of [limits] entities_per_second.",
+    help="Estimate with N entities/s read and written, instead of [limits] entities_per_second.",
 )
 @click.option(
     "--compare", is_flag=True, help="Put the designs of two scripts side by side, on the same rows."
@@ -67,10 +67,10 @@ def plan(
     rate: int | None,
     compare: bool,
 ) -> ExitCode:
-    """Show what applying the scripts would do; writes nothing.
+    """Show what `apply` would do, without writing anything.
 
-    For each migration: rows and bytes, example rows, collisions, batches, requests, durations, money, and
-    what will be refused. A SCRIPT is an id, a beginning of it, or a path; without one all migrations are
+    For each migration: rows and bytes, example rows, collisions, batches, requests, durations, costs, and
+    what would be refused. SCRIPT is an id, the beginning of one, or a path; without it all migrations are
     planned that are not complete. Exit code 1 when something would be refused.
     """
     from rekey.plan.as_json import plan_json

@@ -37,14 +37,14 @@ from rekey.errors import ExitCode
     help="Use these rows: JSON as `az storage entity query -o json` prints it, JSON Lines, or CSV with EDM"
     " types in its header.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="For everything that is made up.")
+@click.option("--seed", type=int, default=0, show_default=True, help="For all made-up rows.")
 @click.option(
     "--folder",
     metavar="FOLDER",
     type=FOLDER,
     help="Where the rehearsal makes its own folder; among temporary files by default.",
 )
-@click.option("--keep", is_flag=True, help="Leave that folder behind, to look at.")
+@click.option("--keep", is_flag=True, help="Keep that folder, to look at.")
 def rehearse(
     shell: Shell,
     script: str | None,
@@ -54,12 +54,12 @@ def rehearse(
     folder: Path | None,
     keep: bool,
 ) -> ExitCode:
-    """Take SCRIPT through its whole life on a local Azurite.
+    """Run the whole life of a migration on a local Azurite.
 
-    Plans, applies, is killed, goes on, verifies, cuts over, goes back, cuts over again, completes and
-    retires, with an application that writes meanwhile; after each step both sides are compared by a reader
-    of its own. Touches none of your accounts. SCRIPT given as a path needs no configuration. Exit code 1
-    when something was not as it must be.
+    Plans, applies, is killed, continues, verifies, cuts over, goes back, cuts over again, completes and
+    retires, while an application writes; after each step an independent reader compares both sides. Touches
+    none of your accounts. A SCRIPT given as a path needs no configuration. Exit code 1 when something was not
+    as it must be.
     """
     from rekey.rehearse.rehearsal import rehearse as rehearsed
 

@@ -52,10 +52,10 @@ def _instead(moved: str, words: Sequence[str]) -> str:
 @click.argument("script", required=False)
 @click.option("--table", metavar="NAME", help="The source table's name, typed. Asked for on a terminal.")
 def retire(shell: Shell, script: str | None, table: str | None) -> ExitCode:
-    """Delete the source of SCRIPT, for good.
+    """Delete the source table of a completed migration.
 
-    Only after `complete` and the retention period, and with signed evidence; a row that changed after the
-    freeze is never deleted.
+    Asks for `complete`, for the end of the retention period, and for signed evidence that was verified. A row
+    that changed after the freeze is never deleted. There is no way back.
     """
     from rekey.runner import commands
     from rekey.runner.run import Options

@@ -2,7 +2,7 @@
 
 Rules kept here:
 
-* Nothing that was written since is lost, whatever way back is taken; where that cannot be, it is refused.
+* Nothing that was written since is lost on any way back; where that cannot be, it is refused.
 * What happens to the target tables on the way to `source` is said by the operator, never assumed.
 """
 
@@ -41,11 +41,11 @@ from rekey.phases import ControlPhase, Phase
 def rollback(
     shell: Shell, script: str | None, to: str | None, drop_targets: bool | None, writers_stopped: bool
 ) -> ExitCode:
-    """Take SCRIPT back.
+    """Take a migration back.
 
-    From cutover what was written to the target since is copied back to the source and compared first; then
-    the source is the authority again. In capture "dual-write" the source is current already: writes wait for
-    seconds. After `complete` there is no way back.
+    After cutover, what has been written to the target is first copied back to the source and compared; then
+    the source is the authority again. In capture "dual-write" the source is current already, and writes wait
+    for seconds. After `complete` there is no way back.
     """
     from rekey.runner import commands as moves
     from rekey.runner.run import Options

@@ -4,7 +4,7 @@ Rules kept here:
 
 * An endpoint that does not say it is Azurite is loaded only with `--i-own-this-account`.
 * The application's tables are read, never written; the test has a table of its own, which it removes.
-* One stress test of a project at a time: what is noted as left over is of nobody who still runs.
+* One stress test of a project at a time: what is noted as left over is of no test that still runs.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _ANSWER_SECONDS = 10
     type=click.FloatRange(1),
     default=_DEFAULT.seconds,
     show_default=True,
-    help="Of the whole test, at most.",
+    help="Length of the whole test, at most.",
 )
 @click.option(
     "--rows",
@@ -83,7 +83,7 @@ _ANSWER_SECONDS = 10
     "--i-own-this-account",
     "owned",
     is_flag=True,
-    help="Load an account that is not Azurite. It costs money, and slows down whoever uses the account.",
+    help="Load an account that is not Azurite. It costs money, and slows down other users of the account.",
 )
 def stress(
     shell: Shell,
@@ -229,8 +229,8 @@ async def _refuse_others(shell: Shell, config: Config) -> None:
     if kind is not Kind.AZURITE:
         raise Refused(
             f"the account {account.name} does not say that it is Azurite ({kind}); a stress test costs money"
-            " there and slows down whoever uses it",
+            " there and slows down its other users",
             kept="everything: nothing was read or written",
-            hint="give --i-own-this-account if it is yours and nobody needs it now; better, use an account of"
+            hint="give --i-own-this-account if it is yours and is not in use now; better, use an account of"
             " its own",
         )

@@ -32,7 +32,7 @@ MAX_SAMPLE = 100_000
     show_default=True,
     help="Compare counts; random rows; or every row and every property.",
 )
-@click.option("--repair", is_flag=True, help="Make rows that differ what the authority says.")
+@click.option("--repair", is_flag=True, help="Rewrite rows that differ from the authority's.")
 @click.option(
     "--rows",
     type=click.IntRange(1, MAX_SAMPLE),
@@ -40,7 +40,7 @@ MAX_SAMPLE = 100_000
     show_default=True,
     help="How many rows a sample draws from each table.",
 )
-@click.option("--seed", type=int, help="Draw the rows that this number stands for; the report names it.")
+@click.option("--seed", type=int, help="Seed of the sample, as an earlier report names it.")
 @EXECUTOR
 def verify(
     shell: Shell,
@@ -51,7 +51,7 @@ def verify(
     seed: int | None,
     executor: str | None,
 ) -> ExitCode:
-    """Compare the source with the targets of SCRIPT.
+    """Compare the source of a migration with its targets.
 
     Exit code 0 when all is equal, 1 with findings. A full verification opens the gate before cutover; one
     with findings closes it.
