@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from rekey.status.status import Status
 
 _GOALS = [phase for phase in Phase if phase is not Phase.RETIRE]
+_OF_A_RUN = ("phase", "outcome", "started_at", "finished_at", "counters")
 
 
 @dataclass
@@ -46,22 +47,14 @@ class _Result:
     status: Status | None = None
 
     def as_json(self) -> dict[str, Any]:
+        done = self.applied
         return {
             "script_id": self.declared.script_id,
-            "phases": [
-                {
-                    "phase": run.phase,
-                    "outcome": run.outcome,
-                    "started_at": run.started_at,
-                    "finished_at": run.finished_at,
-                    "counters": dict(run.counters),
-                }
-                for run in self.runs
-            ],
-            "caught_up": self.applied.caught_up if self.applied else 0,
+            "phases": [{name: getattr(run, name) for name in _OF_A_RUN} for run in self.runs],
+            "caught_up": done.caught_up if done else 0,
             "waits_for": [{"script_id": one.script_id, "phase": str(one.phase)} for one in self.waits],
-            "next_phase": str(self.applied.next_phase) if self.applied and self.applied.next_phase else None,
-            "asks": list(self.applied.asks) if self.applied else [],
+            "next_phase": str(done.next_phase) if done and done.next_phase else None,
+            "asks": list(done.asks) if done else [],
             "next": self.status.as_json()["next"] if self.status else None,
         }
 
@@ -176,7 +169,7 @@ def _hold_to_plan(session: Session, chosen: Sequence[Declared], path: Path) -> N
 def _apply_one(
     session: Session, result: _Result, goal: Phase | None, *, named: bool, check_rows: bool
 ) -> None:
-    from rekey.runner import commands as moves
+    from rekey.runner import commands
     from rekey.status.facts import waits
 
     declared, state = result.declared, session.state
@@ -187,7 +180,7 @@ def _apply_one(
         return
     known = {run.id for run in state.phase_runs(declared.script_id)}
     try:
-        result.applied = moves.apply(session, declared.script_id, to=goal, check_rows=check_rows)
+        result.applied = commands.apply(session, declared.script_id, to=goal, check_rows=check_rows)
     finally:
         result.runs = [run for run in state.phase_runs(declared.script_id) if run.id not in known]
     result.status = status_of(session, declared)

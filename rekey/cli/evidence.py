@@ -14,7 +14,7 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,14 +89,8 @@ def keygen(shell: Shell, file: Path) -> ExitCode:
         "  [evidence]",
         f'  key_file = "{file}"',
     ]
-    return shell.emit(
-        {
-            "key_file": str(file),
-            "public_key_file": str(public_path(file)),
-            "key_id": key.key_id,
-        },
-        "\n".join(lines),
-    )
+    document = {"key_file": str(file), "public_key_file": str(public_path(file)), "key_id": key.key_id}
+    return shell.emit(document, "\n".join(lines))
 
 
 @command(
@@ -137,19 +131,7 @@ def export(shell: Shell, folder: Path, script: str | None, authority: str | None
             "warning: the bundle is not signed and proves nothing against one who can write its files;"
             f" `{shell.command('evidence keygen')}` makes a key"
         )
-    return shell.emit(
-        {
-            "script_id": done.script_id,
-            "folder": str(folder),
-            "files": done.files,
-            "events": done.events,
-            "signed": bool(done.key_id),
-            "key_id": done.key_id,
-            "stamped": done.stamped,
-            "statement_sha256": done.statement_sha256,
-        },
-        "\n".join(lines),
-    )
+    return shell.emit({**asdict(done), "folder": str(folder), "signed": bool(done.key_id)}, "\n".join(lines))
 
 
 @command(
@@ -231,8 +213,10 @@ def recompute(
     """
     from rekey.evidence.bag import payload
     from rekey.evidence.recompute import last_full
+    from rekey.evidence.recompute import recompute as compute
     from rekey.evidence.verify import Trusted
     from rekey.evidence.verify import verify as check
+    from rekey.project.config import load_config, reading
 
     if key_env is not None and endpoint is None:
         raise click.UsageError("--key-env goes with --endpoint")
@@ -248,7 +232,13 @@ def recompute(
         )
     recorded = last_full(payload(folder))
     mapper = _mapper(shell, verdict) if mapping else None
-    found = shell.do(_recompute(shell, recorded, mapper, endpoint, key_env))
+    config = load_config(shell.config_path) if endpoint is None else reading(endpoint, key_env)
+
+    async def from_tables() -> list[Compared]:
+        async with shell.connect(config) as accounts:
+            return await compute(recorded, accounts.tables, shell.progress(), mapper=mapper)
+
+    found = shell.do(from_tables())
     code = ExitCode.DONE if all(one.is_equal for one in found) else ExitCode.FINDINGS
     document = {
         "script_id": verdict.predicate["script_id"],
@@ -256,21 +246,6 @@ def recompute(
         "digests": [one.as_json() for one in found],
     }
     return shell.emit(document, "\n".join(_compared(recorded, found)), code)
-
-
-async def _recompute(
-    shell: Shell,
-    recorded: dict[str, Any],
-    mapper: Mapper | None,
-    endpoint: str | None,
-    key_env: str | None,
-) -> list[Compared]:
-    from rekey.evidence.recompute import recompute as compute
-    from rekey.project.config import load_config, reading
-
-    config = load_config(shell.config_path) if endpoint is None else reading(endpoint, key_env)
-    async with shell.connect(config) as accounts:
-        return await compute(recorded, accounts.tables, shell.progress(), mapper=mapper)
 
 
 def _mapper(shell: Shell, verdict: Verdict) -> Mapper:

@@ -17,7 +17,6 @@ from rekey.errors import ConfigurationError, ExitCode
 
 IGNORED = (".rekey/", "sealing.key")
 WRAPPING_KEY = "sealing.key"
-_KEY_BYTES = 32
 
 
 @command("init", example="rekey init\nrekey init ./key-changes")
@@ -33,18 +32,15 @@ def init(shell: Shell, folder: Path) -> ExitCode:
 
     config = folder / shell.config_path
     migrations = config.parent / "migrations"
+    keep = migrations / ".gitkeep"
     key = config.parent / WRAPPING_KEY
     ignore = config.parent / ".gitignore"
     try:
         migrations.mkdir(parents=True, exist_ok=True)
         fresh = _write_new(config, DEFAULT_CONFIG)
-        made = {
-            str(config): fresh,
-            **({str(key): _write_key(key)} if fresh else {}),
-            str(migrations / ".gitkeep"): not any(migrations.iterdir())
-            and _write_new(migrations / ".gitkeep", ""),
-            str(ignore): _ignore(ignore),
-        }
+        made = {config: fresh, **({key: _write_key(key)} if fresh else {})}
+        made[keep] = not any(migrations.iterdir()) and _write_new(keep, "")
+        made[ignore] = _ignore(ignore)
     except OSError as error:
         raise ConfigurationError(
             f"{folder} cannot be written ({type(error).__name__})",
@@ -58,7 +54,7 @@ def init(shell: Shell, folder: Path) -> ExitCode:
         f"Next: name your accounts in {config} (it says how), then write a first migration script:",
         f"  {new}",
     ]
-    written = [path for path, is_new in made.items() if is_new]
+    written = [str(path) for path, is_new in made.items() if is_new]
     document = {"config": str(config), "migrations": str(migrations), "written": written, "next": new}
     return shell.emit(document, "\n".join(lines))
 
@@ -80,7 +76,7 @@ def _write_key(path: Path) -> bool:
     from rekey.project.privatefiles import write_private
 
     try:
-        write_private(path, f"{secrets.token_hex(_KEY_BYTES)}\n".encode("ascii"))
+        write_private(path, f"{secrets.token_hex(32)}\n".encode("ascii"))
     except FileExistsError:
         return False
     return True

@@ -11,9 +11,9 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -78,15 +78,16 @@ def plan(
     from rekey.plan.planfile import write_output, write_plan
     from rekey.plan.render import plan_text
 
-    how = _How(exact, show_keys, rate)
     if compare:
-        return _compare(shell, scripts, how, out=out, html=html)
+        if out is not None or show_keys:
+            raise click.UsageError("--compare goes with neither --out nor --show-keys: it is for choosing")
+        return _compare(shell, scripts, html, exact=exact, rate=rate)
     project = open_project(shell)
     chosen = project.choose_all(scripts) if scripts else project.unfinished()
     if not chosen:
         shows = f"`{shell.command('status')}` shows them"
         return shell.emit({"migrations": []}, f"Nothing to plan: every migration is complete. {shows}.")
-    made = shell.do(_make(shell, project.config, chosen, how))
+    made = shell.do(_make(shell, project.config, chosen, exact=exact, show_keys=show_keys, rate=rate))
     text = plan_text(made)
     document = plan_json(made)
     if out is not None:
@@ -100,18 +101,7 @@ def plan(
     return shell.emit(document, text, made.exit_code)
 
 
-@dataclass(frozen=True)
-class _How:
-    """How to plan, as typed."""
-
-    exact: bool
-    show_keys: bool
-    rate: int | None
-
-
-def _compare(
-    shell: Shell, scripts: Sequence[str], how: _How, *, out: Path | None, html: Path | None
-) -> ExitCode:
+def _compare(shell: Shell, scripts: Sequence[str], html: Path | None, **how: Any) -> ExitCode:
     """Put two designs side by side. They need not lie in the folder of migrations."""
     from rekey.plan.as_json import plan_json
     from rekey.plan.compare import comparison_json, comparison_page, comparison_text
@@ -120,14 +110,12 @@ def _compare(
 
     if len(scripts) != 2:
         raise click.UsageError("--compare takes two scripts")
-    if out is not None or how.show_keys:
-        raise click.UsageError("--compare goes with neither --out nor --show-keys: it is for choosing")
     config = load_config(shell.config_path)
     designs = [_design(shell, name) for name in scripts]
     first, second = (one.migration.source for one in designs)
     if first != second:
         raise click.UsageError(f"the designs are of two tables: {first} and {second}")
-    made = shell.do(_make(shell, config, designs, how, together=True))
+    made = shell.do(_make(shell, config, designs, together=True, **how))
     text = comparison_text(made)
     document = {**comparison_json(made), "plans": plan_json(made, keys=False)["migrations"]}
     if html is not None:
@@ -145,19 +133,24 @@ def _design(shell: Shell, name: str) -> Declared:
 
 
 async def _make(
-    shell: Shell, config: Config, chosen: Sequence[Declared], how: _How, *, together: bool = False
+    shell: Shell,
+    config: Config,
+    chosen: Sequence[Declared],
+    *,
+    exact: bool,
+    rate: int | None,
+    show_keys: bool = False,
+    together: bool = False,
 ) -> Plan:
     from rekey.plan.advice.service import is_cosmos
     from rekey.plan.plan import compare_designs, make_plan
     from rekey.plan.subject import PlanOptions
     from rekey.state.store import State
 
-    limits = config.rates
-    if how.rate is not None:
-        limits = replace(limits, entities_per_second=how.rate)
+    limits = config.rates if rate is None else replace(config.rates, entities_per_second=rate)
     options = PlanOptions(
-        exact=how.exact,
-        show_keys=how.show_keys,
+        exact=exact,
+        show_keys=show_keys,
         limits=limits,
         is_cosmos=is_cosmos(config.tables.endpoint),
         gates=config.gates,

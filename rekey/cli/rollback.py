@@ -47,14 +47,14 @@ def rollback(
     the source is the authority again. In capture "dual-write" the source is current already, and writes wait
     for seconds. After `complete` there is no way back.
     """
-    from rekey.runner import commands as moves
+    from rekey.runner import commands
     from rekey.runner.run import Options
 
     project = open_project(shell)
     declared = project.the_one(script, lambda applied: bool(applied) and Phase.COMPLETE not in applied)
     options = Options(writers_stopped=writers_stopped, drop_targets=bool(drop_targets))
     with open_session(shell, project, options) as session:
-        undone = moves.rollback(
+        undone = commands.rollback(
             session, declared.script_id, to=ControlPhase(to) if to else None, drop=drop_targets
         )
         status = status_of(session, declared)

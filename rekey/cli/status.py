@@ -23,7 +23,6 @@ from rekey.phases import ControlPhase
 
 if TYPE_CHECKING:
     from rekey.declaration.migration import Declared
-    from rekey.runner.steering import Steering
     from rekey.status.status import Client, Status
 
 _CLIENTS = 12
@@ -57,12 +56,9 @@ def status(shell: Shell, scripts: tuple[str, ...]) -> ExitCode:
     }
     lines = [line for one in found for line in [*_told(shell, one), ""]]
     if not said.is_usual:
-        lines = [*field("ATTENTION" if said.paused else "throttle", _said(said)), "", *lines]
+        told = f"{said.told()} (said {moment(said.said_at)} by {said.said_by})"
+        lines = [*field("ATTENTION" if said.paused else "throttle", told), "", *lines]
     return shell.emit(document, "\n".join(lines), code)
-
-
-def _said(said: Steering) -> str:
-    return f"{said.told()} (said {moment(said.said_at)} by {said.said_by})"
 
 
 async def _look(shell: Shell, project: Project, chosen: Sequence[Declared]) -> list[Status]:
@@ -128,7 +124,7 @@ def _mapping(status: Status) -> list[str]:
 
 
 def _clients(status: Status) -> list[str]:
-    """Return the clients, those first that somebody may have to look after."""
+    """Return the clients, those first that may need attention."""
     from rekey.protocol.registry import Standing
 
     if status.facts.is_delta or status.facts.unreachable:
@@ -171,10 +167,10 @@ def _journal(status: Status) -> list[str]:
     intents = status.facts.intents
     if intents is None or (status.facts.control is None and not intents.depth):
         return []
-    kept = f"; {intents.kept:,} are settled and kept: a client that was given up may be heard of"
+    kept = f"; {intents.kept:,} are settled and kept: a client that was given up may still write"
     more = kept if intents.kept else ""
     if intents.oldest_at is None:
-        return field("journal", f"empty: no write is under way{more}")
+        return field("journal", f"empty: no write is in flight{more}")
     lag = "" if status.lag_s is None else f": replicas are behind by {duration(status.lag_s)} at most"
     return field("journal", f"{intents.depth:,} intents{lag}{more}")
 
@@ -189,7 +185,7 @@ def _counted(status: Status) -> list[str]:
 
 
 def _spent(status: Status) -> list[str]:
-    """Return the requests that were sent, beside those that were estimated."""
+    """Return the requests that were sent, and those that were estimated."""
     cost = status.spent
     if cost is None or not cost.phases:
         return []

@@ -23,12 +23,10 @@ from rekey.errors import ConfigurationError, ExitCode, Locked, Refused, TableMis
 from rekey.stress.report import Bounds
 
 if TYPE_CHECKING:
-    from rekey.core.progress import Progress
     from rekey.declaration.migration import Declared
     from rekey.project.config import Config
     from rekey.stress.notes import Notes
     from rekey.stress.report import StressReport
-    from rekey.stress.spread import Spread
     from rekey.tables.base import TableService
 
 _DEFAULT = Bounds()
@@ -145,56 +143,44 @@ async def _stress(
     exact: bool,
     owned: bool,
 ) -> StressReport:
-    """Look who answers, read the distribution, and run the test."""
+    """Look what answers, read the distribution, and run the test."""
+    from rekey.stress.distribution import spread_of_design, spread_of_table
     from rekey.stress.run import stress as run
 
     if not owned:
         await _refuse_others(shell, config)
     progress = shell.progress()
-    accounts = shell.connect(config)
-    loaded = _loaded(shell, config)
-    try:
-        spreads, refused = await _spreads(accounts.tables, config, subject, exact, progress)
-        report = await run(
-            accounts.tables,
-            loaded,
-            spreads,
-            bounds,
-            notes=notes,
-            endpoint=config.tables.endpoint,
-            clock=shell.clock,
-            progress=progress,
-        )
-    finally:
-        await loaded.close()
-        await accounts.close()
-    return replace(report, refused_rows=refused)
-
-
-async def _spreads(
-    tables: TableService, config: Config, subject: str | Declared, exact: bool, progress: Progress
-) -> tuple[tuple[Spread, ...], int]:
-    """Return the distributions to try, and how many rows the script refused."""
-    from rekey.stress.distribution import spread_of_design, spread_of_table
-
     name = subject if isinstance(subject, str) else subject.migration.source
-    refused = 0
-    try:
-        if isinstance(subject, str):
-            spreads = await spread_of_table(tables.table(name), exact=exact, progress=progress)
-        else:
-            spreads, refused = await spread_of_design(
-                tables.table(name), subject.migration, exact=exact, progress=progress
+    async with shell.connect(config) as accounts:
+        loaded, table, refused = _loaded(shell, config), accounts.tables.table(name), 0
+        try:
+            try:
+                if isinstance(subject, str):
+                    spreads = await spread_of_table(table, exact=exact, progress=progress)
+                else:
+                    declared = subject.migration
+                    spreads, refused = await spread_of_design(table, declared, exact=exact, progress=progress)
+            except TableMissing:
+                raise no_such_table(name, config) from None
+            spreads = tuple(spread for spread in spreads if spread.rows)
+            if not spreads:
+                raise ConfigurationError(
+                    f"the table {name} gives no rows to take a distribution from",
+                    hint="name a table with rows, or fill it with some that are like those to come",
+                )
+            report = await run(
+                accounts.tables,
+                loaded,
+                spreads,
+                bounds,
+                notes=notes,
+                endpoint=config.tables.endpoint,
+                clock=shell.clock,
+                progress=progress,
             )
-    except TableMissing:
-        raise no_such_table(name, config) from None
-    spreads = tuple(spread for spread in spreads if spread.rows)
-    if not spreads:
-        raise ConfigurationError(
-            f"the table {name} gives no rows to take a distribution from",
-            hint="name a table with rows, or fill it with some that are like those to come",
-        )
-    return spreads, refused
+        finally:
+            await loaded.close()
+    return replace(report, refused_rows=refused)
 
 
 def _loaded(shell: Shell, config: Config) -> TableService:

@@ -56,7 +56,7 @@ def verify(
     Exit code 0 when all is equal, 1 with findings. A full verification opens the gate before cutover; one
     with findings closes it.
     """
-    from rekey.runner import commands as moves
+    from rekey.runner import commands
     from rekey.runner.run import Options
     from rekey.verify.render import render
     from rekey.verify.report import exit_code
@@ -68,10 +68,10 @@ def verify(
         script, lambda applied: Phase.DUAL_WRITE in applied and Phase.CUTOVER not in applied
     )
     with open_session(shell, project, Options(executor=executor or "")) as session:
-        report = moves.verify(
+        report = commands.verify(
             session,
             declared.script_id,
-            mode=moves.Mode(mode),
+            mode=commands.Mode(mode),
             repair=repair,
             rows=rows,
             seed=secrets.randbits(32) if seed is None else seed,
