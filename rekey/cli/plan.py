@@ -19,7 +19,6 @@ import click
 
 from rekey.cli.project import open_project
 from rekey.cli.shell import FILE, Shell, command
-from rekey.cli.subjects import subject_of
 from rekey.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -142,9 +141,10 @@ async def _make(
     show_keys: bool = False,
     together: bool = False,
 ) -> Plan:
+    from rekey.migration.opening import Prepared, open_migration
     from rekey.plan.advice.service import is_cosmos
     from rekey.plan.plan import compare_designs, make_plan
-    from rekey.plan.subject import PlanOptions
+    from rekey.plan.subject import PlanOptions, subject_of
     from rekey.state.store import State
 
     limits = config.rates if rate is None else replace(config.rates, entities_per_second=rate)
@@ -158,6 +158,7 @@ async def _make(
     )
     async with shell.connect(config) as accounts:
         with State.open(config.state, read_only=True) as state:
-            subjects = [await subject_of(config, declared, accounts, state) for declared in chosen]
+            opened = [open_migration(Prepared.of(config, one), accounts) for one in chosen]
+            subjects = [await subject_of(one, state.migration(one.declared.script_id)) for one in opened]
         work = compare_designs if together else make_plan
         return await work(subjects, accounts.tables, options, clock=shell.clock, progress=shell.progress())

@@ -20,7 +20,7 @@ from rekey.phases import ControlPhase, Phase
 from rekey.protocol import lease
 from rekey.protocol.registry import Registry, refused_at
 from rekey.protocol.rules import View
-from rekey.runner import commands as moves
+from rekey.runner import commands
 from rekey.runner.run import OPEN_S, Options
 from rekey.tables.base import SIGNED_S, Operation
 from rekey.tables.faults import Call, Fault, FaultKind, Planned, PlannedFaults
@@ -297,11 +297,11 @@ class Delta:
 
     def apply(self, to: Phase | None = None, options: Options = STOPPED) -> None:
         with self.project.session(options) as session:
-            moves.apply(session, self.script_id, to=to)
+            commands.apply(session, self.script_id, to=to)
 
     def rollback(self) -> None:
         with self.project.session(Options(writers_stopped=True, drop_targets=True)) as session:
-            moves.rollback(session, self.script_id, to=ControlPhase.SOURCE, drop=True)
+            commands.rollback(session, self.script_id, to=ControlPhase.SOURCE, drop=True)
 
     def _gates(self, gate: Callable[[Call], Awaitable[None]]) -> None:
         self.project.tables.gate = self.project.restricted.gate = gate
