@@ -1,8 +1,8 @@
 """Online, verified, reversible key changes for Azure Table Storage.
 
 A migration script needs `Migration`, `Target`, `Index`, `keys` and `props`; see `migrations/` for examples
-that run. The other names are for applications, and import the Azure SDK when they are asked for; the
-asynchronous client is in `rekey.aio`.
+that run. The other names are for applications, and import the Azure SDK; the asynchronous client is in
+`rekey.aio`. Each name is imported when it is asked for: the command line has no use for most of them.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from rekey.declaration import keys, props, query
-from rekey.declaration.migration import Index, Migration, Target
-
 if TYPE_CHECKING:
     from rekey.client.reading import LeaseSettings
     from rekey.client.sdk.client_sync import DualWriteTableClient
     from rekey.client.sdk.errors import DualWriteRefused
+    from rekey.declaration import keys, props, query
+    from rekey.declaration.migration import Index, Migration, Target
 
 __all__ = [
     "DualWriteRefused",
@@ -30,14 +29,18 @@ __all__ = [
     "query",
 ]
 
-_LATER = {
+_MODULES = {
     "DualWriteRefused": "rekey.client.sdk.errors",
     "DualWriteTableClient": "rekey.client.sdk.client_sync",
+    "Index": "rekey.declaration.migration",
     "LeaseSettings": "rekey.client.reading",
+    "Migration": "rekey.declaration.migration",
+    "Target": "rekey.declaration.migration",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        return getattr(import_module(_LATER[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = _MODULES.get(name)
+    return getattr(import_module(module), name) if module else import_module(f"rekey.declaration.{name}")

@@ -50,8 +50,11 @@ _COMMAND = re.compile(r"`(rekey [^`]*)`")
 
 def commands() -> list[tuple[str, click.Command]]:
     """Return the commands of the command line; those of a group with the group's name before theirs."""
-    found = {}
-    for name, one in rekey.commands.items():
+    found: dict[str, click.Command] = {}
+    context = click.Context(rekey)
+    for name in rekey.list_commands(context):
+        one = rekey.get_command(context, name)
+        assert one is not None
         group = one.commands.items() if isinstance(one, click.Group) else {}
         found |= {f"{name} {below}": command for below, command in group} or {name: one}
     return sorted(found.items())

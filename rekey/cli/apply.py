@@ -1,4 +1,4 @@
-"""`rekey apply`: carry migrations out, up to the next gate or through it.
+"""`rekey apply`: run migrations up to the next gate, or through it.
 
 Rules kept here:
 
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rekey.cli.project import Project, open_project, open_session
-from rekey.cli.shell import EXECUTOR, Shell, command
+from rekey.cli.project import Project, open_project, open_session, status_of
+from rekey.cli.shell import EXECUTOR, FILE, Shell, command
 from rekey.cli.text import bullets, next_lines, phase_line
 from rekey.errors import ExitCode, Findings, GateClosed
 from rekey.phases import GATED, Phase
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from rekey.status.status import Status
 
 _GOALS = [phase for phase in Phase if phase is not Phase.RETIRE]
+_OF_A_RUN = ("phase", "outcome", "started_at", "finished_at", "counters")
 
 
 @dataclass
@@ -46,22 +47,14 @@ class _Result:
     status: Status | None = None
 
     def as_json(self) -> dict[str, Any]:
+        done = self.applied
         return {
             "script_id": self.declared.script_id,
-            "phases": [
-                {
-                    "phase": run.phase,
-                    "outcome": run.outcome,
-                    "started_at": run.started_at,
-                    "finished_at": run.finished_at,
-                    "counters": dict(run.counters),
-                }
-                for run in self.runs
-            ],
-            "caught_up": self.applied.caught_up if self.applied else 0,
+            "phases": [{name: getattr(run, name) for name in _OF_A_RUN} for run in self.runs],
+            "caught_up": done.caught_up if done else 0,
             "waits_for": [{"script_id": one.script_id, "phase": str(one.phase)} for one in self.waits],
-            "next_phase": str(self.applied.next_phase) if self.applied and self.applied.next_phase else None,
-            "asks": list(self.applied.asks) if self.applied else [],
+            "next_phase": str(done.next_phase) if done and done.next_phase else None,
+            "asks": list(done.asks) if done else [],
             "next": self.status.as_json()["next"] if self.status else None,
         }
 
@@ -75,7 +68,7 @@ class _Result:
 @click.option(
     "--to",
     type=click.Choice([str(phase) for phase in _GOALS]),
-    help="Go on through gates, up to this phase. By itself `apply` stops before cutover.",
+    help="Continue through gates, up to this phase. By default `apply` stops before cutover.",
 )
 @click.option(
     "--writers-stopped",
@@ -86,7 +79,7 @@ class _Result:
     "--plan",
     "plan_path",
     metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="Refuse when script, secrets or tables are not as this plan file says.",
 )
 @click.option(
@@ -104,10 +97,10 @@ def apply(
     skip_row_check: bool,
     executor: str | None,
 ) -> ExitCode:
-    """Carry migrations out, up to the next gate.
+    """Run migrations up to the next gate.
 
     Prepares, copies, and compares everything, then stops before `cutover` and says what that asks for. Run
-    again it goes on where it stopped; at the gate it brings the targets up to date. Ctrl-C stops at a
+    again, it continues where it stopped; at the gate it brings the targets up to date. Ctrl-C stops at a
     checkpoint (exit code 130).
     """
     from rekey.runner.run import Options
@@ -131,17 +124,16 @@ def apply(
                     shell.say("\n".join(_told(shell, result)))
                 raise
             shell.say("\n".join(_told(shell, result)))
-    document = {"exit_code": int(ExitCode.DONE), "migrations": [one.as_json() for one in results]}
-    if shell.json or not results:
-        shell.emit(document, "Nothing to apply: every migration is complete.")
-    return ExitCode.DONE
+    if results and not shell.json:
+        return ExitCode.DONE
+    document = {"migrations": [one.as_json() for one in results]}
+    return shell.emit(document, "Nothing to apply: every migration is complete.")
 
 
 def _chosen(project: Project, names: Sequence[str], goal: Phase | None) -> list[Declared]:
     if names:
         return project.choose_all(names)
-    applied = project.applied()
-    pending = [one for script_id, one in project.scripts.items() if Phase.COMPLETE not in applied[script_id]]
+    pending = project.unfinished()
     if goal in GATED and len(pending) > 1:
         listed = ", ".join(one.script_id for one in pending)
         raise click.UsageError(f"--to {goal} goes through a gate: say which script; pending are {listed}")
@@ -178,10 +170,8 @@ def _hold_to_plan(session: Session, chosen: Sequence[Declared], path: Path) -> N
 def _apply_one(
     session: Session, result: _Result, goal: Phase | None, *, named: bool, check_rows: bool
 ) -> None:
-    from rekey.runner import commands as moves
+    from rekey.runner import commands
     from rekey.status.facts import waits
-    from rekey.status.reader import look_at
-    from rekey.status.status import judge
 
     declared, state = result.declared, session.state
     result.waits = waits(declared, session.scripts, state.ledger_ids())
@@ -191,13 +181,10 @@ def _apply_one(
         return
     known = {run.id for run in state.phase_runs(declared.script_id)}
     try:
-        result.applied = moves.apply(session, declared.script_id, to=goal, check_rows=check_rows)
+        result.applied = commands.apply(session, declared.script_id, to=goal, check_rows=check_rows)
     finally:
         result.runs = [run for run in state.phase_runs(declared.script_id) if run.id not in known]
-    facts = session.do(
-        look_at(declared, session.scripts, session.config, state, session.accounts.restricted, session.clock)
-    )
-    result.status = judge(facts)
+    result.status = status_of(session, declared)
 
 
 def _waiting(result: _Result) -> GateClosed:

@@ -8,7 +8,6 @@ Rules kept here:
 
 from __future__ import annotations
 
-import asyncio
 import functools
 
 import click
@@ -18,11 +17,11 @@ from rekey.errors import ExitCode
 
 
 @command("doctor", example="rekey doctor\nrekey doctor --strict --json\nrekey doctor --read-only")
-@click.option("--strict", is_flag=True, help="Warnings count for the exit code, too.")
+@click.option("--strict", is_flag=True, help="Exit code 1 for warnings, too.")
 @click.option(
     "--read-only",
     is_flag=True,
-    help="Write nothing; whether the restricted account takes writes is not tried.",
+    help="Write nothing; do not try whether the restricted account takes writes.",
 )
 def doctor(shell: Shell, strict: bool, read_only: bool) -> ExitCode:
     """Check accounts, clock, versions, files and restricted store.
@@ -38,8 +37,7 @@ def doctor(shell: Shell, strict: bool, read_only: bool) -> ExitCode:
 
     config = load_config(shell.config_path)
     asking = shell.surroundings.ask or functools.partial(ask, clock=shell.clock)
-    observed = asyncio.run(observe(config, connect=shell.connect, ask=asking, writes=not read_only))
+    observed = shell.do(observe(config, connect=shell.connect, ask=asking, writes=not read_only))
     report = examine(observed)
     code = ExitCode.FINDINGS if report.fails(strict=strict) else ExitCode.DONE
-    shell.emit({"exit_code": int(code), "strict": strict, **report.as_json()}, report_text(report))
-    return code
+    return shell.emit({"strict": strict, **report.as_json()}, report_text(report), code)

@@ -4,22 +4,24 @@ Rules kept here:
 
 * `verify` and `keygen` need no project: an auditor has none. With a project, a verification of a bundle that
   this project exported is recorded in its audit log, where the gate before `retire` looks.
-* The key to check with is never taken from the bundle (`rekey.cli.vouching`). The verdict says which key
-  signed, in full, and where it was had from.
+* The key to check with is never taken from the bundle. It is named by the caller (`--key`), or it is that of
+  the project here, when its own audit log says that it exported this very statement. No state file is made or
+  changed for that. The verdict says which key signed, in full, and where it was had from.
+* A project that lies in the bundle is not looked at: neither its key, nor its state file, nor its scripts.
 * Exit code 1 when anything is wrong with a bundle.
 """
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from rekey.cli.project import open_project
-from rekey.cli.shell import Shell, command
-from rekey.cli.vouching import exporter, keys_for, refuse_within
+from rekey.cli.shell import FILE, FOLDER, Shell, command
 from rekey.errors import (
     ConfigurationError,
     ExitCode,
@@ -34,18 +36,19 @@ from rekey.phases import Phase
 
 if TYPE_CHECKING:
     from rekey.declaration.mapper import Mapper
+    from rekey.evidence.keys import PublicKey
     from rekey.evidence.recompute import Compared
     from rekey.evidence.verify import Verdict
+    from rekey.project.config import Config
 
 KEY_FILE = "evidence.pem"
 
-_FOLDER = click.Path(file_okay=False, path_type=Path)
-_FILE = click.Path(dir_okay=False, path_type=Path)
+_GIVE_KEY = "--key FILE, the public key that you were given; never one that came with the bundle"
 _KEY = click.option(
     "--key",
     "key_files",
     metavar="FILE",
-    type=_FILE,
+    type=FILE,
     multiple=True,
     help="A public key that may have signed. By default the one of this project, if it exported the bundle.",
 )
@@ -60,42 +63,34 @@ Example:
 """
 )
 def evidence() -> None:
-    """Show an auditor what was done.
+    """Export what was done as evidence for auditors, and check it.
 
-    `export` writes a bundle that can be checked without this machine, without rekey even; `verify` checks
-    one; `recompute` computes its content digests again from the tables.
+    `export` writes a bundle that can be checked on any machine, even without rekey; `verify` checks one;
+    `recompute` computes its content digests again from the tables.
     """
 
 
 @command("keygen", example="rekey evidence keygen\nrekey evidence keygen keys/evidence.pem")
-@click.argument("file", type=_FILE, default=KEY_FILE)
+@click.argument("file", type=FILE, default=KEY_FILE)
 def keygen(shell: Shell, file: Path) -> ExitCode:
-    """Make the Ed25519 key that signs evidence: FILE, and its public half beside it.
+    """Make the Ed25519 key that signs evidence: FILE, and its public half next to it.
 
-    Hand the public half to whoever checks, before there is anything to check. Overwrites nothing.
+    Hand the public half to the auditors, before there is anything to check. Overwrites nothing.
     """
     from rekey.evidence.signing import make_key, public_path
 
     key = make_key(file)
     lines = [
         f"private  {file} (keep it to yourself)",
-        f"public   {public_path(file)} (hand it to whoever checks)",
+        f"public   {public_path(file)} (hand it to the auditors)",
         f"key id   {key.key_id}",
         "",
         f"Next: name it in {shell.config_path}:",
         "  [evidence]",
         f'  key_file = "{file}"',
     ]
-    shell.emit(
-        {
-            "exit_code": int(ExitCode.DONE),
-            "key_file": str(file),
-            "public_key_file": str(public_path(file)),
-            "key_id": key.key_id,
-        },
-        "\n".join(lines),
-    )
-    return ExitCode.DONE
+    document = {"key_file": str(file), "public_key_file": str(public_path(file)), "key_id": key.key_id}
+    return shell.emit(document, "\n".join(lines))
 
 
 @command(
@@ -103,7 +98,7 @@ def keygen(shell: Shell, file: Path) -> ExitCode:
     example="rekey evidence export ./evidence-0001 0001"
     "\nrekey evidence export ./evidence-0001 0001 --timestamp https://tsa.example/",
 )
-@click.argument("folder", type=_FOLDER)
+@click.argument("folder", type=FOLDER)
 @click.argument("script", required=False)
 @click.option(
     "--timestamp", "authority", metavar="URL", help="Have a time stamp authority (RFC 3161) stamp it."
@@ -113,7 +108,7 @@ def export(shell: Shell, folder: Path, script: str | None, authority: str | None
 
     Holds the audit log with its checkpoint, declaration and script, plan, gate decisions, verifications with
     their content digests, and a report for people. Holds no key of a row and no secret. Signed by the key of
-    [evidence]; without one it says that nobody signed it. Reads no table.
+    [evidence]; without one it says that it is not signed. Reads no table.
     """
     from rekey.evidence.export import export as write
     from rekey.evidence.signing import open_signer
@@ -133,24 +128,10 @@ def export(shell: Shell, folder: Path, script: str | None, authority: str | None
     ]
     if not done.key_id:
         shell.note(
-            "warning: the bundle is not signed and proves nothing against whoever can write its files;"
+            "warning: the bundle is not signed and proves nothing against one who can write its files;"
             f" `{shell.command('evidence keygen')}` makes a key"
         )
-    shell.emit(
-        {
-            "exit_code": int(ExitCode.DONE),
-            "script_id": done.script_id,
-            "folder": str(folder),
-            "files": done.files,
-            "events": done.events,
-            "signed": bool(done.key_id),
-            "key_id": done.key_id,
-            "stamped": done.stamped,
-            "statement_sha256": done.statement_sha256,
-        },
-        "\n".join(lines),
-    )
-    return ExitCode.DONE
+    return shell.emit({**asdict(done), "folder": str(folder), "signed": bool(done.key_id)}, "\n".join(lines))
 
 
 @command(
@@ -158,19 +139,19 @@ def export(shell: Shell, folder: Path, script: str | None, authority: str | None
     example="rekey evidence verify ./evidence-0001 --key evidence.pub.pem"
     "\nrekey evidence verify ./evidence-0001 --key evidence.pub.pem --checkpoint kept-last-year",
 )
-@click.argument("folder", type=_FOLDER)
+@click.argument("folder", type=FOLDER)
 @_KEY
 @click.option(
     "--checkpoint",
     "kept",
     metavar="FILE",
-    type=_FILE,
+    type=FILE,
     help="A checkpoint of the same log, kept from an earlier bundle: nothing before it may have changed.",
 )
 @click.option(
     "--timestamp-root",
     metavar="FILE",
-    type=_FILE,
+    type=FILE,
     help="The root certificate of the time stamp authority.",
 )
 @click.option("--without-timestamp", is_flag=True, help="Leave a time stamp unchecked.")
@@ -185,13 +166,13 @@ def verify(
     """Check the bundle in FOLDER. Exit code 1 when anything is wrong with it.
 
     Finds a changed byte, a file added or removed, an event removed, moved or inserted, a log that was cut
-    off, a bundle made again or signed by somebody else. Needs the bundle and the public key, nothing else.
+    off, a bundle made again or signed with another key. Needs the bundle and the public key, nothing else.
     """
     from rekey.evidence.timestamp import read_root
     from rekey.evidence.verify import Trusted
     from rekey.evidence.verify import verify as check
 
-    keys = keys_for(shell, key_files, folder)
+    keys = _keys_for(shell, key_files, folder)
     trusted = Trusted(
         keys,
         root=None if timestamp_root is None else read_root(timestamp_root),
@@ -201,9 +182,8 @@ def verify(
     verdict = check(folder, trusted)
     recorded = verdict.is_right and _record(shell, folder, verdict)
     code = ExitCode.DONE if verdict.is_right else ExitCode.FINDINGS
-    document = {"exit_code": int(code), "folder": str(folder), **verdict.as_json(), "recorded": recorded}
-    shell.emit(document, "\n".join(_told(folder, verdict, recorded=recorded)))
-    return code
+    document = {"folder": str(folder), **verdict.as_json(), "recorded": recorded}
+    return shell.emit(document, "\n".join(_told(folder, verdict, recorded=recorded)), code)
 
 
 @command(
@@ -211,7 +191,7 @@ def verify(
     example="rekey evidence recompute ./evidence-0001"
     "\nrekey evidence recompute ./evidence-0001 --endpoint https://ACCOUNT.table.core.windows.net",
 )
-@click.argument("folder", type=_FOLDER)
+@click.argument("folder", type=FOLDER)
 @_KEY
 @click.option("--endpoint", metavar="URL", help="The account of the tables. By default this project's.")
 @click.option("--key-env", metavar="NAME", help="The environment variable with that account's shared key.")
@@ -233,14 +213,16 @@ def recompute(
     """
     from rekey.evidence.bag import payload
     from rekey.evidence.recompute import last_full
+    from rekey.evidence.recompute import recompute as compute
     from rekey.evidence.verify import Trusted
     from rekey.evidence.verify import verify as check
+    from rekey.project.config import load_config, reading
 
     if key_env is not None and endpoint is None:
         raise click.UsageError("--key-env goes with --endpoint")
     if endpoint is None or mapping:
-        refuse_within(shell, folder)
-    keys = keys_for(shell, key_files, folder)
+        _refuse_within(shell, folder)
+    keys = _keys_for(shell, key_files, folder)
     verdict = check(folder, Trusted(keys, ignore_timestamp=True))
     if not verdict.is_right:
         raise Findings(
@@ -250,34 +232,20 @@ def recompute(
         )
     recorded = last_full(payload(folder))
     mapper = _mapper(shell, verdict) if mapping else None
-    found = asyncio.run(_recompute(shell, recorded, mapper, endpoint, key_env))
+    config = load_config(shell.config_path) if endpoint is None else reading(endpoint, key_env)
+
+    async def from_tables() -> list[Compared]:
+        async with shell.connect(config) as accounts:
+            return await compute(recorded, accounts.tables, shell.progress(), mapper=mapper)
+
+    found = shell.do(from_tables())
     code = ExitCode.DONE if all(one.is_equal for one in found) else ExitCode.FINDINGS
     document = {
-        "exit_code": int(code),
         "script_id": verdict.predicate["script_id"],
         "verified_at": recorded["finished_at"],
         "digests": [one.as_json() for one in found],
     }
-    shell.emit(document, "\n".join(_compared(recorded, found)))
-    return code
-
-
-async def _recompute(
-    shell: Shell,
-    recorded: dict[str, Any],
-    mapper: Mapper | None,
-    endpoint: str | None,
-    key_env: str | None,
-) -> list[Compared]:
-    from rekey.evidence.recompute import recompute as compute
-    from rekey.project.config import load_config, reading
-
-    config = load_config(shell.config_path) if endpoint is None else reading(endpoint, key_env)
-    accounts = shell.connect(config)
-    try:
-        return await compute(recorded, accounts.tables, shell.progress(), mapper=mapper)
-    finally:
-        await accounts.close()
+    return shell.emit(document, "\n".join(_compared(recorded, found)), code)
 
 
 def _mapper(shell: Shell, verdict: Verdict) -> Mapper:
@@ -328,7 +296,7 @@ def _record(shell: Shell, folder: Path, verdict: Verdict) -> bool:
     if not shell.has_project:
         return False
     try:
-        config = exporter(shell, folder)
+        config = _exporter(shell, folder)
         if config is None:
             return False
         with State.open(config.state) as state:
@@ -350,6 +318,64 @@ def _told(folder: Path, verdict: Verdict, *, recorded: bool) -> list[str]:
     if recorded:
         lines.append("  recorded    in the audit log of this project")
     return [one_line(line) for line in lines]  # a file's name may hold what looks like a line of this
+
+
+# --- the key to check with ---
+
+
+def _keys_for(shell: Shell, files: Sequence[Path], folder: Path) -> list[PublicKey]:
+    """Return the given keys, else that of the project that exported the bundle.
+
+    Raises:
+        ConfigurationError: no key is given, and no project here exported this.
+    """
+    from rekey.evidence.signing import open_signer, read_public
+
+    if files:
+        return [read_public(path) for path in files]
+    what = "it is not said whose signature is to be checked"
+    if shell.has_project:
+        try:
+            config = _exporter(shell, folder)
+        except StateUnusable as error:
+            raise ConfigurationError(error.what, hint=_GIVE_KEY) from None
+        if config is None:
+            what = (
+                f"the audit log of the project {shell.config_path} does not say that it exported this bundle,"
+                " so its key is not taken for the one that signed it"
+            )
+        elif (signer := open_signer(config)) is not None:
+            origin = f"the project {config.path}, whose audit log says that it exported this"
+            return [replace(signer.public, origin=origin)]
+    raise ConfigurationError(what, hint=_GIVE_KEY)
+
+
+def _exporter(shell: Shell, folder: Path) -> Config | None:
+    """Return the configuration of the project here if its audit log says that it exported a bundle.
+
+    The state file is read, and neither made nor changed. Raises ConfigurationError, and what opening raises.
+    """
+    from rekey.evidence.bag import statement_sha256
+    from rekey.evidence.export import exports_of
+    from rekey.project.config import load_config
+    from rekey.state.store import State
+
+    sha256 = statement_sha256(folder)
+    _refuse_within(shell, folder)
+    config = load_config(shell.config_path)
+    with State.open(config.state, read_only=True) as state:
+        return config if exports_of(state, sha256) else None
+
+
+def _refuse_within(shell: Shell, folder: Path) -> None:
+    """Refuse a project that lies in a bundle: it comes from the maker of the bundle."""
+    path = shell.config_path
+    places = (path.parent.resolve() / path.name, path.resolve())
+    if any(place.is_relative_to(folder.resolve()) for place in places):
+        raise ConfigurationError(
+            f"the project {path} lies in the bundle, and is not looked at",
+            hint=f"stand in another folder; {_GIVE_KEY}",
+        )
 
 
 for _command in (keygen, export, verify, recompute):

@@ -1,4 +1,4 @@
-"""`rekey init`: begin a project.
+"""`rekey init`: start a project.
 
 Rules kept here:
 
@@ -8,44 +8,39 @@ Rules kept here:
 
 from __future__ import annotations
 
-import secrets
 from pathlib import Path
 
 import click
 
 from rekey.cli.shell import Shell, command
 from rekey.errors import ConfigurationError, ExitCode
-from rekey.project.privatefiles import write_private
 
 IGNORED = (".rekey/", "sealing.key")
 WRAPPING_KEY = "sealing.key"
-_KEY_BYTES = 32
 
 
 @command("init", example="rekey init\nrekey init ./key-changes")
 @click.argument("folder", type=click.Path(path_type=Path), default=".")
 def init(shell: Shell, folder: Path) -> ExitCode:
-    """Begin a project in FOLDER (this one by default).
+    """Start a project: configuration, key file, folder for scripts.
 
-    Writes the configuration with its defaults explained, a folder for migration scripts, the key that seals
-    old keys, and entries in .gitignore for that key and rekey's state. Overwrites nothing.
+    Writes to FOLDER (the current one by default): the configuration with its defaults explained, a folder for
+    migration scripts, the key that seals old keys, and .gitignore entries for that key and the state file.
+    Overwrites nothing.
     """
     from rekey.project.config import default_config
 
     config = folder / shell.config_path
     migrations = config.parent / "migrations"
+    keep = migrations / ".gitkeep"
     key = config.parent / WRAPPING_KEY
     ignore = config.parent / ".gitignore"
     try:
         migrations.mkdir(parents=True, exist_ok=True)
         fresh = _write_new(config, default_config())
-        made = {
-            str(config): fresh,
-            **({str(key): _write_key(key)} if fresh else {}),
-            str(migrations / ".gitkeep"): not any(migrations.iterdir())
-            and _write_new(migrations / ".gitkeep", ""),
-            str(ignore): _ignore(ignore),
-        }
+        made = {config: fresh, **({key: _write_key(key)} if fresh else {})}
+        made[keep] = not any(migrations.iterdir()) and _write_new(keep, "")
+        made[ignore] = _ignore(ignore)
     except OSError as error:
         raise ConfigurationError(
             f"{folder} cannot be written ({type(error).__name__})",
@@ -59,18 +54,9 @@ def init(shell: Shell, folder: Path) -> ExitCode:
         f"Next: name your accounts in {config} (it says how), then write a first migration script:",
         f"  {new}",
     ]
-    written = [path for path, is_new in made.items() if is_new]
-    shell.emit(
-        {
-            "exit_code": int(ExitCode.DONE),
-            "config": str(config),
-            "migrations": str(migrations),
-            "written": written,
-            "next": new,
-        },
-        "\n".join(lines),
-    )
-    return ExitCode.DONE
+    written = [str(path) for path, is_new in made.items() if is_new]
+    document = {"config": str(config), "migrations": str(migrations), "written": written, "next": new}
+    return shell.emit(document, "\n".join(lines))
 
 
 def _write_new(path: Path, text: str) -> bool:
@@ -85,8 +71,12 @@ def _write_new(path: Path, text: str) -> bool:
 
 def _write_key(path: Path) -> bool:
     """Make the wrapping key, for its owner only; False when there is one already."""
+    import secrets
+
+    from rekey.project.privatefiles import write_private
+
     try:
-        write_private(path, f"{secrets.token_hex(_KEY_BYTES)}\n".encode("ascii"))
+        write_private(path, f"{secrets.token_hex(32)}\n".encode("ascii"))
     except FileExistsError:
         return False
     return True

@@ -1,22 +1,22 @@
-"""`rekey inspect`: what is in a table, what its keys look like, and what may hurt one day.
+"""`rekey inspect`: what is in a table, what its keys look like, and what may become a problem.
 
 Rules kept here:
 
 * It reads only; neither scripts nor state are looked at.
 * Keys are shown only when asked for.
-* Advice refuses nothing here: the exit code is 0 whatever it says.
+* Advice refuses nothing here and does not change the exit code.
 """
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 import click
 
+from rekey.cli.project import no_such_table
 from rekey.cli.shell import Shell, command
 from rekey.core.limits import TABLE_NAME_CURE, table_name_problem
-from rekey.errors import ConfigurationError, ExitCode, TableMissing
+from rekey.errors import ExitCode, TableMissing
 
 if TYPE_CHECKING:
     from rekey.inspect.report import Inspection
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     "--show-keys", is_flag=True, help="Name partitions by their keys. For the operator's eyes only."
 )
 def inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> ExitCode:
-    """Show what is in a table and how its keys look; writes nothing.
+    """Show what is in a table and what its keys look like.
 
     Rows and bytes, partitions and their sizes, lengths, characters and shapes of keys (e-mail addresses,
     dates, card numbers and the like), whether new rows go to one end, properties and their types, and advice
-    on what may hurt one day. The exit code is 0 whatever the advice says.
+    on what may become a problem. Reads only. Advice does not change the exit code.
     """
     from rekey.inspect.render import inspection_text
     from rekey.plan.advice.advise import advise
@@ -44,14 +44,13 @@ def inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> ExitCode:
     problem = table_name_problem(table)
     if problem is not None:
         raise click.UsageError(f"{problem}; {TABLE_NAME_CURE}")
-    found, facts = asyncio.run(_inspect(shell, table, exact, show_keys))
+    found, facts = shell.do(_inspect(shell, table, exact, show_keys))
     advice = advise(facts)
     document = {**found.as_json(), "advice": [advice_json(one) for one in advice]}
     text = inspection_text(found)
     if advice:
         text += "\n" + "\n".join(advice_lines(advice, with_today=True)) + "\n"
-    shell.emit({"exit_code": int(ExitCode.DONE), **document}, text)
-    return ExitCode.DONE
+    return shell.emit(document, text)
 
 
 async def _inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> tuple[Inspection, Facts]:
@@ -61,16 +60,11 @@ async def _inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> tu
     from rekey.project.config import load_config
 
     config = load_config(shell.config_path)
-    accounts = shell.connect(config)
-    try:
-        found, profile = await inspect_table(
-            accounts.tables.table(table), exact=exact, show_keys=show_keys, progress=shell.progress()
-        )
-    except TableMissing:
-        raise ConfigurationError(
-            f"there is no table {table} in account {config.tables.name}",
-            hint="check the name, and [tables] endpoint in rekey.toml",
-        ) from None
-    finally:
-        await accounts.close()
+    async with shell.connect(config) as accounts:
+        try:
+            found, profile = await inspect_table(
+                accounts.tables.table(table), exact=exact, show_keys=show_keys, progress=shell.progress()
+            )
+        except TableMissing:
+            raise no_such_table(table, config) from None
     return found, facts_of_profile(profile, found.inventory, is_cosmos=is_cosmos(config.tables.endpoint))

@@ -13,7 +13,6 @@ Rules kept here:
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from collections.abc import Sequence
@@ -22,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rekey.cli.asking import FILE, keys_in, naming, queries_of, refuse_telling, require_one, require_reason
+from rekey.cli.naming import Named, check_reason, naming, some
 from rekey.cli.project import Project, open_project
-from rekey.cli.shell import Shell, command
+from rekey.cli.shell import FILE, Shell, command
 from rekey.errors import (
     ConfigurationError,
     ExitCode,
@@ -35,7 +34,6 @@ from rekey.errors import (
     StateUnusable,
 )
 from rekey.phases import Phase
-from rekey.project.privatefiles import write_private
 
 if TYPE_CHECKING:
     from rekey.declaration.migration import Declared
@@ -46,7 +44,6 @@ if TYPE_CHECKING:
 
 EVENT = "lookup"
 _MINUTE_S = 60.0
-_NAMED = 20
 
 
 @command(
@@ -57,32 +54,22 @@ _NAMED = 20
 )
 @click.argument("script", required=False)
 @naming
-@click.option("--out", type=FILE, metavar="FILE", help="Write the answers there, for your eyes only (JSONL).")
 @click.option(
-    "--reason", required=True, metavar="TEXT", help="Why; it is recorded. It must not hold the key."
+    "--out",
+    type=FILE,
+    metavar="FILE",
+    help="Write the answers to a new private file (JSON Lines).",
 )
-def lookup(
-    shell: Shell,
-    script: str | None,
-    old: tuple[str, str] | None,
-    new: tuple[str, str] | None,
-    safe_id: str | None,
-    bulk: Path | None,
-    out: Path | None,
-    reason: str,
-) -> ExitCode:
+def lookup(shell: Shell, script: str | None, named: Named, reason: str, out: Path | None) -> ExitCode:
     """Show which old key became which new keys, and back.
 
-    The answer holds keys. That you ask, and your reason, is recorded before anything is read; look-ups are
-    limited to so many a minute. Exit code 1 when there is no such row, or it was erased.
+    The answer holds keys. The look-up and its reason are recorded before anything is read, and look-ups per
+    minute are limited. Exit code 1 when there is no such row, or it was erased.
     """
-    require_one(old, new, safe_id, bulk)
-    require_reason(reason)
     project = open_project(shell)
-    queries = queries_of(project.config, old, new, safe_id, bulk)
+    queries = named.queries(project.config, reason)
     declared = project.the_one(script, lambda applied: Phase.PREPARE in applied)
-    refuse_telling(reason, keys_in(queries))
-    answers = asyncio.run(_look(shell, project, declared, queries, reason, bulk is not None))
+    answers = shell.do(_look(shell, project, declared, queries, reason, named.bulk is not None))
     return _answer(shell, declared, answers, out)
 
 
@@ -110,7 +97,7 @@ async def _look(
         if not sealed and not bulk:
             found = await looking.tell(met[0])
             shown = [one for one in found if isinstance(one, Found)]
-            refuse_telling(reason, [key for one in shown for key in (one.old, *(new for _, new in one.new))])
+            check_reason(reason, [key for one in shown for key in (one.old, *(new for _, new in one.new))])
         said = _record(shell, project, declared, _details(met, reason, bulk))
         looking.was_erased(said.rows, said.cohorts, said.whole)
         return [(one, await looking.tell(one)) for one in met]
@@ -163,6 +150,8 @@ def _record(shell: Shell, project: Project, declared: Declared, details: dict[st
 
 def _write_out(path: Path, lines: Sequence[dict[str, Any]]) -> None:
     """Write answers to a new file that only its owner may read."""
+    from rekey.project.privatefiles import write_private
+
     try:
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         write_private(path, text.encode("utf-8"))
@@ -194,8 +183,7 @@ def _answer(
     text = "\n".join(line for one in found for line in _told(declared, one))
     shown = f"{len(found)} found, written to {out}" if out else text
     if not unknown and not erased:
-        shell.emit({"exit_code": int(ExitCode.DONE), **document}, shown)
-        return ExitCode.DONE
+        return shell.emit(document, shown)
     if len(erased) == 1 and not unknown and not found:
         document["erased_on"] = erased[0].on
     if found or erased:
@@ -211,7 +199,7 @@ def _not_found(declared: Declared, unknown: Sequence[str], erased: Sequence[Gone
     said = [f"row {one.row_id} was erased on {one.on}" for one in erased if not one.returned]
     said += [f"row {one.row_id} was erased on {one.on}, and stands there again" for one in returned]
     if unknown:
-        said.append(f"{declared.script_id} knows no such row ({_some(unknown)})")
+        said.append(f"{declared.script_id} knows no such row ({some(unknown)})")
     kept = "that it was erased, and when; nothing else of it" if erased and not returned else ""
     hint = "the audit log says on whose word: `rekey evidence export`"
     if unknown:
@@ -222,15 +210,10 @@ def _not_found(declared: Declared, unknown: Sequence[str], erased: Sequence[Gone
     if returned:
         kept = "the rows as they stand there; they are not shown"
         hint = (
-            "somebody put an old copy into the restricted store: find out who, and erase again"
-            f" (`rekey retire {declared.script_id}`; the runbook on erasing says how)"
+            "an old copy was put into the restricted store: find out by whom, and erase again"
+            f" (`rekey erase {declared.script_id}`; the runbook on erasing says how)"
         )
-    return Findings(_some(said, "; "), kept=kept, hint=hint)
-
-
-def _some(names: Sequence[str], between: str = ", ") -> str:
-    """Return the first of many texts."""
-    return between.join(names[:_NAMED]) + (f"{between}…" if len(names) > _NAMED else "")
+    return Findings(some(said, "; "), kept=kept, hint=hint)
 
 
 def _told(declared: Declared, found: Found) -> list[str]:

@@ -2,49 +2,61 @@
 
 Rules kept here:
 
-* The exit code says what happened (`rekey.errors.ExitCode`), also to whoever reads no text.
+* The exit code says what happened (`rekey.errors.ExitCode`), also where no text is read.
 * With `--json` a failure is one JSON document on standard output, too; people find it on standard error.
-* No traceback is ever printed by itself; what is printed of an unforeseen exception holds no text of it.
+* Every failure is told as a `RekeyError`: what happened, what was kept, what to do next, and an exit code.
+* An exception that was not foreseen is a fault of rekey. Its type and place are shown, its text never: it may
+  quote keys. `--debug` adds the places it came through, without source lines and values.
 """
 
 from __future__ import annotations
 
+import errno
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from importlib import import_module
+from pathlib import Path
 
 import click
 
 from rekey.cli import signals
-from rekey.cli.apply import apply
-from rekey.cli.doctor import doctor
-from rekey.cli.evidence import evidence
-from rekey.cli.faults import FaultOfRekey, as_rekey_error, places
-from rekey.cli.init import init
-from rekey.cli.inspect import inspect
-from rekey.cli.lookup import lookup
-from rekey.cli.new import new
-from rekey.cli.plan import plan
-from rekey.cli.rehearse import rehearse
-from rekey.cli.retire import retire
-from rekey.cli.rollback import rollback
 from rekey.cli.shell import Shell, Surroundings
-from rekey.cli.status import status
-from rekey.cli.steer import pause, resume, throttle
-from rekey.cli.stress import stress
-from rekey.cli.verify import verify
 from rekey.core import logs
 from rekey.core.distribution import installed_version
-from rekey.errors import ExitCode, RekeyError
+from rekey.errors import ExitCode, Interrupted, MachineFailed, RekeyError, ServiceError
 from rekey.present.text import WIDTH
 
+_PACKAGE = Path(__file__).parent.parent
+_COMMANDS = {
+    name: f"rekey.cli.{'steer' if name in ('pause', 'resume', 'throttle') else name}"
+    for name in (
+        *("init", "doctor", "new", "inspect", "plan", "apply", "verify", "status", "pause", "resume"),
+        *("throttle", "rollback", "retire", "lookup", "erase", "expire", "evidence", "rehearse", "stress"),
+    )
+}
+"""The modules of the commands, in the order in which a migration needs them."""
 
-class _InOrder(click.Group):
-    """Lists commands in the order in which a migration needs them."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """Return the names as they were added."""
-        return list(self.commands)
+class _Commands(click.Group):
+    """Imports a command when it is asked for: `rekey status` does not wait for the others."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order of a migration."""
+        return [*_COMMANDS, *(name for name in super().list_commands(ctx) if name not in _COMMANDS)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command by its name, None when there is none."""
+        if cmd_name in _COMMANDS and cmd_name not in self.commands:
+            self.add_command(getattr(import_module(_COMMANDS[cmd_name]), cmd_name))
+        return super().get_command(ctx, cmd_name)
+
+
+class FaultOfRekey(RekeyError):
+    """The program did something its authors did not foresee."""
+
+    exit_code = ExitCode.SERVICE
 
 
 def _show_version(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
@@ -54,7 +66,7 @@ def _show_version(context: click.Context, _parameter: click.Parameter, value: bo
 
 
 @click.group(
-    cls=_InOrder,
+    cls=_Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH},
     epilog="""\b
 Example:
@@ -68,39 +80,22 @@ moved; 4 the service, a credential or the machine failed; 130 interrupted, resum
 """,
 )
 @click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show it."
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version.",
 )
 def rekey() -> None:
     """Change the keys of Azure tables: online, verified, and with a way back."""
-
-
-for _command in (
-    init,
-    doctor,
-    new,
-    inspect,
-    plan,
-    apply,
-    verify,
-    status,
-    pause,
-    resume,
-    throttle,
-    rollback,
-    retire,
-    lookup,
-    evidence,
-    rehearse,
-    stress,
-):
-    rekey.add_command(_command)
 
 
 def run(arguments: Sequence[str] | None = None, surroundings: Surroundings | None = None) -> int:
     """Run one command and return its exit code.
 
     Args:
-        arguments: the words behind `rekey`; those of the process by default.
+        arguments: the words after `rekey`; those of the process by default.
         surroundings: what a test puts in the place of accounts, clock and terminal.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -124,21 +119,14 @@ def _invoke(words: list[str], shell: Shell) -> int:
 
 def _usage(shell: Shell, error: click.ClickException, words: Sequence[str]) -> int:
     """Tell what is wrong with the command line."""
-    context = error.ctx if isinstance(error, click.UsageError) else None
-    hint = f"`{context.command_path} --help` shows how" if context is not None else "`rekey --help` shows how"
-    if "--json" in words:
-        document = {
-            "error": "UsageError",
-            "what": error.format_message(),
-            "kept": "",
-            "next": hint,
-            "exit_code": int(ExitCode.USAGE),
-        }
-        shell.json = True
-        shell.emit(document, "")
-    else:
+    if "--json" not in words:
         error.show(shell.err)
-    return int(ExitCode.USAGE)
+        return ExitCode.USAGE
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    hint = f"`{context.command_path if context else 'rekey'} --help` shows how"
+    document = {"error": "UsageError", "what": error.format_message(), "kept": "", "next": hint}
+    shell.json = True
+    return shell.emit(document, "", ExitCode.USAGE)
 
 
 def _failed(shell: Shell, error: BaseException, words: Sequence[str]) -> int:
@@ -151,3 +139,87 @@ def _failed(shell: Shell, error: BaseException, words: Sequence[str]) -> int:
     if shell.debug and isinstance(told, FaultOfRekey):
         shell.note(places(error))
     return int(told.exit_code)
+
+
+# --- faults ---
+
+
+def as_rekey_error(error: BaseException) -> RekeyError:
+    """Return what is told of any exception that ended a command."""
+    known = _known(error)
+    if known is not None:
+        if isinstance(known, ServiceError) and not known.kept:
+            # The tables layer knows of one request only; what the command keeps is the same for all of them.
+            known.kept = "everything up to the last checkpoint; nothing is half done"
+        return known
+    if isinstance(error, KeyboardInterrupt):
+        return Interrupted(
+            "stopped by a signal",
+            kept="everything that was there before",
+            hint="run the same command again",
+        )
+    if isinstance(error, MemoryError):
+        return MachineFailed(
+            "this machine has no memory left",
+            kept="everything up to the last checkpoint",
+            hint="lower [limits] window_rows and concurrency, then run the same command again",
+        )
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.EIO):
+        return MachineFailed(
+            f"this machine failed: {errno.errorcode[error.errno]}",
+            kept="everything up to the last checkpoint",
+            hint="mend that (space on the disk, quota, open files), then run the same command again",
+        )
+    return FaultOfRekey(
+        f"{type(error).__name__} at {_place(error)}: this is a fault of rekey",
+        kept="everything up to the last checkpoint",
+        hint="run the same command again with --debug and report what it prints; it holds no keys",
+    )
+
+
+def _known(error: BaseException) -> RekeyError | None:
+    """Return the error of ours in an exception, which may be a group of several."""
+    if isinstance(error, RekeyError):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            found = _known(inner)
+            if found is not None:
+                return found
+    return None
+
+
+def _place(error: BaseException) -> str:
+    """Return file and line of the innermost frame of rekey."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if Path(frame.filename).is_relative_to(_PACKAGE)]
+    if not (ours or frames):
+        return "an unknown place"
+    frame = (ours or frames)[-1]
+    return f"{_short(frame.filename)}:{frame.lineno}"
+
+
+def places(error: BaseException) -> str:
+    """Return where an exception, and what caused it, came through: types, files, lines and functions."""
+    return "\n".join(_places(error, set()))
+
+
+def _places(error: BaseException, seen: set[int]) -> Iterator[str]:
+    if id(error) in seen:
+        return
+    seen.add(id(error))
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if cause is not None:
+        yield from _places(cause, seen)
+        yield "which led to"
+    yield type(error).__name__
+    for frame in traceback.extract_tb(error.__traceback__):
+        yield f"  {_short(frame.filename)}:{frame.lineno} in {frame.name}"
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _places(inner, seen)
+
+
+def _short(filename: str) -> str:
+    path = Path(filename)
+    return str(path.relative_to(_PACKAGE.parent)) if path.is_relative_to(_PACKAGE) else path.name

@@ -61,15 +61,20 @@ migration = Migration(
 
 @command("new", example="rekey new users_opaque_ids --source Users --target UsersV2")
 @click.argument("name")
-@click.option("--source", metavar="TABLE", help="The table to start from; made up from NAME by default.")
-@click.option("--target", metavar="TABLE", help="The table to fill; the source's name and V2 by default.")
-@click.option("--depends", metavar="SCRIPT", multiple=True, help="A script that must be cut over before.")
+@click.option("--source", metavar="TABLE", help="The source table; by default it is named after NAME.")
+@click.option("--target", metavar="TABLE", help="The table to fill; by default the source's name with V2.")
+@click.option(
+    "--depends",
+    metavar="SCRIPT",
+    multiple=True,
+    help="A script that must be cut over first.",
+)
 def new(
     shell: Shell, name: str, source: str | None, target: str | None, depends: tuple[str, ...]
 ) -> ExitCode:
-    """Write the next migration script, called NAME.
+    """Write the next migration script from a template.
 
-    NAME is letters, digits, _ and -, and begins with a letter; its number is put before it.
+    NAME is letters, digits, _ and -, and begins with a letter; the next number is put before it.
     """
     from rekey.project.config import load_config
 
@@ -97,11 +102,10 @@ def new(
     )
     path = _write(folder, script_id, text)
     following = shell.command(f"plan {script_id}")
-    shell.emit(
-        {"exit_code": int(ExitCode.DONE), "script_id": script_id, "path": str(path), "next": following},
+    return shell.emit(
+        {"script_id": script_id, "path": str(path), "next": following},
         f"{path}\n\nNext: say in it what the keys become, then see what would happen:\n  {following}",
     )
-    return ExitCode.DONE
 
 
 def _table(name: str) -> str:

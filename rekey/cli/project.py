@@ -19,14 +19,15 @@ import click
 
 from rekey.cli import signals
 from rekey.errors import ConfigurationError
+from rekey.phases import Phase
 
 if TYPE_CHECKING:
     from rekey.cli.shell import Shell
     from rekey.declaration.migration import Declared
-    from rekey.phases import Phase
     from rekey.project.config import Config
     from rekey.runner.run import Options
     from rekey.runner.session import Session
+    from rekey.status.status import Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,11 @@ class Project:
         if len(found) == 1:
             return found[0]
         raise click.UsageError(f"say which script: {_listed(found or self.scripts.values())}")
+
+    def unfinished(self) -> list[Declared]:
+        """Return the scripts that are not complete, in the order in which they are applied."""
+        applied = self.applied()
+        return [one for script_id, one in self.scripts.items() if Phase.COMPLETE not in applied[script_id]]
 
     def applied(self) -> dict[str, list[Phase]]:
         """Return the applied phases of every script, as the state file has them now. Changes nothing."""
@@ -133,3 +139,24 @@ def open_session(shell: Shell, project: Project, options: Options | None = None)
         ) as session,
     ):
         yield session
+
+
+def status_of(session: Session, declared: Declared) -> Status:
+    """Return where a migration stands, read in an open session."""
+    from rekey.status.reader import look_at
+    from rekey.status.status import judge
+
+    restricted = session.accounts.restricted
+    return judge(
+        session.do(
+            look_at(declared, session.scripts, session.config, session.state, restricted, session.clock)
+        )
+    )
+
+
+def no_such_table(name: str, config: Config) -> ConfigurationError:
+    """Return the error for a table that the account of the application has not got."""
+    return ConfigurationError(
+        f"there is no table {name} in account {config.tables.name}",
+        hint="check the name, and [tables] endpoint in rekey.toml",
+    )

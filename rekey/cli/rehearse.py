@@ -13,10 +13,8 @@ from pathlib import Path
 import click
 
 from rekey.cli.project import open_project
-from rekey.cli.shell import Shell, command
+from rekey.cli.shell import FILE, FOLDER, Shell, command
 from rekey.errors import ExitCode
-
-DEFAULT_ROWS = 2000
 
 
 @command(
@@ -28,25 +26,25 @@ DEFAULT_ROWS = 2000
 @click.option(
     "--rows",
     type=click.IntRange(1),
-    default=DEFAULT_ROWS,
+    default=2000,
     show_default=True,
     help="How many rows to make up.",
 )
 @click.option(
     "--data",
     metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="Use these rows: JSON as `az storage entity query -o json` prints it, JSON Lines, or CSV with EDM"
     " types in its header.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="For everything that is made up.")
+@click.option("--seed", type=int, default=0, show_default=True, help="For all made-up rows.")
 @click.option(
     "--folder",
     metavar="FOLDER",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     help="Where the rehearsal makes its own folder; among temporary files by default.",
 )
-@click.option("--keep", is_flag=True, help="Leave that folder behind, to look at.")
+@click.option("--keep", is_flag=True, help="Keep that folder, to look at.")
 def rehearse(
     shell: Shell,
     script: str | None,
@@ -56,12 +54,12 @@ def rehearse(
     folder: Path | None,
     keep: bool,
 ) -> ExitCode:
-    """Take SCRIPT through its whole life on a local Azurite.
+    """Run the whole life of a migration on a local Azurite.
 
-    Plans, applies, is killed, goes on, verifies, cuts over, goes back, cuts over again, completes and
-    retires, with an application that writes meanwhile; after each step both sides are compared by a reader
-    of its own. Touches none of your accounts. SCRIPT given as a path needs no configuration. Exit code 1
-    when something was not as it must be.
+    Plans, applies, is killed, continues, verifies, cuts over, goes back, cuts over again, completes and
+    retires, while an application writes; after each step an independent reader compares both sides. Touches
+    none of your accounts. A SCRIPT given as a path needs no configuration. Exit code 1 when something was not
+    as it must be.
     """
     from rekey.rehearse.rehearsal import rehearse as rehearsed
 
@@ -75,8 +73,7 @@ def rehearse(
         keep=keep,
     )
     code = ExitCode.DONE if report.passed else ExitCode.FINDINGS
-    shell.emit({"exit_code": int(code), **report.as_json()}, f"\n{report.text()}")
-    return code
+    return shell.emit(report.as_json(), f"\n{report.text()}", code)
 
 
 def _path_of(shell: Shell, script: str | None) -> Path:

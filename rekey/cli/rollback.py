@@ -2,7 +2,7 @@
 
 Rules kept here:
 
-* Nothing that was written since is lost, whatever way back is taken; where that cannot be, it is refused.
+* Nothing that was written since is lost on any way back; where that cannot be, it is refused.
 * What happens to the target tables on the way to `source` is said by the operator, never assumed.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import click
 
-from rekey.cli.project import open_project, open_session
+from rekey.cli.project import open_project, open_session, status_of
 from rekey.cli.shell import Shell, command
 from rekey.cli.text import next_lines
 from rekey.errors import ExitCode
@@ -42,42 +42,28 @@ from rekey.present.text import wrapped
 def rollback(
     shell: Shell, script: str | None, to: str | None, drop_targets: bool | None, writers_stopped: bool
 ) -> ExitCode:
-    """Take SCRIPT back.
+    """Take a migration back.
 
-    From cutover what was written to the target since is copied back to the source and compared first; then
-    the source is the authority again. In capture "dual-write" the source is current already: writes wait for
-    seconds. After `complete` there is no way back.
+    After cutover, what has been written to the target is first copied back to the source and compared; then
+    the source is the authority again. In capture "dual-write" the source is current already, and writes wait
+    for seconds. After `complete` there is no way back.
     """
-    from rekey.runner import commands as moves
+    from rekey.runner import commands
     from rekey.runner.run import Options
-    from rekey.status.reader import look_at
-    from rekey.status.status import judge
 
     project = open_project(shell)
     declared = project.the_one(script, lambda applied: bool(applied) and Phase.COMPLETE not in applied)
     options = Options(writers_stopped=writers_stopped, drop_targets=bool(drop_targets))
     with open_session(shell, project, options) as session:
-        undone = moves.rollback(
+        undone = commands.rollback(
             session, declared.script_id, to=ControlPhase(to) if to else None, drop=drop_targets
         )
-        facts = session.do(
-            look_at(
-                declared,
-                session.scripts,
-                session.config,
-                session.state,
-                session.accounts.restricted,
-                session.clock,
-            )
-        )
-    status = judge(facts)
+        status = status_of(session, declared)
     taken = ", ".join(undone) if undone else "nothing: it was there already"
     lines = [f"{declared.script_id}: taken back: {taken}", *wrapped(status.sentence, first="  ", rest="  ")]
     document = {
-        "exit_code": int(ExitCode.DONE),
         "script_id": declared.script_id,
         "undone": [str(phase) for phase in undone],
         "status": status.as_json(),
     }
-    shell.emit(document, "\n".join([*lines, *next_lines(shell, status)]))
-    return ExitCode.DONE
+    return shell.emit(document, "\n".join([*lines, *next_lines(shell, status)]))

@@ -19,11 +19,11 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 
 import click
 
@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from rekey.project.config import Config
     from rekey.tables.base import Accounts
 
+T = TypeVar("T")
+
+FILE = click.Path(dir_okay=False, path_type=Path)
+FOLDER = click.Path(file_okay=False, path_type=Path)
 CONFIG_VARIABLE = "REKEY_CONFIG"
 DEFAULT_CONFIG_PATH = "rekey.toml"
 
@@ -88,9 +92,17 @@ class Shell:
     def __post_init__(self) -> None:
         self.out, self.err = cast("TextIO", Edge(self.stdout)), cast("TextIO", Edge(self.stderr))
 
-    def emit(self, document: dict[str, Any], text: str) -> None:
-        """Print the result: the document with `--json`, else the text."""
-        _print(self.out, _dump(document) if self.json else text)
+    def emit(self, document: dict[str, Any], text: str, code: ExitCode = ExitCode.DONE) -> ExitCode:
+        """Print the result, the document with `--json`, else the text; return the exit code.
+
+        Args:
+            document: JSON-able; the exit code is added.
+            text: for people.
+            code: how the command ended.
+        """
+        whole = {"exit_code": int(code), **document}
+        _print(self.out, json.dumps(whole, indent=2, default=str) if self.json else text)
+        return code
 
     def say(self, text: str) -> None:
         """Print text for people to standard output, before the result; nothing with `--json`."""
@@ -125,6 +137,12 @@ class Shell:
         from rekey.migration.opening import connect
 
         return (self.surroundings.connect or connect)(config)
+
+    def do(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine to its end and return its result."""
+        import asyncio  # not for `--help`: a tenth of the time that a command takes to start
+
+        return asyncio.run(work)
 
     def progress(self) -> Progress:
         """Return who shows how far the work is."""
@@ -178,10 +196,6 @@ def _print(edge: TextIO, text: str) -> None:
     edge.flush()
 
 
-def _dump(document: dict[str, Any]) -> str:
-    return json.dumps(document, indent=2, default=str)
-
-
 def _silence(stream: TextIO) -> None:
     """Send what is still buffered, and what comes, to nowhere: nobody reads it any more."""
     devnull = os.open(os.devnull, os.O_WRONLY)
@@ -201,20 +215,12 @@ def _set_config(context: click.Context, parameter: click.Parameter, value: str) 
     shell.config_said = source is click.core.ParameterSource.COMMANDLINE
 
 
-def _set_json(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
-    context.obj.json = value
+def _set(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+    setattr(context.obj, parameter.name or "", value)
 
 
 def _set_verbosity(_context: click.Context, _parameter: click.Parameter, value: int) -> None:
     logging.getLogger("rekey").setLevel((logging.WARNING, logging.INFO, logging.DEBUG)[min(value, 2)])
-
-
-def _set_bars(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
-    context.obj.bars = value
-
-
-def _set_debug(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
-    context.obj.debug = value
 
 
 _COMMON: Sequence[Callable[[Callable[..., Any]], Callable[..., Any]]] = (
@@ -233,7 +239,7 @@ _COMMON: Sequence[Callable[[Callable[..., Any]], Callable[..., Any]]] = (
         "--json",
         is_flag=True,
         expose_value=False,
-        callback=_set_json,
+        callback=_set,
         help="Print one JSON document on standard output, also for an error.",
     ),
     click.option(
@@ -246,16 +252,17 @@ _COMMON: Sequence[Callable[[Callable[..., Any]], Callable[..., Any]]] = (
     ),
     click.option(
         "--progress/--no-progress",
+        "bars",
         default=True,
         expose_value=False,
-        callback=_set_bars,
+        callback=_set,
         help="Draw progress on standard error. Off by itself when that is no terminal.",
     ),
     click.option(
         "--debug",
         is_flag=True,
         expose_value=False,
-        callback=_set_debug,
+        callback=_set,
         help="After a fault of rekey, show where it was (no values).",
     ),
 )
@@ -288,10 +295,17 @@ def recorded(context: click.Context) -> str:
     return " ".join(words)
 
 
-def command(name: str, *, example: str) -> Callable[[Callable[..., ExitCode]], click.Command]:
+def command(
+    name: str, *, example: str, cls: type[click.Command] = click.Command
+) -> Callable[[Callable[..., ExitCode]], click.Command]:
     """Make a function a command with the common options and an example in its help.
 
     The function takes the `Shell` first and returns the exit code.
+
+    Args:
+        name: of the command.
+        example: command lines, shown at the end of `--help`.
+        cls: what click makes of it.
     """
 
     def decorate(function: Callable[..., ExitCode]) -> click.Command:
@@ -310,6 +324,6 @@ def command(name: str, *, example: str) -> Callable[[Callable[..., ExitCode]], c
         for option in reversed(_COMMON):
             wrapped = option(wrapped)
         lines = "\n".join(f"  {line}" for line in example.splitlines())
-        return click.command(name, epilog=f"\b\nExample:\n{lines}")(wrapped)
+        return click.command(name, cls, epilog=f"\b\nExample:\n{lines}")(wrapped)
 
     return decorate

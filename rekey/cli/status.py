@@ -4,12 +4,12 @@ Rules kept here:
 
 * It works while another process applies, and when the service cannot be reached (exit code 4 then): the
   state file still has its say.
-* The last two lines of each migration are what somebody needs who was woken up: is it safe, what now.
+* The last two lines of each migration are what an operator on call needs: is it safe, what now.
 """
 
 from __future__ import annotations
 
-import asyncio
+import gc
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,6 @@ from rekey.present.text import duration, wrapped
 
 if TYPE_CHECKING:
     from rekey.declaration.migration import Declared
-    from rekey.runner.steering import Steering
     from rekey.status.status import Client, Status
 
 _CLIENTS = 12
@@ -36,32 +35,31 @@ _FOLLOWING = (ControlPhase.SOURCE, ControlPhase.DUAL_WRITE, ControlPhase.FREEZE)
 @command("status", example="rekey status\nrekey status 0001 --json")
 @click.argument("scripts", nargs=-1, metavar="[SCRIPT]...")
 def status(shell: Shell, scripts: tuple[str, ...]) -> ExitCode:
-    """Show where migrations stand, if they are safe, what is next.
+    """Show where migrations stand, if that is safe, what is next.
 
-    Reads only; works while another process applies. SCRIPT is an id, a beginning of it, or a path; without
-    one all migrations are shown.
+    Reads only; works while `apply` runs. SCRIPT is an id, the beginning of one, or a path; without it all
+    migrations are shown.
     """
-    from rekey.runner import steering
+    gc.disable()  # most of the time goes into imports; a sixth of it would be searching them for garbage
+    try:
+        from rekey.runner import steering
 
-    project = open_project(shell)
-    chosen = project.choose_all(scripts) if scripts else list(project.scripts.values())
-    found = asyncio.run(_look(shell, project, chosen))
+        project = open_project(shell)
+        chosen = project.choose_all(scripts) if scripts else list(project.scripts.values())
+        found = shell.do(_look(shell, project, chosen))
+        said = steering.read(project.config.state) or steering.Steering()
+    finally:
+        gc.enable()
     code = ExitCode.SERVICE if any(one.facts.unreachable for one in found) else ExitCode.DONE
-    said = steering.read(project.config.state) or steering.Steering()
     document = {
-        "exit_code": int(code),
         "migrations": [one.as_json() for one in found],
         "steering": said.as_json(),
     }
     lines = [line for one in found for line in [*_told(shell, one), ""]]
     if not said.is_usual:
-        lines = [*field("ATTENTION" if said.paused else "throttle", _said(said)), "", *lines]
-    shell.emit(document, "\n".join(lines))
-    return code
-
-
-def _said(said: Steering) -> str:
-    return f"{said.told()} (said {moment(said.said_at)} by {said.said_by})"
+        told = f"{said.told()} (said {moment(said.said_at)} by {said.said_by})"
+        lines = [*field("ATTENTION" if said.paused else "throttle", told), "", *lines]
+    return shell.emit(document, "\n".join(lines), code)
 
 
 async def _look(shell: Shell, project: Project, chosen: Sequence[Declared]) -> list[Status]:
@@ -69,19 +67,13 @@ async def _look(shell: Shell, project: Project, chosen: Sequence[Declared]) -> l
     from rekey.status.reader import look_at
     from rekey.status.status import judge
 
-    accounts = shell.connect(project.config)
-    try:
-        with State.open(project.config.state, read_only=True) as state:
+    config, scripts = project.config, project.scripts
+    async with shell.connect(config) as accounts:
+        with State.open(config.state, read_only=True) as state:
             return [
-                judge(
-                    await look_at(
-                        declared, project.scripts, project.config, state, accounts.restricted, shell.clock
-                    )
-                )
+                judge(await look_at(declared, scripts, config, state, accounts.restricted, shell.clock))
                 for declared in chosen
             ]
-    finally:
-        await accounts.close()
 
 
 def _told(shell: Shell, status: Status) -> list[str]:
@@ -123,7 +115,7 @@ def _mapping(status: Status) -> list[str]:
     if facts.due:
         names = ", ".join(one.name for one in kept if one.is_due(facts.now) and one.name != WHOLE)
         said = f"over: {names}" if names else "over"
-        return field("mapping", f"{said}; `rekey retire {facts.script_id} --expired` erases it")
+        return field("mapping", f"{said}; `rekey expire {facts.script_id}` erases it")
     if kept:
         until = moment(format_ticks(kept[0].over_at))
         name = "" if kept[0].name == WHOLE else f"; cohort {kept[0].name}"
@@ -133,7 +125,7 @@ def _mapping(status: Status) -> list[str]:
 
 
 def _clients(status: Status) -> list[str]:
-    """Return the clients, those first that somebody may have to look after."""
+    """Return the clients, those first that may need attention."""
     from rekey.protocol.registry import Standing
 
     if status.facts.is_delta or status.facts.unreachable:
@@ -176,10 +168,10 @@ def _journal(status: Status) -> list[str]:
     intents = status.facts.intents
     if intents is None or (status.facts.control is None and not intents.depth):
         return []
-    kept = f"; {intents.kept:,} are settled and kept: a client that was given up may be heard of"
+    kept = f"; {intents.kept:,} are settled and kept: a client that was given up may still write"
     more = kept if intents.kept else ""
     if intents.oldest_at is None:
-        return field("journal", f"empty: no write is under way{more}")
+        return field("journal", f"empty: no write is in flight{more}")
     lag = "" if status.lag_s is None else f": replicas are behind by {duration(status.lag_s)} at most"
     return field("journal", f"{intents.depth:,} intents{lag}{more}")
 
@@ -194,7 +186,7 @@ def _counted(status: Status) -> list[str]:
 
 
 def _spent(status: Status) -> list[str]:
-    """Return the requests that were sent, beside those that were estimated."""
+    """Return the requests that were sent, and those that were estimated."""
     cost = status.spent
     if cost is None or not cost.phases:
         return []

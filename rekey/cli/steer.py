@@ -23,29 +23,29 @@ if TYPE_CHECKING:
 
 @command("pause", example="rekey pause")
 def pause(shell: Shell) -> ExitCode:
-    """Let the copying hold, in whatever terminal it runs.
+    """Pause copying, from any terminal.
 
-    What was sent is finished; nothing new is sent until `rekey resume`, also not by the next run.
+    Requests in flight are finished. Nothing new is sent until `rekey resume`, by this run or the next.
     """
     return _say(shell, lambda said: replace(said, paused=True))
 
 
 @command("resume", example="rekey resume")
 def resume(shell: Shell) -> ExitCode:
-    """Let the copying go on after `rekey pause`."""
+    """Continue copying after `rekey pause`."""
     return _say(shell, lambda said: replace(said, paused=False))
 
 
 @command("throttle", example="rekey throttle 5000\nrekey throttle --partition 500\nrekey throttle --off")
 @click.argument("rate", type=click.IntRange(min=1), required=False, metavar="[RATE]")
 @click.option(
-    "--partition", type=click.IntRange(min=1), metavar="RATE", help="Entities a second of one partition."
+    "--partition", type=click.IntRange(min=1), metavar="RATE", help="Entities per second in one partition."
 )
-@click.option("--off", is_flag=True, help="Back to the limits of rekey.toml.")
+@click.option("--off", is_flag=True, help="Return to the limits of rekey.toml.")
 def throttle(shell: Shell, rate: int | None, partition: int | None, off: bool) -> ExitCode:
-    """Change how fast the copying may be, while it runs.
+    """Change how fast copying may be, while it runs.
 
-    RATE is in entities a second, read and written. Without any word it shows what counts.
+    RATE is entities read and written per second. Without arguments the rates in force are shown.
     """
     if off and (rate is not None or partition is not None):
         raise click.UsageError("--off stands alone")
@@ -76,5 +76,4 @@ def _say(shell: Shell, change: Callable[[Steering], Steering], *, only_show: boo
     if not only_show:
         said = steering.say(config.state, change(said or steering.Steering()))
     shown = said or steering.Steering()
-    shell.emit({"exit_code": 0, "steering": shown.as_json()}, shown.told())
-    return ExitCode.DONE
+    return shell.emit({"steering": shown.as_json()}, shown.told())

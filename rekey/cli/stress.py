@@ -4,12 +4,11 @@ Rules kept here:
 
 * An endpoint that does not say it is Azurite is loaded only with `--i-own-this-account`.
 * The application's tables are read, never written; the test has a table of its own, which it removes.
-* One stress test of a project at a time: what is noted as left over is of nobody who still runs.
+* One stress test of a project at a time: what is noted as left over is of no test that still runs.
 """
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,18 +16,17 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rekey.cli.project import no_such_table, open_project
 from rekey.cli.shell import Shell, command
 from rekey.core.limits import TABLE_NAME_CURE, table_name_problem
 from rekey.errors import ConfigurationError, ExitCode, Locked, Refused, TableMissing
 from rekey.stress.report import Bounds
 
 if TYPE_CHECKING:
-    from rekey.core.progress import Progress
     from rekey.declaration.migration import Declared
     from rekey.project.config import Config
     from rekey.stress.report import StressReport
     from rekey.stress.run import Notes
-    from rekey.stress.spread import Spread
     from rekey.tables.base import TableService
 
 _DEFAULT = Bounds()
@@ -51,7 +49,7 @@ _ANSWER_SECONDS = 10
     type=click.FloatRange(1),
     default=_DEFAULT.seconds,
     show_default=True,
-    help="Of the whole test, at most.",
+    help="Length of the whole test, at most.",
 )
 @click.option(
     "--rows",
@@ -83,7 +81,7 @@ _ANSWER_SECONDS = 10
     "--i-own-this-account",
     "owned",
     is_flag=True,
-    help="Load an account that is not Azurite. It costs money, and slows down whoever uses the account.",
+    help="Load an account that is not Azurite. It costs money, and slows down other users of the account.",
 )
 def stress(
     shell: Shell,
@@ -101,7 +99,6 @@ def stress(
     made up; nothing of the application's tables is copied or written. The test table is removed, also after
     Ctrl-C; what a killed test left is removed by the next. Exit code 1: a design carries less than its load=.
     """
-    from rekey.cli.project import open_project
     from rekey.project.config import load_config
     from rekey.state.filelock import FileLock
     from rekey.stress.render import stress_text
@@ -125,7 +122,7 @@ def stress(
     notes = Notes(config.state)
     try:
         with FileLock(notes.path):
-            report = asyncio.run(_stress(shell, config, subject, wanted, notes, exact, owned))
+            report = shell.do(_stress(shell, config, subject, wanted, notes, exact, owned))
     except Locked:
         raise Locked(
             "another stress test of this project is running",
@@ -134,8 +131,7 @@ def stress(
         ) from None
     report = replace(report, declared=load.get("writes_per_second"))
     code = ExitCode.FINDINGS if report.too_little else ExitCode.DONE
-    shell.emit({"exit_code": int(code), **report.as_json()}, stress_text(report))
-    return code
+    return shell.emit(report.as_json(), stress_text(report), code)
 
 
 async def _stress(
@@ -147,59 +143,44 @@ async def _stress(
     exact: bool,
     owned: bool,
 ) -> StressReport:
-    """Look who answers, read the distribution, and run the test."""
+    """Look what answers, read the distribution, and run the test."""
+    from rekey.stress.run import spread_of_design, spread_of_table
     from rekey.stress.run import stress as run
 
     if not owned:
         await _refuse_others(shell, config)
     progress = shell.progress()
-    accounts = shell.connect(config)
-    loaded = _loaded(shell, config)
-    try:
-        spreads, refused = await _spreads(accounts.tables, config, subject, exact, progress)
-        report = await run(
-            accounts.tables,
-            loaded,
-            spreads,
-            bounds,
-            notes=notes,
-            endpoint=config.tables.endpoint,
-            clock=shell.clock,
-            progress=progress,
-        )
-    finally:
-        await loaded.close()
-        await accounts.close()
-    return replace(report, refused_rows=refused)
-
-
-async def _spreads(
-    tables: TableService, config: Config, subject: str | Declared, exact: bool, progress: Progress
-) -> tuple[tuple[Spread, ...], int]:
-    """Return the distributions to try, and how many rows the script refused."""
-    from rekey.stress.run import spread_of_design, spread_of_table
-
     name = subject if isinstance(subject, str) else subject.migration.source
-    refused = 0
-    try:
-        if isinstance(subject, str):
-            spreads = await spread_of_table(tables.table(name), exact=exact, progress=progress)
-        else:
-            spreads, refused = await spread_of_design(
-                tables.table(name), subject.migration, exact=exact, progress=progress
+    async with shell.connect(config) as accounts:
+        loaded, table, refused = _loaded(shell, config), accounts.tables.table(name), 0
+        try:
+            try:
+                if isinstance(subject, str):
+                    spreads = await spread_of_table(table, exact=exact, progress=progress)
+                else:
+                    declared = subject.migration
+                    spreads, refused = await spread_of_design(table, declared, exact=exact, progress=progress)
+            except TableMissing:
+                raise no_such_table(name, config) from None
+            spreads = tuple(spread for spread in spreads if spread.rows)
+            if not spreads:
+                raise ConfigurationError(
+                    f"the table {name} gives no rows to take a distribution from",
+                    hint="name a table with rows, or fill it with some that are like those to come",
+                )
+            report = await run(
+                accounts.tables,
+                loaded,
+                spreads,
+                bounds,
+                notes=notes,
+                endpoint=config.tables.endpoint,
+                clock=shell.clock,
+                progress=progress,
             )
-    except TableMissing:
-        raise ConfigurationError(
-            f"there is no table {name} in account {config.tables.name}",
-            hint="check the name, and [tables] endpoint in rekey.toml",
-        ) from None
-    spreads = tuple(spread for spread in spreads if spread.rows)
-    if not spreads:
-        raise ConfigurationError(
-            f"the table {name} gives no rows to take a distribution from",
-            hint="name a table with rows, or fill it with some that are like those to come",
-        )
-    return spreads, refused
+        finally:
+            await loaded.close()
+    return replace(report, refused_rows=refused)
 
 
 def _loaded(shell: Shell, config: Config) -> TableService:
@@ -233,8 +214,8 @@ async def _refuse_others(shell: Shell, config: Config) -> None:
     if kind is not Kind.AZURITE:
         raise Refused(
             f"the account {account.name} does not say that it is Azurite ({kind}); a stress test costs money"
-            " there and slows down whoever uses it",
+            " there and slows down its other users",
             kept="everything: nothing was read or written",
-            hint="give --i-own-this-account if it is yours and nobody needs it now; better, use an account of"
+            hint="give --i-own-this-account if it is yours and is not in use now; better, use an account of"
             " its own",
         )

@@ -32,7 +32,7 @@ MAX_SAMPLE = 100_000
     show_default=True,
     help="Compare counts; random rows; or every row and every property.",
 )
-@click.option("--repair", is_flag=True, help="Make rows that differ what the authority says.")
+@click.option("--repair", is_flag=True, help="Rewrite rows that differ from the authority's.")
 @click.option(
     "--rows",
     type=click.IntRange(1, MAX_SAMPLE),
@@ -40,7 +40,7 @@ MAX_SAMPLE = 100_000
     show_default=True,
     help="How many rows a sample draws from each table.",
 )
-@click.option("--seed", type=int, help="Draw the rows that this number stands for; the report names it.")
+@click.option("--seed", type=int, help="Seed of the sample, as an earlier report names it.")
 @EXECUTOR
 def verify(
     shell: Shell,
@@ -51,15 +51,15 @@ def verify(
     seed: int | None,
     executor: str | None,
 ) -> ExitCode:
-    """Compare the source with the targets of SCRIPT.
+    """Compare the source of a migration with its targets.
 
     Exit code 0 when all is equal, 1 with findings. A full verification opens the gate before cutover; one
     with findings closes it.
     """
-    from rekey.runner import commands as moves
+    from rekey.runner import commands
     from rekey.runner.run import Options
     from rekey.verify.render import render
-    from rekey.verify.report import CountReport, FullReport, SampleReport, exit_code
+    from rekey.verify.report import exit_code
 
     if repair and mode != "full":
         raise click.UsageError("--repair goes with --mode full: only that looks at every row")
@@ -68,17 +68,13 @@ def verify(
         script, lambda applied: Phase.DUAL_WRITE in applied and Phase.CUTOVER not in applied
     )
     with open_session(shell, project, Options(executor=executor or "")) as session:
-        report = moves.verify(
+        report = commands.verify(
             session,
             declared.script_id,
-            mode=moves.Mode(mode),
+            mode=commands.Mode(mode),
             repair=repair,
             rows=rows,
             seed=secrets.randbits(32) if seed is None else seed,
         )
-    code = exit_code(report)
-    if not isinstance(report, CountReport | SampleReport | FullReport):
-        raise TypeError("a report of an unknown kind")
-    document = {"exit_code": int(code), "script_id": declared.script_id, **report.as_json()}
-    shell.emit(document, f"{declared.script_id}\n{render(report)}")
-    return code
+    document = {"script_id": declared.script_id, **report.as_json()}
+    return shell.emit(document, f"{declared.script_id}\n{render(report)}", exit_code(report))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import version
 
 DISTRIBUTION = "rekey-tables"
 
@@ -11,4 +10,6 @@ DISTRIBUTION = "rekey-tables"
 @cache
 def installed_version() -> str:
     """Return the version that is installed; looked up once, which takes reading a file."""
+    from importlib.metadata import version  # with `email` and more: slow to import
+
     return version(DISTRIBUTION)

@@ -469,7 +469,7 @@ def _mapping_kept(one: MigrationSeen) -> Iterator[Finding]:
             f"the mapping{months} is kept longer than [gates] mapping_retention says",
             "who may open it can still find out which old key became which id",
             "erase what is over",
-            f"rekey retire {one.script_id} --expired --confirm {one.script_id}",
+            f"rekey expire {one.script_id} --confirm {one.script_id}",
         )
     if one.returned:
         yield error(
@@ -478,7 +478,7 @@ def _mapping_kept(one: MigrationSeen) -> Iterator[Finding]:
             f"the data key of {listed(one.returned)} was shredded, as the audit log says, and stands there",
             "an old copy was put into the restricted store: what was erased can be opened again",
             "find out who, and shred it again",
-            f"rekey retire {one.script_id} --cohort {one.returned[0]} --reason 'put back'",
+            f"rekey expire {one.script_id} --cohort {one.returned[0]} --reason 'put back'",
         )
 
 

@@ -15,18 +15,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from azure.core.exceptions import (
-    AzureError,
-    ClientAuthenticationError,
-    HttpResponseError,
-    ResourceNotFoundError,
-    ServiceRequestError,
-)
-
 from rekey.errors import ConfigurationError, CredentialRefused, EndpointDown, RekeyError, Unavailable
 
 if TYPE_CHECKING:
     from azure.core.credentials import TokenCredential
+    from azure.core.exceptions import AzureError
 
 _FORBIDDEN = 403
 
@@ -68,12 +61,21 @@ class VaultObject:
             RekeyError: of the kind `absent`: there is no such thing.
             CredentialRefused, EndpointDown, Unavailable: Key Vault did not do it.
         """
+        from azure.core.exceptions import AzureError
+
         try:
             yield
         except AzureError as error:
             raise self._failed(error) from None
 
     def _failed(self, error: AzureError) -> RekeyError:
+        from azure.core.exceptions import (
+            ClientAuthenticationError,
+            HttpResponseError,
+            ResourceNotFoundError,
+            ServiceRequestError,
+        )
+
         if isinstance(error, ResourceNotFoundError):
             return self.absent(
                 f"{self.what}: Key Vault has no such {self.kind} or version",

@@ -260,7 +260,7 @@ def _in_retired(facts: Facts) -> Verdict:
     sentence = f"{facts.source} is deleted, {facts.target} has taken over."
     if not facts.due:
         return Verdict(True, sentence, "")
-    command = f"retire {facts.script_id} --expired --confirm {facts.script_id}"
+    command = f"expire {facts.script_id} --confirm {facts.script_id}"
     return Verdict(True, sentence, command, "what the mapping knows is kept longer than it should be")
 
 
@@ -269,10 +269,10 @@ def _erasing(facts: Facts) -> Verdict | None:
     if not facts.erasing or facts.at_work:
         return None
     first, name = facts.erasing[0], facts.script_id
-    command = f"retire {name} --expired --confirm {name}"
+    command = f"expire {name} --confirm {name}"
     if first.details["kind"] == SUBJECTS:
         named = first.details["rows"] or [first.details.get("unknown", ["?"])[0]]
-        command = f"retire {name} --subject --id {named[0]} --reason 'goes on'"
+        command = f"erase {name} --id {named[0]} --reason 'goes on'"
     sentence = (
         f"{facts.target} is the authority; but an erasure that was begun on {first.at[:10]} was cut off."
     )

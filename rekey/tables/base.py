@@ -227,3 +227,9 @@ class Accounts:
         """Close both."""
         await self.tables.close()
         await self.restricted.close()
+
+    async def __aenter__(self) -> Accounts:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

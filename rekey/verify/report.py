@@ -12,7 +12,7 @@ Rules kept here:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from rekey.errors import ExitCode
 from rekey.verify.divergence import Findings, RepairReport
@@ -289,15 +289,7 @@ class SampleReport:
         }
 
 
-class Report(Protocol):
-    """What every report can say."""
-
-    @property
-    def findings(self) -> bool:
-        """True when something is wrong."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return a JSON object without keys."""
+Report: TypeAlias = CountReport | SampleReport | FullReport
 
 
 def exit_code(report: Report) -> ExitCode:

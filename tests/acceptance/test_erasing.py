@@ -71,7 +71,7 @@ def test_a_whole_way_from_complete_to_a_mapping_that_is_gone(project: Project) -
 
     found = look_up(project, "--old", *keys(first)).ended(0).document["rows"][0]
     new = (found["new"][0]["partition_key"], found["new"][0]["row_key"])
-    project.run("retire", "--subject", "--old", *keys(first), *WHY).ended(0, "forward rows 1, reverse rows 1")
+    project.run("erase", "--old", *keys(first), *WHY).ended(0, "forward rows 1, reverse rows 1")
     for named in (("--old", *keys(first)), ("--new", *new), ("--id", found["row_id"])):
         erased(project, *named)
     assert keys(first) not in project.wire.contents(project.source)
@@ -79,20 +79,18 @@ def test_a_whole_way_from_complete_to_a_mapping_that_is_gone(project: Project) -
 
     changed = others[0]
     project.wire.merge(project.source, {**changed, "Nm": "later"})
-    project.run("retire", "--subject", "--old", *keys(changed), *WHY).ended(
-        1, "although the source was to be"
-    )
+    project.run("erase", "--old", *keys(changed), *WHY).ended(1, "although the source was to be")
     assert project.wire.contents(project.source)[keys(changed)]["Nm"] == "later"
 
     asked = project.folder / "asked.csv"
     many = others[1:250]
     lines = ["old_partition_key,old_row_key", *(",".join(keys(row)) for row in many)]
     asked.write_text("\n".join(lines) + "\n", "utf-8")
-    running = project.start("retire", "--subject", "--bulk", str(asked), *WHY)
+    running = project.start("erase", "--bulk", str(asked), *WHY)
     assert running.until(lambda: len(stones(project)) > 20), "it must be killed before it ends"
     running.kill()
     assert 0 < len(stones(project, "f.")) < 250
-    again = project.run("retire", "--subject", "--bulk", str(asked), *WHY).ended(0)
+    again = project.run("erase", "--bulk", str(asked), *WHY).ended(0)
     assert "cut off is done now" in again.said
     assert len(stones(project, "f.")) == len(stones(project, "r.")) == 250
     assert len(project.wire.contents(project.source)) == ROWS - 250
@@ -101,17 +99,15 @@ def test_a_whole_way_from_complete_to_a_mapping_that_is_gone(project: Project) -
     last = others[-1]
     if sealed:
         month = datetime.now(UTC).strftime("%Y-%m")
-        project.run("retire", "--expired", "--confirm", project.script_id).ended(
-            0, "nothing was to be erased"
-        )
-        project.run("retire", "--cohort", month, *WHY).ended(0, f"shredded the data keys of {month}")
+        project.run("expire", "--confirm", project.script_id).ended(0, "there was nothing to erase")
+        project.run("expire", "--cohort", month, *WHY).ended(0, f"shredded the data keys of {month}")
     else:
-        running = project.start("retire", "--expired", "--confirm", project.script_id)
+        running = project.start("expire", "--confirm", project.script_id)
         before = len(project.restricted_rows("rekeymap"))
         assert running.until(lambda: len(project.restricted_rows("rekeymap")) < before - 20)
         running.kill()
         erased(project, "--old", *keys(first))
-        project.run("retire", "--expired", "--confirm", project.script_id).ended(0, "are erased")
+        project.run("expire", "--confirm", project.script_id).ended(0, "are erased")
         [left] = project.restricted_rows("rekeymap")
         assert left["RowKey"] == "all"
     erased(project, "--old", *keys(last))

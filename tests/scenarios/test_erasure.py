@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,7 @@ def users(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
 
 
 def erase(rekey: Commands, *named: str, code: int = 0) -> dict[str, object]:
-    found: dict[str, object] = json.loads(rekey("retire", "--subject", *named, *WHY, "--json", code=code).out)
+    found: dict[str, object] = json.loads(rekey("erase", *named, *WHY, "--json", code=code).out)
     return found
 
 
@@ -129,7 +130,7 @@ def test_it_is_on_record_before_anything_is_deleted_and_once_more_behind_it(reke
 
     project.tables.gate = project.restricted.gate = watch
     row_id = by_id(rekey, row)[1]
-    assert f"by safe id: {row_id}" in rekey("retire", "--subject", *by_old(row), *WHY).out
+    assert f"by safe id: {row_id}" in rekey("erase", *by_old(row), *WHY).out
     assert seen == [1, 1, 1], "source row, reverse row, forward row"
     first, second = erasures(project)
     assert (first.event, second.event) == ("erasure-begun", "erasure-ended")
@@ -152,7 +153,7 @@ def test_where_it_cannot_be_recorded_nothing_is_erased(
         raise MachineFailed("the disk is full", hint="free space")
 
     monkeypatch.setattr(State, "audit", full)
-    users("retire", "--subject", *by_old(subject(users)), *WHY, code=4)
+    users("erase", *by_old(subject(users)), *WHY, code=4)
     assert (mapping(users.project), users.project.rows("Users")) == before
 
 
@@ -163,7 +164,7 @@ def test_a_source_row_that_changed_is_left_and_nothing_else_of_it_is_erased(reke
     asyncio.run(project.tables.table(source).merge({**row, "Nm": "later"}))
     before = mapping(project), project.rows(source)
     row_id = by_id(rekey, row)[1]
-    said = rekey("retire", "--subject", *by_old(row), *WHY, code=1)
+    said = rekey("erase", *by_old(row), *WHY, code=1)
     assert "were not deleted, and nothing else of them was erased" in said.err
     assert row_id in said.err and "somebody" not in said.all
     assert (mapping(project), project.rows(source)) == before
@@ -227,7 +228,7 @@ def test_before_complete_it_is_refused_with_what_to_do_instead(
         if step:
             rekey("apply", *step)
         before = mapping(rekey.project)
-        said = rekey("retire", "--subject", *by_old(subject(rekey)), *WHY, code=3)
+        said = rekey("erase", *by_old(subject(rekey)), *WHY, code=3)
         assert "is not complete" in said.err and "through the application" in said.err
         assert mapping(rekey.project) == before
     assert erasures(rekey.project) == []
@@ -327,7 +328,7 @@ def test_many_are_erased_from_a_file(users: Commands) -> None:
 
 
 def test_who_is_not_known_is_told_and_that_he_was_asked_for_is_on_record(users: Commands) -> None:
-    said = users("retire", "--subject", "--old", "part0", "nobody@mail.example", *WHY, code=1)
+    said = users("erase", "--old", "part0", "nobody@mail.example", *WHY, code=1)
     assert "knows no such row" in said.err and "nobody@" not in said.all
     assert "Kept: everything as it was" in said.err
     first, second = erasures(users.project)
@@ -340,7 +341,7 @@ def test_who_is_not_known_is_told_and_that_he_was_asked_for_is_on_record(users: 
     ["somebody00@mail.example asked", "another@mail.example", "it is part0, RK SOMEBODY00@MAIL.EXAMPLE", " "],
 )
 def test_a_reason_that_tells_whose_row_it_is_is_refused(users: Commands, reason: str) -> None:
-    users("retire", "--subject", *by_old(subject(users)), "--reason", reason, code=2)
+    users("erase", *by_old(subject(users)), "--reason", reason, code=2)
     assert erasures(users.project) == [] and tombstones(users.project) == {}
 
 
@@ -348,27 +349,50 @@ def test_a_reason_must_not_hold_the_new_key_either(users: Commands) -> None:
     """It is known only once the row is opened; nothing is recorded or deleted before that is looked at."""
     row = subject(users)
     new = by_new(users, row)
-    users("retire", "--subject", *by_old(row), "--reason", f"it is {new[2]}", code=2)
+    users("erase", *by_old(row), "--reason", f"it is {new[2]}", code=2)
     assert erasures(users.project) == [] and tombstones(users.project) == {}
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ("--subject",),
-        ("--subject", "--old", "a", "b"),
-        ("--subject", "--old", "a", "b", "--id", "c", *WHY),
-        ("--subject", "--expired", "--old", "a", "b", *WHY),
-        ("--old", "a", "b", *WHY),
-        ("--table", "Users", "--subject", "--old", "a", "b", *WHY),
-        ("--table", "Users", *WHY),
-        ("--expired", "--reason", "so"),
-        ("--listed-only",),
+        ("erase",),
+        ("erase", "--old", "a", "b"),
+        ("erase", "--old", "a", "b", "--id", "c", *WHY),
+        ("erase", "--listed-only", *WHY),
+        ("expire", "--cohort", "2024-01", "--confirm", "0001_users"),
+        ("expire", "--reason", "so"),
+        ("expire", "--cohort", "2024-01", "--reason", " "),
+        ("retire", "--table", "Users", *WHY),
+        ("retire", "--old", "a", "b"),
     ],
 )
 def test_options_that_do_not_belong_together_are_refused(users: Commands, words: tuple[str, ...]) -> None:
-    users("retire", *words, code=2)
+    users(*words, code=2)
     assert tombstones(users.project) == {} and len(users.project.rows("Users")) == 12
+
+
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        ("0001 --subject --old part0 so@mail.example --reason so", "erase 0001 --old PK RK --reason TEXT"),
+        (
+            "--subject --id 3m9k2v7c --reason=so --json",
+            "erase --id 3m9k2v7c --reason TEXT --json",
+        ),
+        ("--subject --bulk 'a file.csv' 0001", "erase --bulk 'a file.csv' 0001"),
+        ("0001 --expired --confirm 0001_users", "expire 0001 --confirm 0001_users"),
+        ("0001 --cohort 2024-01 --reason so", "expire 0001 --cohort 2024-01 --reason TEXT"),
+        ("0001 --cohort=2024-01 --json", "expire 0001 --cohort 2024-01 --json"),
+    ],
+)
+def test_old_spellings_do_nothing_and_name_the_new_command(users: Commands, words: str, instead: str) -> None:
+    """Without the keys and the reason that were typed, which no message repeats."""
+    said = users("retire", *shlex.split(words), code=2)
+    assert f"type: rekey {instead}" in (said.json["what"] if said.out else said.err)
+    assert "mail.example" not in said.all and " so" not in said.all
+    assert tombstones(users.project) == {} and erasures(users.project) == []
+    assert len(users.project.rows("Users")) == 12
 
 
 # --- what was put back, or put in -------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def test_cut_off_beside_any_write_the_same_command_ends_it(
             raise Killed
 
     with killed_by(project, kill):
-        rekey("retire", "--subject", *named, *WHY)
+        rekey("erase", *named, *WHY)
     assert len(tombstones(project)) == max(0, at - (2 if before else 1))
     ends_as_it_should(rekey, named)
 
@@ -74,7 +74,7 @@ def test_cut_off_before_any_effect_the_same_command_ends_it(
         rekey = completed(tmp_path / str(at), USERS_SCRIPT, capsys, monkeypatch)
         named = by_new(rekey, subject(rekey))
         with killed(rekey.project, at) as counted:
-            rekey("retire", "--subject", *named, *WHY)
+            rekey("erase", *named, *WHY)
         effects = counted[0]
         ends_as_it_should(rekey, named)
         at += 3
@@ -83,7 +83,7 @@ def test_cut_off_before_any_effect_the_same_command_ends_it(
 
 def ends_as_it_should(rekey: Commands, named: tuple[str, ...]) -> None:
     """Run the same command again; the subject is erased, and every erasure that was begun is ended."""
-    rekey("retire", "--subject", *named, *WHY)
+    rekey("erase", *named, *WHY)
     assert len(tombstones(rekey.project)) == 2
     assert len(rekey.project.rows("Users")) == 11
     events = erasures(rekey.project)
@@ -100,11 +100,11 @@ def test_what_was_cut_off_is_ended_by_the_next_erasure_of_anybody(users: Command
             raise Killed
 
     with killed_by(project, kill):
-        users("retire", "--subject", *by_old(row), *WHY)
+        users("erase", *by_old(row), *WHY)
     assert len(tombstones(project, "f.")) == 0 and len(tombstones(project, "r.")) == 1
     told = users("status").out
     assert "ATTENTION" in told and "an erasure that was begun on" in told
-    said = users("retire", "--subject", "--old", "part1", "somebody01@mail.example", *WHY)
+    said = users("erase", "--old", "part1", "somebody01@mail.example", *WHY)
     assert "cut off is done now" in said.err
     assert len(tombstones(project)) == 4
     assert "ATTENTION" not in users("status").out
@@ -118,7 +118,7 @@ def test_status_names_the_command_that_ends_what_was_cut_off(users: Commands) ->
             raise Killed
 
     with killed_by(project, kill):
-        users("retire", "--subject", *by_old(row), *WHY)
+        users("erase", *by_old(row), *WHY)
     command = users("status", "--json").json["migrations"][0]["next"]["command"]
     users(*shlex.split(command)[1:])
     assert len(tombstones(project)) == 2

@@ -45,7 +45,7 @@ from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, WRAPPING_KEY
 from tests.worlds import Killed, user
 
 DAY = 86_400
-CONFIRMED = ("--expired", "--confirm", SCRIPT)
+CONFIRMED = ("--confirm", SCRIPT)
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def data_keys(rekey: Commands) -> dict[str, Row]:
 
 
 def expire(rekey: Commands, *words: str, code: int = 0) -> Any:
-    return rekey("retire", *(words or CONFIRMED), "--json", code=code).json
+    return rekey("expire", *(words or CONFIRMED), "--json", code=code).json
 
 
 # --- cohorts of a sealed mapping ----------------------------------------------------------------------------
@@ -158,22 +158,22 @@ def test_before_complete_nothing_is_over(
     rekey = begun(tmp_path, USERS_SCRIPT, capsys, monkeypatch)
     rekey.project.clock.advance(5000 * DAY)
     for words in (CONFIRMED, ("--cohort", "2024-01", *WHY)):
-        said = rekey("retire", *words, code=3)
+        said = rekey("expire", *words, code=3)
         assert "is not complete" in said.err
     assert set(data_keys(rekey)) == {"root", "2024-01"} and tombstones(rekey.project) == {}
     assert "mapping" not in rekey("status").out.replace("mapping_retention", "")
 
 
 def test_one_cohort_is_shredded_by_name_before_its_time_with_a_reason_only(rekey: Commands) -> None:
-    said = rekey("retire", "--cohort", "2024-02", code=3)
+    said = rekey("expire", "--cohort", "2024-02", code=3)
     assert "is over at 2024-06-09" in said.err and "--reason" in said.err
     assert tombstones(rekey.project) == {} and erasures(rekey.project) == []
-    rekey("retire", "--cohort", "2024-02", "--reason", "asked by anna@mail.example", code=2)
+    rekey("expire", "--cohort", "2024-02", "--reason", "asked by anna@mail.example", code=2)
     assert expire(rekey, "--cohort", "2024-02", *WHY)["cohorts"] == ["2024-02"]
     assert list(tombstones(rekey.project)) == [EntityKey(key_partition(SCRIPT), "2024-02")]
     assert erasures(rekey.project)[0].details["reason"] == "ticket 4711"
     assert expire(rekey, "--cohort", "2024-02")["cohorts"] == [], "done already"
-    said = rekey("retire", "--cohort", "2023-12", *WHY, code=1)
+    said = rekey("expire", "--cohort", "2023-12", *WHY, code=1)
     assert "there are: 2024-01, 2024-02" in said.err
 
 
@@ -184,7 +184,7 @@ def test_one_that_is_over_needs_no_reason(rekey: Commands) -> None:
 
 
 def test_the_root_key_is_not_a_cohort(rekey: Commands) -> None:
-    rekey("retire", "--cohort", "root", *WHY, code=1)
+    rekey("expire", "--cohort", "root", *WHY, code=1)
 
     async def shred() -> None:
         keyring = (await rekey.project.mapping(SCRIPT)).keyring
@@ -199,7 +199,7 @@ def test_the_root_key_is_not_a_cohort(rekey: Commands) -> None:
 @pytest.mark.parametrize("typed", [(), ("--confirm", "0001"), ("--confirm", "Users")])
 def test_the_migrations_id_is_typed(rekey: Commands, typed: tuple[str, ...]) -> None:
     rekey.project.clock.advance(200 * DAY)
-    rekey("retire", "--expired", *typed, code=2)
+    rekey("expire", *typed, code=2)
     assert tombstones(rekey.project) == {} and erasures(rekey.project) == []
 
 
@@ -213,9 +213,9 @@ def test_on_a_terminal_the_id_is_asked_for(rekey: Commands, monkeypatch: pytest.
 
     monkeypatch.setattr("click.prompt", prompt)
     monkeypatch.setattr("rekey.cli.shell.Shell.is_terminal", True)
-    rekey("retire", "--expired", code=2)
+    rekey("expire", code=2)
     assert tombstones(rekey.project) == {}
-    rekey("retire", "--expired")
+    rekey("expire")
     assert len(tombstones(rekey.project)) == 1
     assert all("for good" in question for question in asked)
 
@@ -256,7 +256,7 @@ def test_cut_off_between_two_keys_the_same_command_ends_it(rekey: Commands) -> N
             raise Killed
 
     with killed_by(rekey.project, kill):
-        rekey("retire", "--cohort", "2024-02", *WHY)
+        rekey("expire", "--cohort", "2024-02", *WHY)
     assert "ErasedOn" not in data_keys(rekey)["2024-02"]
     expire(rekey)
     assert "ErasedOn" in data_keys(rekey)["2024-02"]
@@ -344,7 +344,7 @@ def test_a_subject_whose_forward_row_was_shredded_is_erased_where_it_can_still_b
 
     at = asyncio.run(reseal())
     expire(rekey, "--cohort", "2024-01", *WHY)
-    said = rekey("retire", "--subject", *by_old(row), *WHY, "--json").json
+    said = rekey("erase", *by_old(row), *WHY, "--json").json
     assert (said["forward_rows"], said["reverse_rows"], said["source_rows"]) == (0, 1, 1)
     assert at in tombstones(project, "r.")
 
@@ -362,7 +362,7 @@ def test_a_mapping_in_the_clear_is_emptied_as_a_whole(plain: Commands) -> None:
     rekey_status = plain("status").out
     assert "mapping       kept until 2024-04-10" in rekey_status
     project.clock.advance(2 * DAY)
-    plain("retire", "--subject", *by_old(subject(plain)), *WHY)
+    plain("erase", *by_old(subject(plain)), *WHY)
     said = expire(plain)
     assert (said["deleted_rows"], said["kept_rows"], said["left"]) == (count, 0, [])
     left = mapping(project)
@@ -381,7 +381,7 @@ def test_rows_that_are_younger_than_the_keeping_time_stay_and_are_told(plain: Co
     [at, stood] = next(iter(mapping(project, "f.").items()))
     project.clock.advance(120 * DAY)
     put(project, stood)
-    said = plain("retire", *CONFIRMED, code=1)
+    said = plain("expire", *CONFIRMED, code=1)
     assert "1 mapping rows" in said.err
     assert set(mapping(project)) == {at, EntityKey(key_partition(SCRIPT), "all")}
     assert "mapping       over" in plain("status").out
@@ -462,8 +462,8 @@ def test_rows_put_back_into_a_mapping_that_expired_are_told_and_not_shown(plain:
 
 
 def test_a_mapping_in_the_clear_has_no_cohorts(plain: Commands) -> None:
-    said = plain("retire", "--cohort", "2024-01", *WHY, code=2)
-    assert "--expired" in said.err
+    said = plain("expire", "--cohort", "2024-01", *WHY, code=2)
+    assert f"rekey expire {SCRIPT}" in said.err
 
 
 # --- status, doctor, evidence -------------------------------------------------------------------------------
@@ -496,8 +496,8 @@ def test_status_and_doctor_say_what_is_over_and_the_command_that_erases_it(rekey
     rekey("retire", "--table", "Users")
     rekey.project.clock.advance(LEASE_S + 131 * DAY)
     told = rekey("status").out
-    assert f"mapping       over: 2024-01; `rekey retire {SCRIPT} --expired` erases it" in told
-    assert f"next          rekey retire {SCRIPT} --expired --confirm {SCRIPT}" in told
+    assert f"mapping       over: 2024-01; `rekey expire {SCRIPT}` erases it" in told
+    assert f"next          rekey expire {SCRIPT} --confirm {SCRIPT}" in told
     [found] = doctor(rekey)
     assert (found["code"], "2024-01" in found["seen"]) == ("mapping-over", True)
     command = found["command"].split()[1:]
@@ -515,9 +515,9 @@ def test_the_evidence_shows_what_was_erased_and_holds(rekey: Commands) -> None:
     public = with_key(rekey.project.folder)
     row = subject(rekey)
     row_id = by_id(rekey, row)[1]
-    rekey("retire", "--subject", *by_old(row), "--reason", "request <17>")
+    rekey("erase", *by_old(row), "--reason", "request <17>")
     rekey.project.clock.advance(200 * DAY)
-    rekey("retire", *CONFIRMED)
+    rekey("expire", *CONFIRMED)
     folder = exported(rekey)
     assert checked(folder, public).is_right
     report = (folder / "data" / "report.html").read_text("utf-8")
@@ -534,7 +534,7 @@ def test_an_erasure_that_was_not_ended_is_shown_as_such(rekey: Commands) -> None
             raise Killed
 
     with killed_by(rekey.project, kill):
-        rekey("retire", "--cohort", "2024-02", *WHY)
+        rekey("expire", "--cohort", "2024-02", *WHY)
     report = (exported(rekey) / "data" / "report.html").read_text("utf-8")
     assert '<span class="bad">not ended</span>' in report
 
@@ -543,6 +543,6 @@ def test_retiring_the_source_asks_for_no_other_evidence_than_before(rekey: Comma
     """What was proved since `complete` counts, whatever was erased behind it."""
     with rekey.project.session() as session:
         prove(session.config, session.scripts[SCRIPT], session.state)
-    rekey("retire", "--subject", *by_old(subject(rekey)), *WHY)
+    rekey("erase", *by_old(subject(rekey)), *WHY)
     rekey("retire", "--table", "Users")
     assert not asyncio.run(rekey.project.tables.table_exists("Users"))

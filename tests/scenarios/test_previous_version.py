@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rekey.tables.stored import StoredRows
 
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 from rekey.declaration.mapper import Mapper
@@ -28,7 +27,7 @@ from tests.company import Company
 from tests.evidence import handed_over
 from tests.fakeclock import FakeClock
 from tests.faults import Call
-from tests.memory import MemoryTableService
+from tests.memory import MemoryTableService, StoredRows
 from tests.projects import Project
 from tests.worlds import SECRET, contents, mapped
 

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from rekey.cli.faults import FaultOfRekey, as_rekey_error, places
+from rekey.cli.main import FaultOfRekey, as_rekey_error, places
 from rekey.errors import EndpointDown, ExitCode, Interrupted, Locked, MachineFailed
 
 KEY = "someone@example.com"

@@ -3,12 +3,12 @@
 Rules kept here:
 
 * Only after `complete`, when every client has acknowledged it and the journal is empty: before that the
-  protocol needs the mapping, and whoever still settles a write would bring back what is erased.
-* It is on record before anything is deleted, and once more behind it. The record names source rows by safe
+  protocol needs the mapping, and a client that still settles a write would bring back what is erased.
+* It is on record before anything is deleted, and once more after it. The record names source rows by safe
   id, and nothing of their other rows: it does not bring together what the erasure has taken apart.
 * The source row goes first, by its ETag, and only if it was not written since the source was quiet (the rule
   of `retire`). One that changed is left, and reported, and nothing else of its subject is erased. When the
-  source is retired its name is nobody's: it is not looked at.
+  source is retired its name may be another table's: it is not looked at.
 * The forward row leads to the others and goes last. Killed anywhere, the next erasure ends what was begun:
   the record says what that is, and forward rows that still stand lead to the rest.
 * Reverse rows that no forward row lists (left by a run that was cut off) are searched for, unless said not
@@ -18,9 +18,8 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 from rekey.core.clock import format_ticks, ticks_of
 from rekey.core.concurrency import for_each
@@ -77,7 +76,7 @@ class Done:
         changed: safe ids of those whose source row was written since: nothing of them was erased.
         source_rows, source_rows_gone: deleted now; not there any more.
         forward_rows, reverse_rows: that are tombstones now.
-        unreadable: mapping rows that cannot be opened, so that nobody knows whom they name.
+        unreadable: mapping rows that cannot be opened: it is not known whom they name.
     """
 
     on: str
@@ -91,24 +90,7 @@ class Done:
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON-able data, without keys."""
-        return {
-            "on": self.on,
-            "rows": sorted(self.rows),
-            "changed": sorted(self.changed),
-            "source_rows": self.source_rows,
-            "source_rows_gone": self.source_rows_gone,
-            "forward_rows": self.forward_rows,
-            "reverse_rows": self.reverse_rows,
-            "unreadable": self.unreadable,
-        }
-
-
-class _Source(Enum):
-    """What became of a source row."""
-
-    DELETED = "deleted"
-    GONE = "gone"
-    CHANGED = "changed"
+        return asdict(self) | {"rows": sorted(self.rows), "changed": sorted(self.changed)}
 
 
 async def require_complete(run: Run) -> ControlRow:
@@ -264,14 +246,14 @@ async def _carry_out(run: Run, now: ControlRow, asked: Asked, begun: int, *, sea
         run.check()
         row_id, source = subject
         gone = await _delete_source(run, now, source)
-        if gone is _Source.CHANGED:
+        if gone == "changed":
             done.changed.append(row_id)
             return
-        done.source_rows += gone is _Source.DELETED
-        done.source_rows_gone += gone is _Source.GONE
+        done.source_rows += gone == "deleted"
+        done.source_rows_gone += gone == "gone"
         rows = run.mapping.rows
         listed = [rows.reverse_key(target.key) for target in await _targets(run, source) if target.table == 0]
-        # Counted behind each wait: others count beside it.
+        # Counted after each wait: others count meanwhile.
         for at in dict.fromkeys([*listed, *found.rows.get(source, ())]):
             try:
                 buried = await bury(run.mapping, at, source, done.on)
@@ -288,19 +270,21 @@ async def _carry_out(run: Run, now: ControlRow, asked: Asked, begun: int, *, sea
     return done
 
 
-async def _delete_source(run: Run, now: ControlRow, source: EntityKey) -> _Source:
-    """Delete a source row that nobody has written since the source was quiet."""
+async def _delete_source(
+    run: Run, now: ControlRow, source: EntityKey
+) -> Literal["deleted", "gone", "changed"]:
+    """Delete a source row that was not written since the source was quiet."""
     if now.phase is ControlPhase.RETIRED:
-        return _Source.GONE
+        return "gone"
     try:
         row = await run.source.get(source)
         if row is None:
-            return _Source.GONE
+            return "gone"
         if ticks_of(row[TIMESTAMP]) >= ticks_of(quiet_at(run, now)):
-            return _Source.CHANGED
+            return "changed"
         await run.source.delete(source, etag=etag_of(row))
     except (RowMissing, TableMissing, TableBeingDeleted):
-        return _Source.GONE
+        return "gone"
     except ConditionFailed:
-        return _Source.CHANGED
-    return _Source.DELETED
+        return "changed"
+    return "deleted"

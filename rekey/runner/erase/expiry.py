@@ -1,20 +1,20 @@
-"""The end of the keeping time: data keys are shredded, a mapping in the clear is emptied.
+"""The end of retention: data keys are shredded, a mapping in the clear is emptied.
 
 Rules kept here:
 
 * Only after `complete`, when every client has acknowledged it and the journal is empty (`require_complete`):
-  nobody seals anything then, so no month is shredded that somebody still writes under, whatever keys a
-  client remembers. The root key is never shredded: ids and tombstones hang on it.
+  nothing is sealed then, so no month is shredded that is still written under, even if a client remembers its
+  key. The root key is never shredded: ids and tombstones depend on it.
 * What is not over is shredded only when it is named, and with a reason. A mapping in the clear goes as a
   whole, and never before its time.
-* It is on record before the first key goes, and once more behind the last. Killed in between, the next
+* It is on record before the first key goes, and once more after the last. Killed in between, the next
   command ends it.
 * Time is the service's.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
@@ -53,52 +53,36 @@ class Expired:
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON-able data."""
-        return {
-            "on": self.on,
-            "cohorts": list(self.cohorts),
-            "deleted_rows": self.deleted_rows,
-            "kept_rows": self.kept_rows,
-            "left": [{"cohort": one.name, "over_at": format_ticks(one.over_at)} for one in self.left],
-        }
+        left = [{"cohort": one.name, "over_at": format_ticks(one.over_at)} for one in self.left]
+        return asdict(self) | {"cohorts": list(self.cohorts), "left": left}
 
 
-def expire(session: Session, script_id: str) -> Expired:
-    """Shred all cohorts that are over; empty a mapping in the clear that is.
+def expire(session: Session, script_id: str, cohort: str | None = None, reason: str = "") -> Expired:
+    """Shred one cohort, or all that are over; empty a mapping in the clear that is over.
 
     Args:
         session: the open session.
         script_id: the migration.
-
-    Raises:
-        Refused: see `require_complete`.
-    """
-    run, control = _opened(session, script_id)
-    now, seen = session.do(_seen(run, control))
-    return _erase(session, run, control, [one.name for one in seen if one.is_due(now)], OVER)
-
-
-def shred(session: Session, script_id: str, cohort: str, reason: str) -> Expired:
-    """Shred one cohort by its name.
-
-    Args:
-        session: the open session.
-        script_id: the migration.
-        cohort: its month.
+        cohort: its month; None for all that are over.
         reason: why it is shredded before its time; "" is right for one that is over.
 
     Raises:
         ConfigurationError: the mapping is in the clear and has no cohorts.
         Findings: there is no such cohort.
-        Refused: its keeping time is not over and no reason is given; or see `require_complete`.
+        Refused: its retention is not over and no reason is given; or see `require_complete`.
     """
-    if not session.scripts[script_id].migration.is_sealed:
+    if cohort is not None and not session.scripts[script_id].migration.is_sealed:
         raise ConfigurationError(
             f"the mapping of {script_id} is in the clear: it has no cohorts that could be shredded",
             kept="everything; nothing was erased",
-            hint=f"`rekey retire {script_id} --expired` empties it when its keeping time is over",
+            hint=f"`rekey expire {script_id}` empties it when its retention is over",
         )
-    run, control = _opened(session, script_id)
+    require_begun(session, script_id)
+    run = session.begin(script_id)
+    control = session.do(require_complete(run))
     now, seen = session.do(_seen(run, control))
+    if cohort is None:
+        return _erase(session, run, control, [one.name for one in seen if one.is_due(now)], OVER)
     found = next((one for one in seen if one.name == cohort), None)
     if found is None:
         there = ", ".join(one.name for one in seen) or "none"
@@ -109,18 +93,12 @@ def shred(session: Session, script_id: str, cohort: str, reason: str) -> Expired
         )
     if not reason and now < found.over_at and not found.erased_on:
         raise Refused(
-            f"the keeping time of {cohort} of {script_id} is over at {format_ticks(found.over_at)}",
+            f"the retention of {cohort} of {script_id} is over at {format_ticks(found.over_at)}",
             kept="everything; nothing was erased",
             hint="wait, or say with --reason why its rows must not be looked up until then",
         )
     due = [] if found.erased_on else [cohort]
     return _erase(session, run, control, due, reason or OVER)
-
-
-def _opened(session: Session, script_id: str) -> tuple[Run, ControlRow]:
-    require_begun(session, script_id)
-    run = session.begin(script_id)
-    return run, session.do(require_complete(run))
 
 
 async def _seen(run: Run, control: ControlRow) -> tuple[int, tuple[Cohort, ...]]:
@@ -141,12 +119,12 @@ def _erase(session: Session, run: Run, control: ControlRow, due: list[str], reas
     sealed = run.declared.migration.is_sealed
     kind = COHORTS if sealed else MAPPING
     before = [e for e in erasures(state.audit_events(script_id)).open if e.details["kind"] == kind]
-    begun = [(event.seq, list(event.details["cohorts"])) for event in before]
-    named = {name for _, names in begun for name in names}
+    begun = {event.seq: list(event.details["cohorts"]) for event in before}
+    named = {name for names in begun.values() for name in names}
     new = [name for name in due if name not in named]
     if new:
         event = state.audit(ERASURE_BEGUN, script_id, {"kind": kind, "cohorts": new, "reason": reason})
-        begun.append((event.seq, new))
+        begun[event.seq] = new
     on = day_of(session.do(run.restricted.server_time()))
     emptied, erased = Emptied(), list[str]()
     if begun and not sealed:
@@ -154,7 +132,7 @@ def _erase(session: Session, run: Run, control: ControlRow, due: list[str], reas
         erased = [WHOLE]
     elif begun:
         erased = session.do(_shred_keys(run, sorted({*named, *new}), on))
-    for seq, names in begun:
+    for seq, names in begun.items():
         said: dict[str, Any] = {"kind": kind, "begun": seq, "on": on, "cohorts": names}
         counts = {} if sealed else {"deleted_rows": emptied.deleted, "kept_rows": emptied.kept}
         state.audit(ERASURE_ENDED, script_id, said | counts)

@@ -1,0 +1,98 @@
+"""`rekey expire`: shred the data keys of months whose retention is over, or of one month by its name.
+
+Rules kept here:
+
+* The migration's id is typed where months go because they are over. A month is a name that is not typed by
+  mistake; before its time it goes with a reason only.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from rekey.cli.naming import check_reason
+from rekey.cli.project import open_project, open_session
+from rekey.cli.shell import Shell, command
+from rekey.cli.text import moment
+from rekey.errors import ExitCode, Findings
+from rekey.phases import Phase
+
+if TYPE_CHECKING:
+    from rekey.runner.erase.expiry import Expired
+
+
+@command(
+    "expire",
+    example="rekey expire 0001 --confirm 0001_users"
+    '\nrekey expire 0001 --cohort 2024-05 --reason "ticket 4712"',
+)
+@click.argument("script", required=False)
+@click.option("--confirm", metavar="ID", help="The migration's id, typed. Asked for on a terminal.")
+@click.option("--cohort", metavar="MONTH", help="Erase this month (2024-05) only.")
+@click.option(
+    "--reason",
+    metavar="TEXT",
+    help="Why a month goes before its time; it is recorded. No name, no key: a ticket's number for example.",
+)
+def expire(
+    shell: Shell, script: str | None, confirm: str | None, cohort: str | None, reason: str | None
+) -> ExitCode:
+    """Erase the part of a mapping whose retention is over.
+
+    Retention is [gates] mapping_retention after `complete`, and after the end of the month in which a row was
+    written. Of a sealed mapping the data keys of these months are deleted, without which no old key can be
+    read; of a mapping in the clear all rows.
+    """
+    from rekey.runner.erase import expiry
+
+    if confirm is not None and cohort is not None:
+        raise click.UsageError("--confirm goes without --cohort")
+    if reason is not None and cohort is None:
+        raise click.UsageError("--reason goes with --cohort")
+    project = open_project(shell)
+    declared = project.the_one(script, lambda applied: Phase.COMPLETE in applied)
+    if cohort is None:
+        if confirm is None:
+            if not shell.is_terminal:
+                raise click.UsageError(f"type the migration's id: --confirm {declared.script_id}")
+            question = "This erases what `rekey status` says is over, for good. Type the migration's id"
+            confirm = click.prompt(question, err=True)
+        if confirm != declared.script_id:
+            raise click.UsageError("the migration's id was typed differently; nothing was erased")
+    if reason is not None:
+        check_reason(reason)
+    with open_session(shell, project) as session:
+        done = expiry.expire(session, declared.script_id, cohort, reason or "")
+    document = {"script_id": declared.script_id, **done.as_json()}
+    text = "\n".join(_told(declared.script_id, done))
+    if not done.kept_rows:
+        return shell.emit(document, text)
+    shell.so_far.update(document)
+    shell.say(text)
+    raise Findings(
+        f"{done.kept_rows:,} mapping rows of {declared.script_id} were written too late to be over, or"
+        " changed while they were deleted",
+        kept="those rows",
+        hint="after `complete` nothing should write to the mapping: find out what did; the same command takes"
+        " them when they are over",
+    )
+
+
+def _told(script_id: str, done: Expired) -> list[str]:
+    from rekey.core.clock import format_ticks
+    from rekey.mapping.retention import WHOLE
+
+    if done.cohorts == (WHOLE,):
+        lines = [f"{script_id}: {done.deleted_rows:,} rows of the mapping are erased."]
+    elif done.cohorts:
+        names = ", ".join(done.cohorts)
+        lines = [f"{script_id}: shredded the data keys of {names}; nothing opens their rows."]
+    else:
+        lines = [f"{script_id}: there was nothing to erase."]
+    if done.left:
+        first = done.left[0]
+        which = "the mapping" if first.name == WHOLE else f"cohort {first.name}"
+        lines.append(f"Next is {which}, on {moment(format_ticks(first.over_at))}.")
+    return lines

@@ -1,0 +1,139 @@
+"""The rows that `lookup` and `erase` are about, and the reason that both ask for.
+
+Rules kept here:
+
+* Exactly one of the four ways to name rows.
+* A reason is recorded, so it is refused where it is empty, or holds a part of a key or an address.
+* The content of a file is never repeated in a message.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import io
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from rekey.cli.shell import FILE
+from rekey.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from rekey.mapping.lookup import Query
+    from rekey.model import EntityKey
+    from rekey.project.config import Config
+
+MOST_LISTED = 20
+"""So many safe ids are listed for people; `--json` has them all."""
+_TELLING = 6
+"""A part of a key that is at least so long must not be in a reason."""
+_ADDRESS = re.compile(r"[^\s@]+@[^\s@]+")
+_COLUMNS = {
+    ("old_partition_key", "old_row_key"): "old",
+    ("new_partition_key", "new_row_key"): "new",
+    ("id",): "safe_id",
+}
+_OPTIONS = (
+    click.option("--old", nargs=2, metavar="PK RK", help="A key of the source."),
+    click.option("--new", nargs=2, metavar="PK RK", help="A key of a target."),
+    click.option("--id", "safe_id", metavar="SAFEID", help="A row's safe id, as plans and errors show it."),
+    click.option(
+        "--bulk",
+        type=FILE,
+        metavar="FILE",
+        help="Many rows: CSV with the columns old_partition_key,old_row_key or"
+        " new_partition_key,new_row_key or id.",
+    ),
+    click.option(
+        "--reason", required=True, metavar="TEXT", help="Why; it is recorded. It must not hold the key."
+    ),
+)
+
+
+class Named(NamedTuple):
+    """The rows as typed; one of the four is given."""
+
+    old: tuple[str, str] | None
+    new: tuple[str, str] | None
+    safe_id: str | None
+    bulk: Path | None
+
+    def queries(self, config: Config, reason: str) -> list[Query]:
+        """Return what is asked for.
+
+        Raises:
+            click.UsageError: the reason holds a part of a key that is asked for, or an address.
+            ConfigurationError: the file cannot be read, is not as expected, or asks for too many.
+        """
+        from rekey.mapping.lookup import Query
+        from rekey.model import EntityKey
+
+        if self.bulk is not None:
+            queries = _read_bulk(self.bulk, config.lookup.bulk_keys)
+        else:
+            old, new = (EntityKey(*key) if key else None for key in (self.old, self.new))
+            queries = [Query(old, new, self.safe_id)]
+        check_reason(reason, [key for one in queries for key in (one.old, one.new) if key is not None])
+        return queries
+
+
+def naming(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that name rows, and `--reason`; it is called with `named` and `reason`."""
+
+    @functools.wraps(function)
+    def with_named(*shell: Any, reason: str, **arguments: Any) -> Any:
+        named = Named(*(arguments.pop(field) for field in Named._fields))
+        if sum(one is not None for one in named) != 1:
+            raise click.UsageError("give one of --old PK RK, --new PK RK, --id SAFEID, --bulk FILE")
+        check_reason(reason)
+        return function(*shell, named=named, reason=reason, **arguments)
+
+    for option in reversed(_OPTIONS):
+        with_named = option(with_named)
+    return with_named
+
+
+def check_reason(reason: str, keys: Sequence[EntityKey] = ()) -> None:
+    """Refuse a reason that is empty, or holds an address or a part of a key. Raises click.UsageError."""
+    if not reason.strip():
+        raise click.UsageError("--reason is empty; say why, a ticket's number for example")
+    parts = {part.lower() for key in keys for part in key if len(part) >= _TELLING}
+    if _ADDRESS.search(reason) or any(part in reason.lower() for part in parts):
+        raise click.UsageError("--reason holds a part of the key, and it is recorded; say why, not whose")
+
+
+def some(texts: Sequence[str], between: str = ", ") -> str:
+    """Return the first of many texts."""
+    return between.join(texts[:MOST_LISTED]) + (f"{between}…" if len(texts) > MOST_LISTED else "")
+
+
+def _read_bulk(path: Path, most: int) -> list[Query]:
+    """Read what a file asks for."""
+    from rekey.mapping.lookup import Query
+    from rekey.model import EntityKey
+
+    try:
+        rows = list(csv.reader(io.StringIO(path.read_text("utf-8-sig"), newline=""), strict=True))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigurationError(
+            f"the file {path} cannot be read ({type(error).__name__})",
+            hint="give CSV in UTF-8 with a line of column names",
+        ) from None
+    header = tuple(rows[0]) if rows else ()
+    asked = [row for row in rows[1:] if row]
+    if header not in _COLUMNS or any(len(row) != len(header) for row in asked):
+        wanted = "; ".join(",".join(columns) for columns in _COLUMNS)
+        raise ConfigurationError(
+            f"the file {path} has not the columns that are expected", hint=f"begin it with one of: {wanted}"
+        )
+    if not 0 < len(asked) <= most:
+        raise ConfigurationError(
+            f"the file {path} asks for {len(asked)} keys, and 1 to {most} may be asked for",
+            hint="split it, or raise [lookup] bulk_keys",
+        )
+    kind = _COLUMNS[header]
+    return [Query(**{kind: row[0] if kind == "safe_id" else EntityKey(*row)}) for row in asked]  # type: ignore[arg-type]
