@@ -26,7 +26,7 @@ from rekey.phases import ORDER, ControlPhase
 from rekey.plan import problems
 from rekey.project.config import EvidenceKey, load_config
 from rekey.project.default_config import DEFAULT_CONFIG
-from rekey.verify.divergence import Kind
+from rekey.verify.report import Kind
 from tests.documents import ROOT, blocks, documents
 
 README = (ROOT / "README.md").read_text("utf-8")

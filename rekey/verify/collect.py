@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 from rekey.model import EntityKey
 from rekey.verify.context import ReconcileContext
-from rekey.verify.divergence import LISTED, Change, Divergence, Findings, Kind, PropertyDifference
 from rekey.verify.observe import Point, Verdict
 from rekey.verify.recheck import Settled
+from rekey.verify.report import LISTED, Change, Divergence, Findings, Kind, PropertyDifference
 from rekey.verify.spill import Record, Spill
 
 

@@ -28,8 +28,7 @@ from rekey.core.concurrency import for_each
 from rekey.errors import RowRefused
 from rekey.model import PARTITION_KEY, EntityKey, Row
 from rekey.verify.context import ReconcileContext
-from rekey.verify.divergence import LISTED
-from rekey.verify.report import CountReport, PartitionDifference, PartitionSize, TableCount
+from rekey.verify.report import LISTED, CountReport, PartitionDifference, PartitionSize, TableCount
 from rekey.verify.spill import Record, Spill, hash_of, private_folder
 from rekey.verify.sums import SOURCE
 

@@ -22,7 +22,7 @@ from rekey.errors import RowRefused
 from rekey.model import EntityKey, Row, etag_of, key_of
 from rekey.verify.context import ReconcileContext
 from rekey.verify.digest import content_digest
-from rekey.verify.divergence import Change, Kind, PropertyDifference
+from rekey.verify.report import Change, Kind, PropertyDifference
 from rekey.verify.sums import SOURCE
 
 Signature: TypeAlias = tuple[object, ...]

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from rekey.core.concurrency import for_each
 from rekey.model import EntityKey
 from rekey.verify.context import ReconcileContext
-from rekey.verify.divergence import Kind
 from rekey.verify.observe import Observation, Point, Verdict, observe
+from rekey.verify.report import Kind
 
 _MENDED_BY_A_PASS = frozenset({Kind.MISSING, Kind.EXTRA, Kind.ALTERED})
 

@@ -12,8 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rekey.verify.confidence import as_percent
-from rekey.verify.divergence import Divergence, Findings, Kind, RepairReport
-from rekey.verify.report import CountReport, FullReport, SampleReport
+from rekey.verify.report import (
+    CountReport,
+    Divergence,
+    Findings,
+    FullReport,
+    Kind,
+    RepairReport,
+    SampleReport,
+)
 
 WIDTH = 100
 SHOWN = 20

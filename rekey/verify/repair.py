@@ -22,8 +22,8 @@ from rekey.errors import Findings as NotMendable
 from rekey.model import EntityKey, Row
 from rekey.verify.collect import Found, read_found
 from rekey.verify.context import ReconcileContext
-from rekey.verify.divergence import LISTED, Kind, Outcome, Repair, RepairReport
 from rekey.verify.observe import Point, observe, owner_of
+from rekey.verify.report import LISTED, Kind, Outcome, Repair, RepairReport
 from rekey.verify.spill import Spill
 
 

@@ -16,9 +16,8 @@ from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.tables.memory import MemoryTableService
 from rekey.verify import count as count_module
 from rekey.verify.count import count
-from rekey.verify.divergence import Kind
 from rekey.verify.render import WIDTH, render
-from rekey.verify.report import exit_code
+from rekey.verify.report import Kind, exit_code
 from rekey.verify.sample import reservoir, sample
 from tests.verifying import context, filled, rows_of, source_id
 from tests.worlds import POSTS, USERS, World, post, user

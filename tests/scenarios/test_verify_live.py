@@ -15,9 +15,9 @@ from rekey.model import EntityKey, KeyRange, Row, content_of, key_of
 from rekey.tables.faults import Call, Fault, FaultKind
 from rekey.tables.memory import MemoryTableService
 from rekey.verify.context import RecheckPolicy
-from rekey.verify.divergence import Kind
 from rekey.verify.full import full
 from rekey.verify.render import render
+from rekey.verify.report import Kind
 from rekey.verify.summing import sum_up
 from rekey.verify.sums import Partial
 from tests.verifying import context, filled, source_id
