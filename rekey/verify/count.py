@@ -22,14 +22,13 @@ import heapq
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from rekey.core.concurrency import for_each
+from rekey.core.spill import Spill, hash_of
 from rekey.errors import RowRefused
 from rekey.model import PARTITION_KEY, EntityKey, Row
 from rekey.verify.context import ReconcileContext
 from rekey.verify.report import LISTED, CountReport, PartitionDifference, PartitionSize, TableCount
-from rekey.verify.spill import Record, Spill, hash_of, private_folder
 from rekey.verify.sums import SOURCE
 
 LARGEST = 20
@@ -45,7 +44,7 @@ _Tallied = tuple[int, str, int, int]
 class Tally:
     """Expected and actual rows per partition; goes to disk when it does not fit."""
 
-    def __init__(self, spill: Spill) -> None:
+    def __init__(self, spill: Spill[_Tallied]) -> None:
         """Take an empty spill that places records `by_partition`."""
         self._spill = spill
         self._counts: dict[tuple[int, str], list[int]] = {}
@@ -78,11 +77,11 @@ class Tally:
 
     def _flush(self) -> None:
         for (table, partition), counts in self._counts.items():
-            self._spill.put([table, partition, *counts])
+            self._spill.put((table, partition, counts[0], counts[1]))
         self._counts.clear()
 
 
-def by_partition(record: Record) -> int:
+def by_partition(record: _Tallied) -> int:
     """Place records of one partition of one table together."""
     return hash_of(f"{record[0]}\0{record[1]}")
 
@@ -117,12 +116,12 @@ async def count(ctx: ReconcileContext) -> CountReport:
         MachineFailed: the disk is full.
     """
     started_at = ctx.now()
-    with private_folder(ctx.folder) as folder, Spill(folder, by_partition) as differences:
-        last = await _count_once(ctx, folder, differences)
+    with Spill(ctx.folder, by_partition) as differences:
+        last = await _count_once(ctx, differences)
         passes = 1
         if any(last.differing):
             await ctx.clock.sleep(ctx.recheck.delay_s)  # time for what is under way to arrive
-            last = await _count_once(ctx, folder, differences)
+            last = await _count_once(ctx, differences)
             passes = 2
         tables = _compare(ctx, last, differences)
     return CountReport(
@@ -141,7 +140,7 @@ async def count(ctx: ReconcileContext) -> CountReport:
     )
 
 
-async def _count_once(ctx: ReconcileContext, folder: Path, differences: Spill) -> _Pass:
+async def _count_once(ctx: ReconcileContext, differences: Spill[_Tallied]) -> _Pass:
     """Count everything once; partitions that differ go to `differences`."""
     tables = len(ctx.targets)
     counted = _Pass([0] * tables, [0] * tables, [0] * tables, [0] * tables)
@@ -152,7 +151,7 @@ async def _count_once(ctx: ReconcileContext, folder: Path, differences: Spill) -
         else:
             await _count_target(ctx, table, tally)
 
-    with Spill(folder, by_partition) as spill:
+    with Spill(ctx.folder, by_partition) as spill:
         tally = Tally(spill)
         await for_each((SOURCE, *range(tables)), read, limit=ctx.concurrency)
         for table, partition, expected, actual in tally.totals():
@@ -161,7 +160,7 @@ async def _count_once(ctx: ReconcileContext, folder: Path, differences: Spill) -
             counted.partitions[table] += 1
             if expected != actual:
                 counted.differing[table] += 1
-                differences.put([table, partition, expected, actual])
+                differences.put((table, partition, expected, actual))
     return counted
 
 
@@ -200,7 +199,7 @@ async def _count_target(ctx: ReconcileContext, table: int, tally: Tally) -> None
         ctx.progress.advance(len(page.rows), "counting")
 
 
-def _compare(ctx: ReconcileContext, last: _Pass, differences: Spill) -> tuple[TableCount, ...]:
+def _compare(ctx: ReconcileContext, last: _Pass, differences: Spill[_Tallied]) -> tuple[TableCount, ...]:
     """Tell partitions that differed alike in both passes from those whose rows came or went."""
     stable = [0] * len(ctx.targets)
     moving = [0] * len(ctx.targets)

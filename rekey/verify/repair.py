@@ -14,20 +14,19 @@ Rules kept here:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from itertools import chain
 
 from rekey.core.concurrency import for_each
+from rekey.core.spill import Spill
 from rekey.errors import ConditionFailed, RowMissing
 from rekey.errors import Findings as NotMendable
 from rekey.model import EntityKey, Row
-from rekey.verify.collect import Found, read_found
 from rekey.verify.context import ReconcileContext
-from rekey.verify.observe import Point, observe, owner_of
 from rekey.verify.report import LISTED, Kind, Outcome, Repair, RepairReport
-from rekey.verify.spill import Spill
+from rekey.verify.settle import Found, Point, observe, owner_of
 
 
-async def repair_all(ctx: ReconcileContext, kept: Spill) -> RepairReport:
+async def repair_all(ctx: ReconcileContext, kept: Spill[Found]) -> RepairReport:
     """Mend every divergence in `kept`.
 
     Raises ServiceError and Interrupted as they come; what was mended until then stays mended.
@@ -43,14 +42,8 @@ async def repair_all(ctx: ReconcileContext, kept: Spill) -> RepairReport:
             listed.append(Repair(found.divergence, outcome))
         ctx.progress.advance(0, "repairing")
 
-    await for_each(_all_found(kept), mend, limit=ctx.concurrency)
+    await for_each(chain.from_iterable(kept.groups()), mend, limit=ctx.concurrency)
     return RepairReport(dict(sorted(counts.items())), tuple(listed))
-
-
-def _all_found(kept: Spill) -> Iterator[Found]:
-    for group in kept.groups():
-        for record in group:
-            yield read_found(record)
 
 
 async def repair(ctx: ReconcileContext, found: Found) -> Outcome:

@@ -24,12 +24,10 @@ from rekey.core.concurrency import for_each
 from rekey.errors import RowRefused
 from rekey.model import PARTITION_KEY, EntityKey, key_of
 from rekey.tables.base import Table
-from rekey.verify.collect import Collector
 from rekey.verify.confidence import CONFIDENCE, upper_bound
 from rekey.verify.context import ReconcileContext
-from rekey.verify.observe import Point
-from rekey.verify.recheck import Candidate, settle
 from rekey.verify.report import Direction, SampleReport
+from rekey.verify.settle import Candidate, Collector, Point, settle
 from rekey.verify.sums import SOURCE
 
 MAX_ROWS = 100_000
@@ -151,12 +149,12 @@ async def _source_candidate(ctx: ReconcileContext, key: EntityKey) -> Candidate 
     try:
         mapped = ctx.mapper.map(row)
     except RowRefused:
-        return Candidate((Point(SOURCE, key),))
-    return Candidate(tuple(Point(number, key_of(target), (key,)) for number, target in mapped))
+        return (Point(SOURCE, key),)
+    return tuple(Point(number, key_of(target), (key,)) for number, target in mapped)
 
 
 async def _target_candidate(ctx: ReconcileContext, table: int, key: EntityKey) -> Candidate | None:
     """Return what to look at for a drawn target row; None when it was deleted meanwhile."""
     if await ctx.targets[table].get(key, select=(PARTITION_KEY,)) is None:
         return None
-    return Candidate((Point(table, key),))
+    return (Point(table, key),)

@@ -26,6 +26,9 @@ from rekey.verify.context import ReconcileContext, RowMapper
 from rekey.verify.digest import digester
 from rekey.verify.sums import SOURCE, Part, Partial
 
+Checkpoint = Callable[[Partial], None]
+"""Told the sums, to store them."""
+
 CHECKPOINT_ROWS = 200_000
 """Rows between two checkpoints: some seconds of work, against a state of about 0.5 MB per table."""
 LEAST_ROWS = 50 * MAX_PAGE_ROWS
@@ -37,7 +40,7 @@ async def sum_up(
     ctx: ReconcileContext,
     work: Partial,
     *,
-    checkpoint: Callable[[Partial], None] | None = None,
+    checkpoint: Checkpoint | None = None,
     checkpoint_rows: int = CHECKPOINT_ROWS,
 ) -> None:
     """Read what is left of `work` and add it to its sums, page by page.
@@ -96,7 +99,7 @@ class _Summing:
         ctx: ReconcileContext,
         work: Partial,
         left: Sequence[Part],
-        checkpoint: Callable[[Partial], None] | None,
+        checkpoint: Checkpoint | None,
         checkpoint_rows: int,
     ) -> None:
         self._ctx, self._work = ctx, work

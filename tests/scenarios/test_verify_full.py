@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from rekey.core import spill
 from rekey.errors import Collision, ExitCode
 from rekey.model import EntityKey, Row, content_of
 from rekey.tables.memory import MemoryTableService
-from rekey.verify import spill
 from rekey.verify.full import full
 from rekey.verify.render import WIDTH, render
 from rekey.verify.report import Change, Kind, Outcome, PropertyDifference, exit_code
