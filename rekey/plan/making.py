@@ -81,7 +81,7 @@ class Making:
             return
         self._gatherer = Gatherer(migration, mapper.map, is_cosmos=options.is_cosmos)
         self._portrayer = Portrayer(migration)
-        self._search = self._stack.enter_context(CollisionSearch(options.spill))
+        self._search = self._stack.enter_context(CollisionSearch())
         self._survey = Survey(
             mapper,
             subject.ids,

@@ -312,9 +312,7 @@ async def test_the_text_stays_within_its_width_and_tells_what_happens(
     await fill(memory, "Users", [user(f"u{n:04}@mail.example") for n in range(1_500)])
     await fill(memory, "Posts", [*posts(50), post("x", month="a/b")])
     unheld: Subject = replace(subject(POSTS, "0002_posts"), ids_hold=False)
-    plan = await make_plan(
-        [subject(USERS), unheld], memory, PlanOptions(exact=True, show_keys=True, spill=tmp_path)
-    )
+    plan = await make_plan([subject(USERS), unheld], memory, PlanOptions(exact=True, show_keys=True))
     text = plan_text(plan)
     assert max(map(len, text.splitlines())) <= WIDTH
     assert all(line == line.rstrip() for line in text.splitlines())
