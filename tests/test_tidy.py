@@ -93,7 +93,6 @@ PURE = {
     "declaration.requirements",
     "present",
     "phases",
-    "plan.as_json",
     "plan.compare",
     "plan.estimate",
     "plan.page",

@@ -74,7 +74,6 @@ def plan(
     what will be refused. A SCRIPT is an id, a beginning of it, or a path; without one all migrations are
     planned that are not complete. Exit code 1 when something would be refused.
     """
-    from rekey.plan.as_json import plan_json
     from rekey.plan.page import plan_page
     from rekey.plan.planfile import write_output, write_plan
     from rekey.plan.render import plan_text
@@ -92,7 +91,7 @@ def plan(
         return ExitCode.DONE
     made = asyncio.run(_make(shell, project.config, chosen, how))
     text = plan_text(made)
-    document = plan_json(made)
+    document = made.as_json()
     if out is not None:
         write_plan(made, out)
         document["plan_file"] = str(out)
@@ -150,9 +149,8 @@ def _design(shell: Shell, name: str) -> Declared:
 
 
 def _plans_json(made: Plan) -> list[dict[str, Any]]:
-    from rekey.plan.as_json import plan_json
 
-    migrations: list[dict[str, Any]] = plan_json(made, keys=False)["migrations"]
+    migrations: list[dict[str, Any]] = made.as_json(keys=False)["migrations"]
     return migrations
 
 

@@ -19,7 +19,7 @@ from contextlib import suppress
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
-from typing import IO, Generic, TypeVar
+from typing import IO, Generic, Self, TypeVar
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -122,7 +122,7 @@ class Spill(Generic[Record]):
                 yield from pickle.loads(self._cipher.decrypt(nonce, sealed, None))  # noqa: S301 sealed by us
         yield from self._waiting[slot]
 
-    def __enter__(self) -> Spill[Record]:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rekey.inspect.render import size_text
-from rekey.plan.portrait import Portrait
 from rekey.plan.render import aligned
-from rekey.plan.result import MigrationPlan, Plan
+from rekey.plan.result import MigrationPlan, Plan, Portrait
 from rekey.present.page import escape, figure, page, table
 from rekey.present.plots import AFTER, BEFORE, Series, columns, duration
 from rekey.project.prices import amount_text

@@ -14,10 +14,9 @@ from collections.abc import Iterator, Sequence
 
 from rekey.core.severity import Severity
 from rekey.inspect.render import size_text
-from rekey.plan.advice.facts import Advice
-from rekey.plan.portrait import LENGTH_STEP, Load, Portrait
+from rekey.plan.portrait import LENGTH_STEP
 from rekey.plan.render import money_lines, told_requests
-from rekey.plan.result import Estimate, MigrationPlan, Plan
+from rekey.plan.result import Advice, Estimate, Load, MigrationPlan, Plan, Portrait
 from rekey.present.page import escape, figure, page, table, tiles, verdict
 from rekey.present.plots import AFTER, BEFORE, Lane, Series, columns, duration, heat, lines
 from rekey.project.prices import amount_text

@@ -23,13 +23,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from rekey.core.severity import Severity
 from rekey.errors import ConfigurationError, Moved
-from rekey.plan.as_json import plan_json
 from rekey.plan.result import Basis, Plan, TableState
 from rekey.project.privatefiles import write_whole
 
@@ -61,7 +60,7 @@ class PlanFile:
 
 def plan_document(plan: Plan) -> dict[str, Any]:
     """Return the content of a plan file as JSON-able data, without keys."""
-    content = plan_json(plan, keys=False)
+    content = plan.as_json(keys=False)
     return {"format": FORMAT, "sha256": _digest(content), "plan": content}
 
 
@@ -109,14 +108,9 @@ def read_plan(path: Path) -> PlanFile:
             made_at=content["made_at"],
             exact=content["exact"],
             errors=sum(
-                problem["severity"] == "error"
+                sum(problem["severity"] == "error" for problem in migration["problems"])
+                + sum(advice["blocks"] for advice in migration.get("advice", ()))
                 for migration in content["migrations"]
-                for problem in migration["problems"]
-            )
-            + sum(
-                advice["blocks"]
-                for migration in content["migrations"]
-                for advice in migration.get("advice", ())
             ),
             bases=tuple(_basis(migration["basis"]) for migration in content["migrations"]),
         )
@@ -216,21 +210,10 @@ def _a(severity: Severity) -> str:
 
 
 def _basis(content: dict[str, Any]) -> Basis:
-    return Basis(
-        script_id=content["script_id"],
-        declaration=content["declaration"],
-        secrets=dict(content["secrets"]),
-        source=content["source"],
-        source_exists=content["source_exists"],
-        exact=content["exact"],
-        rows=content["rows"],
-        inventory=content["inventory"],
-        targets=tuple(
-            TableState(target["table"], target["exists"], target["holds_rows"])
-            for target in content["targets"]
-        ),
-        advice={code: Severity(severity) for code, severity in content["advice"].items()},
-    )
+    known = {one.name: content[one.name] for one in fields(Basis)}
+    known["targets"] = tuple(TableState(**target) for target in content["targets"])
+    known["advice"] = {code: Severity(severity) for code, severity in content["advice"].items()}
+    return Basis(**known)
 
 
 def _digest(content: object) -> str:

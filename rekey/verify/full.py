@@ -159,7 +159,7 @@ async def _find_and_settle(
     with (
         Spill(ctx.folder, by_key) as spilled,
         Spill(ctx.folder, by_content) as unmatched,
-        Spill[Found](ctx.folder, lambda found: hash_of(repr(found.divergence))) as kept,
+        Spill[Found](ctx.folder, _by_row) as kept,
     ):
         read = spill_rows if reader is None else reader.spill_rows
         await read(ctx, work.parts, differing, spilled)
@@ -189,6 +189,11 @@ async def _find_and_settle(
 def by_key(record: Record) -> int:
     """Place records of one target key together."""
     return hash_of(f"{record[_TABLE]}\0{record[_PARTITION]}\0{record[_ROW]}")
+
+
+def _by_row(found: Found) -> int:
+    one = found.divergence
+    return hash_of(f"{one.kind}{one.row_id}{one.source_id}")
 
 
 def by_content(record: Record) -> int:

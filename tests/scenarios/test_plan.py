@@ -16,7 +16,6 @@ from rekey.core.clock import FakeClock
 from rekey.errors import CredentialRefused, EndpointDown, ExitCode
 from rekey.inspect.inventory import SampleSize
 from rekey.model import Row
-from rekey.plan.as_json import plan_json
 from rekey.plan.plan import make_plan
 from rekey.plan.problems import Started
 from rekey.plan.render import WIDTH, plan_text
@@ -103,13 +102,13 @@ async def test_keys_that_fold_together_are_found_named_and_shown_only_on_request
     assert (migration.collisions.keys, migration.collisions.rows) == (1, 3)
     named = {IDS.short("Users", key) for key in keys_of("anna7", "ANNA7", "Anna7")}
     assert set(migration.problems[0].row_ids) == named
-    for text in (plan_text(plan), json.dumps(plan_json(plan))):
+    for text in (plan_text(plan), json.dumps(plan.as_json())):
         assert "mail.example" not in text.lower()
     shown = await make_plan([subject(LOWERED)], memory, PlanOptions(exact=True, show_keys=True))
     assert "'ANNA7@mail.example'" in plan_text(shown)
     assert "operator's eyes only" in plan_text(shown)
-    assert "ANNA7@mail.example" in json.dumps(plan_json(shown))
-    assert "mail.example" not in json.dumps(plan_json(shown, keys=False)).lower()
+    assert "ANNA7@mail.example" in json.dumps(shown.as_json())
+    assert "mail.example" not in json.dumps(shown.as_json(keys=False)).lower()
 
 
 async def test_rows_that_cannot_be_mapped_are_shown_by_key_only_on_request(
@@ -119,12 +118,12 @@ async def test_rows_that_cannot_be_mapped_are_shown_by_key_only_on_request(
     await fill(memory, "Posts", [broken, *posts(20)])
     plan = await make_plan([subject(POSTS)], memory, PlanOptions(exact=True))
     assert codes(plan.migrations[0])[0] == "row-refused"
-    for text in (plan_text(plan), json.dumps(plan_json(plan))):
+    for text in (plan_text(plan), json.dumps(plan.as_json())):
         assert "secret-slug" not in text
     shown = await make_plan([subject(POSTS)], memory, PlanOptions(exact=True, show_keys=True))
     assert "'secret-slug'" in plan_text(shown)
-    assert "secret-slug" in json.dumps(plan_json(shown))
-    assert "secret-slug" not in json.dumps(plan_json(shown, keys=False))
+    assert "secret-slug" in json.dumps(shown.as_json())
+    assert "secret-slug" not in json.dumps(shown.as_json(keys=False))
 
 
 def keys_of(*names: str) -> list[object]:

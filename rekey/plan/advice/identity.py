@@ -22,8 +22,9 @@ from rekey.declaration.keys.escape import Custom
 from rekey.declaration.migration import Target
 from rekey.inspect.columns import KeyColumn
 from rekey.model import TIMESTAMP
-from rekey.plan.advice.facts import Advice, Facts, TableFacts, advice, count, percent
+from rekey.plan.advice.facts import Facts, TableFacts, advice, count, percent
 from rekey.plan.advice.structure import folds, is_moment, parts_of
+from rekey.plan.result import Advice
 
 LIKELY, WORTH_SAYING = 0.01, 1e-6
 LEAST_KEYS = 300

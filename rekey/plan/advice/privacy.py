@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from rekey.core.severity import Severity
 from rekey.inspect.columns import KeyColumn
 from rekey.inspect.shapes import Shape
-from rekey.plan.advice.facts import Advice, Facts, advice, count, percent
+from rekey.plan.advice.facts import Facts, advice, count, percent
+from rekey.plan.result import Advice
 
 SHARES = {
     Shape.EMAIL: 0.01,

@@ -11,8 +11,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from rekey.plan.advice.facts import Advice
-from rekey.plan.advice.rating import Rated
+from rekey.plan.result import Advice, Rated
 
 WIDTH = 98
 """Two less than a plan has: what is told of queries is indented there."""

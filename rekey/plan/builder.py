@@ -1,4 +1,4 @@
-"""Making the plan of one migration while the rows of its source go by.
+"""Building the plan of one migration while the rows of its source go by.
 
 Rules kept here:
 
@@ -20,7 +20,7 @@ from rekey.core.severity import Severity
 from rekey.inspect.inventory import Inventory
 from rekey.model import EntityKey, Row, key_of
 from rekey.plan.advice.advise import advise
-from rekey.plan.advice.facts import Advice, Facts
+from rekey.plan.advice.facts import Facts
 from rekey.plan.advice.gather import Gatherer
 from rekey.plan.advice.queries import rated
 from rekey.plan.collisions import CollisionSearch, Found
@@ -35,7 +35,7 @@ from rekey.plan.problems import (
     table_problems,
 )
 from rekey.plan.requests import Batches, Workload
-from rekey.plan.result import Basis, CollisionGroup, Collisions, MigrationPlan, TableFill, TableState
+from rekey.plan.result import Advice, Basis, CollisionGroup, Collisions, MigrationPlan, TableFill, TableState
 from rekey.plan.subject import PlanOptions, Subject
 from rekey.plan.survey import MappingSizes, Survey
 from rekey.tables.base import Table, TableService
@@ -44,8 +44,8 @@ Keys = Mapping[bytes, EntityKey]
 """Keys of source rows by their raw safe ids: for collisions that are to be shown with keys."""
 
 
-class Making:
-    """One migration's plan in the making. Use it as a context manager."""
+class PlanBuilder:
+    """Builds the plan of one migration. Use it as a context manager."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Making:
             witness=self._witness,
         )
 
-    def __enter__(self) -> Making:
+    def __enter__(self) -> PlanBuilder:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -117,11 +117,13 @@ class Making:
     def plan(self, inventory: Inventory | None, keys: Keys) -> MigrationPlan:
         """Return the plan, after `end`."""
         declared, subject = self.subject.declared, self.subject
-        problems = declaration_problems(
-            declared, subject.started, subject.missing_secrets, subject.secret_fingerprints
+        problems = (
+            *declaration_problems(
+                declared, subject.started, subject.missing_secrets, subject.secret_fingerprints
+            ),
+            *sealing_problems(subject.no_wrapping_key),
+            *table_problems(declared, inventory is not None, self._maker, self.targets),
         )
-        problems += sealing_problems(subject.no_wrapping_key)
-        problems += table_problems(declared, inventory is not None, self._maker, self.targets)
         plan = MigrationPlan(
             script_id=declared.script_id,
             path=declared.path,
@@ -152,7 +154,7 @@ class Making:
             )
             for group in found.first
         )
-        return Collisions(found.keys, found.rows, groups, exact=exact)
+        return Collisions(found.keys, found.rows, exact, groups)
 
     def _with_rows(
         self, plan: MigrationPlan, survey: Survey, inventory: Inventory, collisions: Collisions
