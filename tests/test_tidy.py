@@ -102,6 +102,7 @@ PURE = {
     "plan.requests",
     "plan.result",
     "inspect.tally",
+    "project.bounds",
     "project.prices",
     "declaration.props",
     "declaration.query",

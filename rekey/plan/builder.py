@@ -24,7 +24,7 @@ from rekey.plan.advice.facts import Facts
 from rekey.plan.advice.gather import Gatherer
 from rekey.plan.advice.queries import rated
 from rekey.plan.collisions import CollisionSearch, Found
-from rekey.plan.estimate import Pace, estimate
+from rekey.plan.estimate import estimate
 from rekey.plan.packing import Sends
 from rekey.plan.portrait import Portrayer
 from rekey.plan.problems import (
@@ -174,7 +174,12 @@ class PlanBuilder:
             refused=survey.refused,
             collisions=collisions,
             fills=fills,
-            estimate=estimate(self._workload(survey, inventory, fills), self._pace()),
+            estimate=estimate(
+                self._workload(survey, inventory, fills),
+                self._options.limits,
+                retention_s=self._options.gates.retention_s,
+                prices=self._options.prices,
+            ),
         )
         if facts is None:
             return plan
@@ -214,17 +219,6 @@ class PlanBuilder:
             tries_rows=self._options.tries_rows,
             source_bytes=inventory.stored_bytes,
             mapping_bytes=round(survey.mapping.mean * rows),
-        )
-
-    def _pace(self) -> Pace:
-        limits = self._options.limits
-        return Pace(
-            limits.concurrency,
-            limits.entities_per_second,
-            limits.partition_entities_per_second,
-            limits.scans,
-            self._options.gates.retention_s,
-            self._options.prices,
         )
 
 

@@ -36,7 +36,7 @@ MOST_RECORDS = 20_000
 
 async def sum_slice(opened: Opened, task: Task) -> Result:
     """Sum up a range from its beginning, as far as time allows."""
-    work = Partial.fresh(len(opened.targets), source_ranges=(), target_ranges=[()] * len(opened.targets))
+    work = Partial.fresh(len(opened.targets))
     adding = Adding(opened.source.name, opened.mapper, _not_compared(opened, task), work)
 
     def take(rows: list[Row]) -> bool:
