@@ -49,7 +49,7 @@ class BucketSums:
         self.counts = [0] * BUCKETS
 
     def adder(self, digest: Callable[[Row], bytes]) -> Callable[[Row], None]:
-        """Return a function that adds rows by their `digest`. Sums grow past 128 bits here and are reduced when
+        """Return a function that adds rows by their `digest`. Sums grow past 128 bits and are reduced when
         they are read."""
         sums, counts, from_bytes = self.sums, self.counts, int.from_bytes
         before: str | None = None

@@ -104,9 +104,8 @@ def escaped_characters(facts: Facts) -> Iterator[Advice]:
                 table,
                 f"{', '.join(listed)} of {count(column.keys, 'key')} looked at",
                 key=key,
-                reason="they must be escaped in addresses and filters, and somebody always does it once"
-                " too often"
-                " or too seldom",
+                reason="they must be escaped in addresses and filters, and somebody always does it once too"
+                " often or too seldom",
                 cure="use keys.slug, or keys.opaque, and carry the text as a property",
             )
 
@@ -124,9 +123,8 @@ def non_ascii(facts: Facts) -> Iterator[Advice]:
                     table,
                     f"{count(found, 'key')} of {column.keys:,} looked at{more}",
                     key=key,
-                    reason="keys that look alike can differ (é in one character or two), each is escaped"
-                    " to three"
-                    " bytes and more, and they sort by UTF-16 unit",
+                    reason="keys that look alike can differ (é in one character or two), each is escaped to"
+                    " three bytes and more, and they sort by UTF-16 unit",
                     cure="use keys.normalize and keys.slug, or keys.opaque, and carry the text as a property",
                 )
 
@@ -151,8 +149,7 @@ def long_keys(facts: Facts) -> Iterator[Advice]:
                 Severity.WARNING,
                 table,
                 f"both keys take {units:.0f} characters on average: {size / 1024**2:,.1f} MiB in"
-                f" {count(table.rows, 'row')},"
-                f" {percent(min(1.0, share))} of the bytes{cost}",
+                f" {count(table.rows, 'row')}, {percent(min(1.0, share))} of the bytes{cost}",
                 reason="keys are billed with every row, sent with every answer, and repeated in pointers",
                 cure="shorten what is repeated in every key, or use keys.opaque: 32 characters",
             )

@@ -62,8 +62,7 @@ def short_id(facts: Facts) -> Iterator[Advice]:
                 Severity.ERROR if chance >= LIKELY else Severity.WARNING,
                 table,
                 f"random ids of {column.lengths.most} characters, {bits:.0f} bits; at {count(rows, 'row')}"
-                " the"
-                f" chance that two meet is {_chance(chance)}",
+                f" the chance that two meet is {_chance(chance)}",
                 key=key,
                 reason="two rows with one id: the second insert fails, or overwrites the first",
                 cure="use longer ids: keys.opaque has 160 bits, a GUID 122",
@@ -144,9 +143,8 @@ def unrepeatable_key(facts: Facts) -> Iterator[Advice]:
             Severity.ERROR,
             facts.planned[0],
             "; ".join(said),
-            reason="rows are mapped again and again: after a kill, at every change, when comparing."
-            " Another key"
-            " each time makes another row each time",
+            reason="rows are mapped again and again: after a kill, at every change, when comparing. Another"
+            " key each time makes another row each time",
             cure="make the key of the row alone; for something that looks random use keys.opaque",
         )
 

@@ -64,8 +64,7 @@ def partition_load(facts: Facts) -> Iterator[Advice]:
             Severity.ERROR if hottest > PARTITION_TARGET else Severity.WARNING,
             table,
             f"{writes * fanned:,.0f} rows/s declared, {percent(table.hottest_share)} of them to one"
-            " partition:"
-            f" {hottest:,.0f}/s",
+            f" partition: {hottest:,.0f}/s",
             key="PartitionKey",
             reason=f"a partition takes {PARTITION_TARGET:,} entities/s; beyond, writes are refused with 503",
             cure="spread the busiest partition: keys.bucket behind what is there, or a finer PartitionKey",
