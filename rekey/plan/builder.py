@@ -25,7 +25,6 @@ from rekey.plan.advice.gather import Gatherer
 from rekey.plan.advice.queries import rated
 from rekey.plan.collisions import CollisionSearch, Found
 from rekey.plan.estimate import estimate
-from rekey.plan.packing import Sends
 from rekey.plan.portrait import Portrayer
 from rekey.plan.problems import (
     declaration_problems,
@@ -253,7 +252,7 @@ def weighty(found: Sequence[Advice]) -> dict[str, Severity]:
 
 
 async def keys_of(wanted: set[bytes], source: Table, subject: Subject) -> Keys:
-    """Return the keys behind raw safe ids by reading the source again: digests cannot be turned back."""
+    """Return the keys of raw safe ids by reading the source again: digests cannot be turned back."""
     keys: dict[bytes, EntityKey] = {}
     if not wanted:
         return keys
@@ -271,35 +270,27 @@ async def keys_of(wanted: set[bytes], source: Table, subject: Subject) -> Keys:
 def _fills(survey: Survey, inventory: Inventory) -> tuple[TableFill, ...]:
     """Return what each target gets, scaled from what was looked at to the whole source.
 
-    Partitions are not scaled: whether rows further on share those met so far, nobody knows.
+    Partitions are not scaled: whether rows further on share those met so far is not known.
     """
-    rows, exact = inventory.rows.rows, inventory.exact
-    return tuple(
-        _fill(
-            name,
-            _scaled(target_rows, rows, survey.rows),
-            sends,
-            tally.partitions,
-            tally.largest,
-            exact and tally.exact,
+    fills = []
+    for name, target_rows, sends, tally in zip(
+        survey.tables, survey.target_rows, survey.packing.sends, survey.partitions, strict=True
+    ):
+        rows = _scaled(target_rows, inventory.rows.rows, survey.rows)
+        hottest = sends.hottest * (rows / sends.given if sends.given else 0.0)
+        fills.append(
+            TableFill(
+                table=name,
+                rows=rows,
+                batches=Batches.of(rows, sends.fills).requests,
+                partitions=tally.partitions,
+                partitions_exact=inventory.exact and tally.exact,
+                largest_partition=tally.largest,
+                hottest_seconds=hottest / PARTITION_TARGET,
+                fills=dict(sends.fills),
+            )
         )
-        for name, target_rows, sends, tally in zip(
-            survey.tables, survey.target_rows, survey.packing.sends, survey.partitions, strict=True
-        )
-    )
-
-
-def _fill(table: str, rows: int, sends: Sends, partitions: int, largest: int, exact: bool) -> TableFill:
-    return TableFill(
-        table=table,
-        rows=rows,
-        batches=Batches.of(rows, sends.fills).requests,
-        partitions=partitions,
-        partitions_exact=exact,
-        largest_partition=largest,
-        hottest_seconds=sends.hottest * (rows / sends.given if sends.given else 0.0) / PARTITION_TARGET,
-        fills=dict(sends.fills),
-    )
+    return tuple(fills)
 
 
 def _with_bytes(fills: Sequence[TableFill], facts: Facts) -> tuple[TableFill, ...]:

@@ -163,4 +163,4 @@ async def _first_row(table: Table) -> Row | None:
 
 
 def _ignored(_rows: int) -> None:
-    """Tell nobody."""
+    """Progress of further designs of the same rows: it is not shown."""

@@ -8,11 +8,11 @@ Rules kept here:
 * What counts as moved:
 
   - always: declaration, a secret's fingerprint, the source table's existence, a target that came into
-    being or now holds rows of somebody else;
+    being or now holds rows that are not the migration's;
   - always: an error or a warning on the planned keys that came or went, or weighs otherwise. The codes count
     and not their figures, which move with every row; notes refuse nothing and are not held to;
   - for a plan made with `--exact`: any insert, update or delete in the source. That is what one wants of a
-    source that stands still; nobody can apply such a plan to a live one;
+    source that stands still; such a plan cannot be applied to a live one;
   - for a sampled plan, which is what a live source needs: the number of rows only, and only when it is now
     less than half or more than double of what was planned and at least 1,000 rows apart. Estimates of one
     table differ from each other; an apply must not be refused for a few rows that were added meanwhile.

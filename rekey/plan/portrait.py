@@ -6,7 +6,7 @@ Rules kept here:
 * Memory is bounded: counts of partitions (`tally`), and cells of partition and time, whose times get coarser
   when there are too many.
 * Load over time is told where a key of a target holds a moment: that moment is the time. The source is shown
-  beside it by the same moments. Rows that have none were refused and are not shown.
+  next to it, by the same moments. Rows that have none were refused and are not shown.
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ async def _find_and_settle(
         return collector.findings(unchecked=left), await repair_all(ctx, kept) if repair else None
 
 
-# --- the second pass: rows behind sums that differ ---------------------------------------------------------
+# --- the second pass: rows of sums that differ -----------------------------------------------------------
 
 
 def by_key(record: Record) -> int:

@@ -8,7 +8,7 @@ Rules kept here:
   that was seen. Afterwards its owner is asked for once more and propagated, in case a writer claimed the key,
   found the row there and left it: a claim comes before the writer looks, so one of the two sees the other.
 * Where the main target is the authority its rows are never deleted: one that no source row gives, and whose
-  old key nobody knows, is named and left.
+  old key is not known, is named and left.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rekey.core.concurrency import for_each
 from rekey.core.spill import Spill
 from rekey.errors import ConditionFailed, RowMissing
 from rekey.errors import Findings as NotMendable
-from rekey.model import EntityKey, Row
+from rekey.model import EntityKey
 from rekey.verify.context import ReconcileContext
 from rekey.verify.report import LISTED, Kind, Outcome, Repair, RepairReport
 from rekey.verify.settle import Found, Point, observe, owner_of
@@ -63,7 +63,7 @@ async def repair(ctx: ReconcileContext, found: Found) -> Outcome:
 
 
 async def _take_away(ctx: ReconcileContext, found: Found, stray: tuple[int, EntityKey, str]) -> Outcome:
-    """Delete a row that nothing maps to, unless it is gone, changed, or somebody's by now."""
+    """Delete a row that nothing maps to, unless it is gone, changed, or claimed by now."""
     table, key, etag = stray
     claims = () if found.source is None else (found.source,)
     seen = await observe(ctx, Point(table, key, claims))
@@ -78,14 +78,8 @@ async def _take_away(ctx: ReconcileContext, found: Found, stray: tuple[int, Enti
         return Outcome.GONE
     except ConditionFailed:
         return Outcome.CHANGED
-    await _propagate_claimants(ctx, table, actual, claims)
-    return Outcome.MOVED if found.divergence.kind is Kind.WRONG_KEY else Outcome.DELETED
-
-
-async def _propagate_claimants(
-    ctx: ReconcileContext, table: int, deleted: Row | None, claims: tuple[EntityKey, ...]
-) -> None:
-    """Propagate whoever may have taken the deleted row for its own between the last look and the delete."""
-    owner = None if deleted is None else await owner_of(ctx, table, deleted)
+    # A source row may have taken the deleted row for its own between the last look and the delete.
+    owner = None if actual is None else await owner_of(ctx, table, actual)
     for source_key in dict.fromkeys((*claims, *(() if owner is None else (owner,)))):
         await ctx.propagate(source_key)
+    return Outcome.MOVED if found.divergence.kind is Kind.WRONG_KEY else Outcome.DELETED

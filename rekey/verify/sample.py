@@ -5,7 +5,7 @@ Rules kept here:
 * Rows are drawn by reservoir sampling (Li's algorithm L, ACM TOMS 20, 1994) over a scan that returns keys
   only. Probing random keys would be cheaper and wrong: a row after a wide gap in the keys would be drawn more
   often than its neighbours, and then no confidence could be stated. Here every row has the same chance,
-  whatever keys look like.
+  however keys are distributed.
 * The same seed draws the same rows from the same table: the generator is `random.Random("<seed>:<table>")`.
 * A drawn row is looked at as a full verification looks at a difference (`recheck`): writes under way are not
   taken for divergences. A row that was deleted meanwhile is not counted as checked.
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from rekey.core.concurrency import for_each
@@ -128,17 +128,13 @@ async def _check(ctx: ReconcileContext, table: int, drawn: Drawn, collector: Col
 
     await for_each(enumerate(drawn.keys), prepare, limit=ctx.concurrency)
     wrong = 0
-    async for settled in settle(ctx, _in_order(wanted)):
+    async for settled in settle(ctx, (wanted[position] for position in sorted(wanted))):
         wrong += collector.take(settled) > 0
     name = ctx.source_name if table == SOURCE else ctx.targets[table].name
     population = drawn.population - (len(drawn.keys) - len(wanted))
     return Direction(
         name, population, len(wanted), wrong, upper_bound(wrong, len(wanted), population=population)
     )
-
-
-def _in_order(candidates: dict[int, Candidate]) -> Iterator[Candidate]:
-    return (candidates[position] for position in sorted(candidates))
 
 
 async def _source_candidate(ctx: ReconcileContext, key: EntityKey) -> Candidate | None:

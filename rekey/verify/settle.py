@@ -213,7 +213,7 @@ async def observe(ctx: ReconcileContext, point: Point) -> Observation:
 
 
 async def owner_of(ctx: ReconcileContext, table: int, actual: Row) -> EntityKey | None:
-    """Return the source key that the mapping table gives for a target row, None when nobody claimed it."""
+    """Return the source key that the mapping table gives for a target row, None when it knows none."""
     main = ctx.targets[0].name
     if table == 0:
         return await ctx.owner(main, key_of(actual))
@@ -300,7 +300,7 @@ def _not_standing(
 
 
 def _attributed(verdict: Verdict, owner: EntityKey | None, point: Point) -> Verdict | None:
-    """Return the verdict with the owner that the mapping table knows, and naming nobody twice."""
+    """Return the verdict with the owner that the mapping table knows, and naming no source row twice."""
     if verdict.kind is Kind.EXTRA and owner is not None:
         return replace(verdict, sources=(owner,))
     if verdict.kind is Kind.COLLISION:

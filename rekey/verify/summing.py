@@ -2,7 +2,7 @@
 
 Rules kept here:
 
-* Cursor and sums move together, between two awaits: whoever stores them at any moment stores a state from
+* Cursor and sums move together, between two awaits: what is stored of them at any moment is a state from
   which adding goes on without counting a row twice or leaving one out.
 * Readers that have nothing to read split what others have left, as the backfill's do; the sums do not depend
   on where a table was split.
@@ -75,7 +75,7 @@ class _Active:
     Attributes:
         fresh: rows it gave since it was begun or split.
         shrunk: its end was moved after its scan began.
-        probed: somebody is looking for a place to split it.
+        probed: a reader is looking for a place to split it.
     """
 
     part: Part
@@ -176,7 +176,7 @@ class _Summing:
         part.done = True
 
     def _tell(self) -> None:
-        """Wake whoever waits for a change; each looks for itself whether it is the one it waits for."""
+        """Wake all readers that wait; each looks for itself whether it is the change it waits for."""
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -3,7 +3,7 @@
 Rules kept here:
 
 * Rules see counts and a bounded sample of keys; what they return holds figures, never a key.
-* A figure that is a sample's stands beside the number of rows it was taken from.
+* A figure that is a sample's comes with the number of rows it was taken from.
 """
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ def _used(query: Query, table: TableFacts) -> frozenset[str]:
 
 
 def _counts_down(table: TableFacts) -> bool:
-    """Tell whether RowKeys, whatever made them, are inverted ticks."""
+    """Tell whether RowKeys, of any origin, are inverted ticks."""
     return table.row_keys.share(Shape.INVERTED_TICKS) >= NEARLY_ALL
 
 
