@@ -13,9 +13,9 @@ from rekey.inspect.inventory import Inventory
 from rekey.inspect.sampling import RowEstimate
 from rekey.model import Row, key_of
 from rekey.plan.advice.advise import advise
-from rekey.plan.advice.facts import Advice, Facts
+from rekey.plan.advice.facts import Facts
 from rekey.plan.advice.gather import Gatherer
-from rekey.plan.result import TableFill
+from rekey.plan.result import Advice, TableFill
 from tests.worlds import SECRET
 
 OLD_KEYS = [props.copy("PartitionKey", to="OldPartitionKey"), props.copy("RowKey", to="OldRowKey")]

@@ -38,7 +38,6 @@ def inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> ExitCode:
     """
     from rekey.inspect.render import inspection_text
     from rekey.plan.advice.advise import advise
-    from rekey.plan.as_json import advice_json
     from rekey.plan.render import advice_lines
 
     problem = table_name_problem(table)
@@ -46,7 +45,7 @@ def inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> ExitCode:
         raise click.UsageError(f"{problem}; {TABLE_NAME_CURE}")
     found, facts = shell.do(_inspect(shell, table, exact, show_keys))
     advice = advise(facts)
-    document = {**found.as_json(), "advice": [advice_json(one) for one in advice]}
+    document = {**found.as_json(), "advice": [one.as_json() for one in advice]}
     text = inspection_text(found)
     if advice:
         text += "\n" + "\n".join(advice_lines(advice, with_today=True)) + "\n"

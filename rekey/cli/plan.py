@@ -72,7 +72,6 @@ def plan(
     what would be refused. SCRIPT is an id, the beginning of one, or a path; without it all migrations are
     planned that are not complete. Exit code 1 when something would be refused.
     """
-    from rekey.plan.as_json import plan_json
     from rekey.plan.page import plan_page
     from rekey.plan.planfile import write_output, write_plan
     from rekey.plan.render import plan_text
@@ -88,7 +87,7 @@ def plan(
         return shell.emit({"migrations": []}, f"Nothing to plan: every migration is complete. {shows}.")
     made = shell.do(_make(shell, project.config, chosen, exact=exact, show_keys=show_keys, rate=rate))
     text = plan_text(made)
-    document = plan_json(made)
+    document = made.as_json()
     if out is not None:
         write_plan(made, out)
         document["plan_file"] = str(out)
@@ -102,7 +101,6 @@ def plan(
 
 def _compare(shell: Shell, scripts: Sequence[str], html: Path | None, **how: Any) -> ExitCode:
     """Put two designs side by side. They need not lie in the folder of migrations."""
-    from rekey.plan.as_json import plan_json
     from rekey.plan.compare import comparison_json, comparison_page, comparison_text
     from rekey.plan.planfile import write_output
     from rekey.project.config import load_config
@@ -116,7 +114,7 @@ def _compare(shell: Shell, scripts: Sequence[str], html: Path | None, **how: Any
         raise click.UsageError(f"the designs are of two tables: {first} and {second}")
     made = shell.do(_make(shell, config, designs, together=True, **how))
     text = comparison_text(made)
-    document = {**comparison_json(made), "plans": plan_json(made, keys=False)["migrations"]}
+    document = {**comparison_json(made), "plans": made.as_json(keys=False)["migrations"]}
     if html is not None:
         write_output(comparison_page(made), html, option="--html")
         document["page"] = str(html)

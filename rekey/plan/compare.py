@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rekey.plan.portrait import Portrait
-from rekey.plan.result import Estimate, MigrationPlan, Money, Plan, TableFill
+from rekey.plan.result import Estimate, MigrationPlan, Money, Plan, Portrait, TableFill
 from rekey.present.page import page
 from rekey.present.plots import AFTER, BEFORE, Series, columns
 from rekey.present.text import duration, report, size, table

@@ -15,61 +15,50 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET
 from rekey.plan.requests import BACKFILL, CUTOVER, RECONCILE, Workload, pages, requests_of
 from rekey.plan.result import Duration, Estimate, Money, Requests, Storage
+from rekey.project.config import Limits
 from rekey.project.prices import Prices
 from rekey.tables.sent import OPERATIONS
 
 ASSUMED_REQUEST_SECONDS = 0.05
+NO_PRICES = Prices()
 MAPPING_ROWS_PER_SOURCE_ROW = 2
 """One forward, one reverse."""
 _DAY = 86_400.0
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """The configured limits, and what the operator pays.
+def estimate(
+    work: Workload, limits: Limits, *, retention_s: float = 0.0, prices: Prices = NO_PRICES
+) -> Estimate:
+    """Return the requests, durations, storage and money of a migration.
 
-    Attributes:
-        concurrency: writes in flight.
-        entities_per_second: rows read and written a second; None: no limit.
-        partition_entities_per_second: the same of one partition.
-        scans: parts of the source read at a time.
+    Args:
+        work: what is to be moved.
+        limits: as configured.
         retention_s: seconds from `complete` to `retire`.
         prices: as configured.
     """
-
-    concurrency: int
-    entities_per_second: int | None = None
-    partition_entities_per_second: int | None = None
-    scans: int = 1
-    retention_s: float = 0.0
-    prices: Prices = field(default_factory=Prices)
-
-
-def estimate(work: Workload, pace: Pace) -> Estimate:
-    """Return the requests, durations, storage and money of a migration."""
     reading = [_reading(RECONCILE, work, scans=3 if work.follows else 1)]
     if work.follows:
         reading.append(_reading(CUTOVER, work, scans=4))
-    durations = (_backfill(work, pace), *reading)
+    durations = (_backfill(work, limits), *reading)
     requests = requests_of(work, durations[0].at_limits_s)
     expected = sum(one.at_limits_s for one in durations)
     storage = Storage(
         source_bytes=work.source_bytes,
         target_bytes=sum(fill.stored_bytes for fill in work.fills),
         mapping_bytes=work.mapping_bytes,
-        days=(expected + pace.retention_s) / _DAY,
+        days=(expected + retention_s) / _DAY,
     )
     return Estimate(
         requests=requests,
         durations=durations,
         storage=storage,
-        money=money_of(requests, storage, pace.prices),
-        prices_missing=pace.prices.missing,
+        money=money_of(requests, storage, prices),
+        prices_missing=prices.missing,
     )
 
 
@@ -93,7 +82,7 @@ def money_of(requests: Iterable[Requests], storage: Storage, prices: Prices) -> 
     return Money(prices.currency, as_one, each, stored)
 
 
-def _backfill(work: Workload, pace: Pace) -> Duration:
+def _backfill(work: Workload, limits: Limits) -> Duration:
     rows = work.source_rows
     swept = _scan_seconds(rows)
     hottest = sum(fill.hottest_seconds for fill in work.fills)
@@ -104,23 +93,23 @@ def _backfill(work: Workload, pace: Pace) -> Duration:
         "2,000 entities/s of the targets' hottest partitions": hottest,
     }
     writes = work.mapping.requests + work.target_batches
-    limits = {
+    bounds = {
         **targets,
-        f"{pace.concurrency} requests at a time": writes * ASSUMED_REQUEST_SECONDS / pace.concurrency,
-        f"source pages, {pace.scans} at a time": work.source_pages
+        f"{limits.concurrency} requests at a time": writes * ASSUMED_REQUEST_SECONDS / limits.concurrency,
+        f"source pages, {limits.scans} at a time": work.source_pages
         * ASSUMED_REQUEST_SECONDS
-        / min(pace.scans, work.source_pages),
+        / min(limits.scans, work.source_pages),
     }
-    if pace.entities_per_second is not None:
-        limits[f"{pace.entities_per_second:,} entities/s configured"] = (
+    if limits.entities_per_second is not None:
+        bounds[f"{limits.entities_per_second:,} entities/s configured"] = (
             rows + work.target_rows
-        ) / pace.entities_per_second
-    if pace.partition_entities_per_second is not None:
-        slower = PARTITION_TARGET / pace.partition_entities_per_second
-        limits[f"{pace.partition_entities_per_second:,} entities/s of a partition configured"] = slower * max(
-            hottest, work.largest_source_partition / PARTITION_TARGET
+        ) / limits.entities_per_second
+    if limits.partition_entities_per_second is not None:
+        slower = PARTITION_TARGET / limits.partition_entities_per_second
+        bounds[f"{limits.partition_entities_per_second:,} entities/s of a partition configured"] = (
+            slower * max(hottest, work.largest_source_partition / PARTITION_TARGET)
         )
-    return _duration(BACKFILL, targets, limits, swept, swept_at_limits=_scan_seconds(rows, serial=True))
+    return _duration(BACKFILL, targets, bounds, swept, swept_at_limits=_scan_seconds(rows, serial=True))
 
 
 def _reading(phase: str, work: Workload, *, scans: int) -> Duration:

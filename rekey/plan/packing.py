@@ -7,7 +7,7 @@ Rules kept here:
 * Windows end where backfill's end: at a page's end, and pages are no larger than a window.
 * Reading is ahead of writing as far as it may be: the first windows have all begun before the first target
   row goes out. From then on a window's target rows follow its mapping rows, which are durable when the next
-  window has begun. At the end nothing is held for anybody.
+  window has begun. At the end nothing is held back.
 * Of a sample only the stretch from the table's beginning is packed; single pages would make batches look
   emptier than they get. Where that stretch is long enough, what is still held at its end is left out: rows
   that would have filled it were not read.
@@ -179,10 +179,10 @@ class Packing:
     def _write(self, partition: str, row: str, size: int) -> Write:
         place: Row = {PARTITION_KEY: partition, ROW_KEY: row}
         window = cast(Any, _Numbered(self._number))
-        return _Sized(Verb.INSERT, place, source=_NOBODY, window=window, size=size)
+        return _Sized(Verb.INSERT, place, source=_NO_SOURCE, window=window, size=size)
 
 
-_NOBODY = EntityKey("", "")
+_NO_SOURCE = EntityKey("", "")
 
 
 class _Fresh:

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from rekey.core.severity import Severity
-from rekey.plan.portrait import LENGTH_STEP, Load, Portrait
+from rekey.plan.portrait import LENGTH_STEP
 from rekey.plan.render import money_lines, told_requests
-from rekey.plan.result import MigrationPlan, Plan
+from rekey.plan.result import Load, MigrationPlan, Plan, Portrait
 from rekey.present.page import page
 from rekey.present.plots import AFTER, BEFORE, Lane, Series, columns, heat, lines
 from rekey.project.prices import amount_text

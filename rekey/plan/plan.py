@@ -18,7 +18,7 @@ from rekey.core.progress import Progress, Silent
 from rekey.errors import TableMissing
 from rekey.inspect.inventory import Inventory, read_sample, read_whole
 from rekey.model import Row
-from rekey.plan.making import Making, keys_of
+from rekey.plan.builder import PlanBuilder, keys_of
 from rekey.plan.result import Basis, MigrationPlan, Plan, TableState
 from rekey.plan.subject import PlanOptions, Subject
 from rekey.tables.base import Table, TableService
@@ -94,9 +94,9 @@ async def _plan(
     named = ", ".join(subject.declared.script_id for subject in subjects)
     with ExitStack() as stack:
         advance = stack.enter_context(progress.task(f"{named}: read {source.name}"))
-        makings = [
+        builders = [
             stack.enter_context(
-                Making(
+                PlanBuilder(
                     subject,
                     tables,
                     options,
@@ -107,23 +107,25 @@ async def _plan(
             )
             for number, subject in enumerate(subjects)
         ]
-        inventory = await _inventory(source, options, makings)
+        inventory = await _inventory(source, options, builders)
         plans = []
-        for making in makings:
-            making.end(inventory)
+        for builder in builders:
+            builder.end(inventory)
             wanted: set[bytes] = set()
-            if options.show_keys and making.found is not None:
-                wanted = {one for group in making.found.first for one in group.sources}
-            plans.append(making.plan(inventory, await keys_of(wanted, source, making.subject)))
+            if options.show_keys and builder.found is not None:
+                wanted = {one for group in builder.found.first for one in group.sources}
+            plans.append(builder.plan(inventory, await keys_of(wanted, source, builder.subject)))
         return plans
 
 
-async def _inventory(source: Table, options: PlanOptions, makings: Sequence[Making]) -> Inventory | None:
+async def _inventory(
+    source: Table, options: PlanOptions, builders: Sequence[PlanBuilder]
+) -> Inventory | None:
     """Read the source; None when there is no such table."""
 
     def take(rows: Sequence[Row], continues: bool) -> None:
-        for making in makings:
-            making.take(rows, continues)
+        for builder in builders:
+            builder.take(rows, continues)
 
     try:
         if options.exact:
@@ -161,4 +163,4 @@ async def _first_row(table: Table) -> Row | None:
 
 
 def _ignored(_rows: int) -> None:
-    """Tell nobody."""
+    """Progress of further designs of the same rows: it is not shown."""

@@ -8,11 +8,11 @@ Rules kept here:
 * What counts as moved:
 
   - always: declaration, a secret's fingerprint, the source table's existence, a target that came into
-    being or now holds rows of somebody else;
+    being or now holds rows that are not the migration's;
   - always: an error or a warning on the planned keys that came or went, or weighs otherwise. The codes count
     and not their figures, which move with every row; notes refuse nothing and are not held to;
   - for a plan made with `--exact`: any insert, update or delete in the source. That is what one wants of a
-    source that stands still; nobody can apply such a plan to a live one;
+    source that stands still; such a plan cannot be applied to a live one;
   - for a sampled plan, which is what a live source needs: the number of rows only, and only when it is now
     less than half or more than double of what was planned and at least 1,000 rows apart. Estimates of one
     table differ from each other; an apply must not be refused for a few rows that were added meanwhile.
@@ -23,13 +23,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from rekey.core.severity import Severity
 from rekey.errors import ConfigurationError, Moved
-from rekey.plan.as_json import plan_json
 from rekey.plan.result import Basis, Plan, TableState
 from rekey.project.privatefiles import write_whole
 
@@ -61,7 +60,7 @@ class PlanFile:
 
 def plan_document(plan: Plan) -> dict[str, Any]:
     """Return the content of a plan file as JSON-able data, without keys."""
-    content = plan_json(plan, keys=False)
+    content = plan.as_json(keys=False)
     return {"format": FORMAT, "sha256": _digest(content), "plan": content}
 
 
@@ -109,14 +108,9 @@ def read_plan(path: Path) -> PlanFile:
             made_at=content["made_at"],
             exact=content["exact"],
             errors=sum(
-                problem["severity"] == "error"
+                sum(problem["severity"] == "error" for problem in migration["problems"])
+                + sum(advice["blocks"] for advice in migration.get("advice", ()))
                 for migration in content["migrations"]
-                for problem in migration["problems"]
-            )
-            + sum(
-                advice["blocks"]
-                for migration in content["migrations"]
-                for advice in migration.get("advice", ())
             ),
             bases=tuple(_basis(migration["basis"]) for migration in content["migrations"]),
         )
@@ -216,21 +210,10 @@ def _a(severity: Severity) -> str:
 
 
 def _basis(content: dict[str, Any]) -> Basis:
-    return Basis(
-        script_id=content["script_id"],
-        declaration=content["declaration"],
-        secrets=dict(content["secrets"]),
-        source=content["source"],
-        source_exists=content["source_exists"],
-        exact=content["exact"],
-        rows=content["rows"],
-        inventory=content["inventory"],
-        targets=tuple(
-            TableState(target["table"], target["exists"], target["holds_rows"])
-            for target in content["targets"]
-        ),
-        advice={code: Severity(severity) for code, severity in content["advice"].items()},
-    )
+    known = {one.name: content[one.name] for one in fields(Basis)}
+    known["targets"] = tuple(TableState(**target) for target in content["targets"])
+    known["advice"] = {code: Severity(severity) for code, severity in content["advice"].items()}
+    return Basis(**known)
 
 
 def _digest(content: object) -> str:

@@ -6,14 +6,13 @@ Rules kept here:
 * Memory is bounded: counts of partitions (`tally`), and cells of partition and time, whose times get coarser
   when there are too many.
 * Load over time is told where a key of a target holds a moment: that moment is the time. The source is shown
-  beside it by the same moments. Rows that have none were refused and are not shown.
+  next to it, by the same moments. Rows that have none were refused and are not shown.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 from rekey.declaration.keys.base import Evaluator, Expression, Scope
 from rekey.declaration.keys.moments import Date, InvertedSeconds, InvertedTicks, Ticks
@@ -23,7 +22,7 @@ from rekey.inspect.columns import KeyColumn
 from rekey.inspect.partitions import PartitionSizes, PartitionTally
 from rekey.mapping.ids import SafeIds
 from rekey.model import PARTITION_KEY, EntityKey, Row
-from rekey.plan.result import TableFill
+from rekey.plan.result import Load, Portrait, TableFill
 
 LARGEST = 8
 LANES = 40
@@ -37,54 +36,6 @@ _STEPS = (13, 10, 7, 4)
 _MOMENTS = (Date, Ticks, InvertedTicks, InvertedSeconds)
 _SECRET = b"made up for counting only"
 _PARTITION, _ROW = "PartitionKey", "RowKey"
-
-
-@dataclass(frozen=True, slots=True)
-class Portrait:
-    """One table in figures.
-
-    Attributes:
-        table: its name.
-        today: the source as it is; else a table that the migration fills.
-        rows: rows that were looked at.
-        sizes: how many partitions are of which size, in rows that were looked at.
-        largest: the largest partitions by safe id, with their rows.
-        lengths: for each key its lengths: lower end of a class of 8 characters, and how many keys.
-        key_bytes: of both keys of a row on average, at two bytes a UTF-16 unit.
-        fills: how many batches hold so many rows, of those that were packed; empty for the source.
-    """
-
-    table: str
-    today: bool
-    rows: int
-    sizes: Mapping[str, int]
-    largest: tuple[tuple[str, int], ...]
-    lengths: Mapping[str, Mapping[int, int]]
-    key_bytes: float
-    fills: Mapping[int, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """The rows of one table over time: lanes of partitions, columns of time.
-
-    Attributes:
-        table: its name.
-        today: the source; else a table that the migration fills.
-        times: the beginnings of the columns, e.g. `2024-03`.
-        lanes: the partitions with most rows by safe id, with their rows in each column.
-        others: how many partitions are not among them.
-        others_rows: the rows of those, in each column.
-        busiest: for each column, the share of its rows that went to one partition, 0.0 to 1.0.
-    """
-
-    table: str
-    today: bool
-    times: tuple[str, ...]
-    lanes: tuple[tuple[str, tuple[int, ...]], ...]
-    others: int
-    others_rows: tuple[int, ...]
-    busiest: tuple[float, ...]
 
 
 class Portrayer:

@@ -9,7 +9,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rekey.core.severity import Severity
@@ -21,7 +21,7 @@ from rekey.present.text import counted
 
 FEW_ROWS_PER_BATCH = 10.0
 WORTH_BATCHING_ROWS = 1_000
-"""Below this many rows nobody waits for batches of one."""
+"""Below this many rows batches of one are no matter."""
 NAMED_ROWS = 20
 
 
@@ -45,55 +45,59 @@ def declaration_problems(
     started: Started | None,
     missing_secrets: Sequence[str],
     fingerprints: Mapping[str, str],
-) -> list[Problem]:
-    """Return what the declaration, its secrets and its history alone say."""
-    migration = declared.migration
-    problems = [
-        _error(
+) -> Iterator[Problem]:
+    """Yield what the declaration, its secrets and its history alone say."""
+    for name in missing_secrets:
+        yield _error(
             "secret-missing",
             f"the secret {name!r} is not configured, empty, or shorter than 16 bytes",
             f"set it as `[secrets.{name}]` in rekey.toml says; no row can be mapped without it",
         )
-        for name in missing_secrets
-    ]
-    if migration.capture == "dual-write":
-        problems += _dual_write(declared)
-    if not migration.reverse:
-        problems.append(
-            Problem(
-                "no-way-back",
-                Severity.WARNING,
-                "reverse=False: after cutover there is no rollback",
-                "copy the old key into a property (props.copy) and leave reverse=False out",
-            )
+    if declared.migration.capture == "dual-write":
+        yield from _dual_write(declared)
+    if not declared.migration.reverse:
+        yield Problem(
+            "no-way-back",
+            Severity.WARNING,
+            "reverse=False: after cutover there is no rollback",
+            "copy the old key into a property (props.copy) and leave reverse=False out",
         )
-    if started is not None:
-        problems += _moved_since_start(declared, started, fingerprints)
-    return problems
+    if started is None:
+        return
+    if started.digest != declared.digest:
+        yield _error(
+            "declaration-moved",
+            f"the script was edited after the migration was begun (it is in phase `{started.phase}`)",
+            "put the script back as it was; to change it, roll back with it first: `rekey rollback`",
+        )
+    for name, known in sorted(started.secret_fingerprints.items()):
+        if fingerprints.get(name, known) != known:
+            yield _error(
+                "secret-moved",
+                f"the secret {name!r} is not the one the migration was begun with",
+                "configure the secret it was begun with; to change it, roll back with that one first",
+            )
 
 
-def sealing_problems(no_wrapping_key: str) -> list[Problem]:
-    """Return what the wrapping key of a sealed mapping says.
+def sealing_problems(no_wrapping_key: str) -> Iterator[Problem]:
+    """Yield what the wrapping key of a sealed mapping says.
 
     Args:
         no_wrapping_key: why it cannot be used, "" when it can.
     """
-    if not no_wrapping_key:
-        return []
-    return [
-        _error(
+    if no_wrapping_key:
+        yield _error(
             "wrapping-key-missing",
             no_wrapping_key,
             "put the key where [sealing] in rekey.toml says (`openssl rand -hex 32` makes one), or say"
             ' mapping="plain" in the script before it begins',
         )
-    ]
 
 
 def table_problems(
     declared: Declared, source_exists: bool, made_by: str | None, targets: Sequence[TableState]
-) -> list[Problem]:
-    """Return what the tables' existence says.
+) -> Iterator[Problem]:
+    """Yield what the tables' existence says.
 
     Args:
         declared: the migration.
@@ -102,34 +106,26 @@ def table_problems(
         targets: the targets that exist with rows that are not this migration's are marked `holds_rows`.
     """
     source = declared.migration.source
-    problems = []
     if not source_exists and made_by is not None:
-        problems.append(
-            Problem(
-                "source-not-yet",
-                Severity.NOTE,
-                f"source table {source} will be made by {made_by}; its rows cannot be looked at yet",
-                f"plan again when {made_by} is complete",
-            )
+        yield Problem(
+            "source-not-yet",
+            Severity.NOTE,
+            f"source table {source} will be made by {made_by}; its rows cannot be looked at yet",
+            f"plan again when {made_by} is complete",
         )
     elif not source_exists:
-        problems.append(
-            _error(
-                "source-missing",
-                f"source table {source} does not exist in this account",
-                f"check [tables] endpoint in rekey.toml, and `source=` in {declared.path.name}",
+        yield _error(
+            "source-missing",
+            f"source table {source} does not exist in this account",
+            f"check [tables] endpoint in rekey.toml, and `source=` in {declared.path.name}",
+        )
+    for target in targets:
+        if target.holds_rows:
+            yield _error(
+                "target-holds-rows",
+                f"target table {target.table} holds rows that this migration did not write",
+                f"choose another table name in {declared.path.name}, or empty that table",
             )
-        )
-    problems += [
-        _error(
-            "target-holds-rows",
-            f"target table {target.table} holds rows that this migration did not write",
-            f"choose another table name in {declared.path.name}, or empty that table",
-        )
-        for target in targets
-        if target.holds_rows
-    ]
-    return problems
 
 
 def row_problems(
@@ -138,141 +134,94 @@ def row_problems(
     collisions: Collisions,
     fills: Sequence[TableFill],
     ids_hold: bool,
-) -> list[Problem]:
-    """Return what trying the mapping on the rows says."""
-    problems = [_refusal(one, inventory) for one in refused]
+) -> Iterator[Problem]:
+    """Yield what trying the mapping on the rows says."""
+    looked_at = "" if inventory.exact else f" of {inventory.rows.at_least:,} looked at"
+    for one in refused:
+        yield _error(
+            "row-refused",
+            f"{counted(one.rows, 'row')}{looked_at} cannot be mapped: {one.field}: {one.problem}"
+            f" ({one.code})",
+            one.cure,
+            rows=one.rows,
+            row_ids=one.row_ids,
+        )
     if collisions.keys:
         first = [row_id for group in collisions.first for row_id in group.row_ids]
-        problems.append(
-            _error(
-                "collision",
-                f"{collisions.rows:,} {'source' if collisions.exact else 'sampled'} rows share"
-                f" {counted(collisions.keys, 'target key')}; every row needs a key of its own",
-                "make the key expressions keep such rows apart, or mend the rows;"
-                " `rekey plan --exact --show-keys` lists their keys",
-                rows=collisions.rows,
-                row_ids=first[:NAMED_ROWS],
-            )
+        yield _error(
+            "collision",
+            f"{collisions.rows:,} {'source' if collisions.exact else 'sampled'} rows share"
+            f" {counted(collisions.keys, 'target key')}; every row needs a key of its own",
+            "make the key expressions keep such rows apart, or mend the rows;"
+            " `rekey plan --exact --show-keys` lists their keys",
+            rows=collisions.rows,
+            row_ids=first[:NAMED_ROWS],
         )
     if inventory.rows.at_least == 0:
-        problems.append(
-            Problem(
-                "source-empty",
-                Severity.WARNING,
-                f"source table {inventory.table} holds no rows",
-                "check that this is the table and the account you mean",
-            )
+        yield Problem(
+            "source-empty",
+            Severity.WARNING,
+            f"source table {inventory.table} holds no rows",
+            "check that this is the table and the account you mean",
         )
     if not inventory.exact:
-        problems.append(
-            Problem(
-                "sampled",
-                Severity.NOTE,
-                f"{inventory.rows.at_least:,} rows were looked at; other rows may collide or be refused",
-                "`rekey plan --exact` looks at every row",
-            )
+        yield Problem(
+            "sampled",
+            Severity.NOTE,
+            f"{inventory.rows.at_least:,} rows were looked at; other rows may collide or be refused",
+            "`rekey plan --exact` looks at every row",
         )
     if not ids_hold and (refused or collisions.keys):
-        problems.append(
-            Problem(
-                "ids-not-kept",
-                Severity.NOTE,
-                "the migration has no key for safe ids yet: the ids here hold for this plan only",
-                "see keys instead of ids: `rekey plan --show-keys`",
-            )
+        yield Problem(
+            "ids-not-kept",
+            Severity.NOTE,
+            "the migration has no key for safe ids yet: the ids here hold for this plan only",
+            "see keys instead of ids: `rekey plan --show-keys`",
         )
-    problems += [_thin_batches(fill) for fill in fills if _is_thin(fill)]
-    return problems
+    for fill in fills:
+        if fill.rows >= WORTH_BATCHING_ROWS and fill.rows_per_batch < FEW_ROWS_PER_BATCH:
+            yield _thin_batches(fill)
 
 
-def ordered(problems: Collection[Problem]) -> tuple[Problem, ...]:
+def ordered(problems: Iterable[Problem]) -> tuple[Problem, ...]:
     """Return the problems, errors first, otherwise in the order they were found."""
     return tuple(sorted(problems, key=lambda one: one.severity.place))
 
 
-def _dual_write(declared: Declared) -> list[Problem]:
-    """Return what capture "dual-write" asks for and costs where that is not obvious."""
-    migration = declared.migration
-    source = migration.source
-    problems = []
+def _dual_write(declared: Declared) -> Iterator[Problem]:
+    """Yield what capture "dual-write" asks for and costs where that is not obvious."""
+    migration, source = declared.migration, declared.migration.source
     if migration.indexes and not migration.reverse:
         tables = ", ".join(index.table for index in migration.indexes)
-        problems.append(
-            _error(
-                "indexes-cannot-follow",
-                f"reverse=False with {tables}: after cutover nobody could keep index tables current",
-                "copy the old key into a property (props.copy) and leave reverse=False out; or leave index"
-                ' tables to a migration of their own; or say capture="delta"',
-            )
+        yield _error(
+            "indexes-cannot-follow",
+            f"reverse=False with {tables}: after cutover nobody could keep index tables current",
+            "copy the old key into a property (props.copy) and leave reverse=False out; or leave index"
+            ' tables to a migration of their own; or say capture="delta"',
         )
-    problems.append(
-        Problem(
-            "clients-first",
-            Severity.NOTE,
-            f"every process that writes to {source} must write through rekey's client before `apply` copies"
-            " anything. cutover asks for a live client and that all of them have acknowledged; nobody stops"
-            " writing but for the seconds of the freeze. A writer that goes round the client is seen by full"
-            " verification only",
-            f"deploy the clients, see them in `rekey status {declared.script_id}`, then take away from others"
-            f" the right to write to {source}",
-        )
+    yield Problem(
+        "clients-first",
+        Severity.NOTE,
+        f"every process that writes to {source} must write through rekey's client before `apply` copies"
+        " anything. cutover asks for a live client and that all of them have acknowledged; nobody stops"
+        " writing but for the seconds of the freeze. A writer that goes round the client is seen by full"
+        " verification only",
+        f"deploy the clients, see them in `rekey status {declared.script_id}`, then take away from others"
+        f" the right to write to {source}",
     )
     copied = any(one.property_mapping.from_timestamp for one in migration.filled)
     if TIMESTAMP in migration.key_inputs or copied:
-        problems.append(
-            Problem(
-                "timestamp-copies",
-                Severity.NOTE,
-                "Timestamp is part of the new rows: it is known only after the source was written, so each"
-                " write takes more round trips",
-                "accept them, or copy a time that the application writes itself",
-            )
+        yield Problem(
+            "timestamp-copies",
+            Severity.NOTE,
+            "Timestamp is part of the new rows: it is known only after the source was written, so each"
+            " write takes more round trips",
+            "accept them, or copy a time that the application writes itself",
         )
-    return problems
 
 
 def _error(code: str, message: str, cure: str, *, rows: int = 0, row_ids: Sequence[str] = ()) -> Problem:
     return Problem(code, Severity.ERROR, message, cure, rows, tuple(row_ids))
-
-
-def _moved_since_start(
-    declared: Declared, started: Started, fingerprints: Mapping[str, str]
-) -> list[Problem]:
-    problems = []
-    if started.digest != declared.digest:
-        problems.append(
-            _error(
-                "declaration-moved",
-                f"the script was edited after the migration was begun (it is in phase `{started.phase}`)",
-                "put the script back as it was; to change it, roll back with it first: `rekey rollback`",
-            )
-        )
-    problems += [
-        _error(
-            "secret-moved",
-            f"the secret {name!r} is not the one the migration was begun with",
-            "configure the secret it was begun with; to change it, roll back with that one first",
-        )
-        for name, known in sorted(started.secret_fingerprints.items())
-        if name in fingerprints and fingerprints[name] != known
-    ]
-    return problems
-
-
-def _refusal(refused: RefusedRows, inventory: Inventory) -> Problem:
-    looked_at = "" if inventory.exact else f" of {inventory.rows.at_least:,} looked at"
-    return _error(
-        "row-refused",
-        f"{counted(refused.rows, 'row')}{looked_at} cannot be mapped: {refused.field}: {refused.problem}"
-        f" ({refused.code})",
-        refused.cure,
-        rows=refused.rows,
-        row_ids=refused.row_ids,
-    )
-
-
-def _is_thin(fill: TableFill) -> bool:
-    return fill.rows >= WORTH_BATCHING_ROWS and fill.rows_per_batch < FEW_ROWS_PER_BATCH
 
 
 def _thin_batches(fill: TableFill) -> Problem:

@@ -15,10 +15,17 @@ from functools import partial
 
 from rekey.core.severity import Severity
 from rekey.model import EntityKey
-from rekey.plan.advice.facts import Advice
-from rekey.plan.advice.rating import Rated
 from rekey.plan.estimate import ASSUMED_REQUEST_SECONDS
-from rekey.plan.result import CollisionGroup, Estimate, MigrationPlan, Money, Plan, Problem
+from rekey.plan.result import (
+    Advice,
+    CollisionGroup,
+    Estimate,
+    MigrationPlan,
+    Money,
+    Plan,
+    Problem,
+    Rated,
+)
 from rekey.present.text import KEYS_ARE_SHOWN, WIDTH, counted, duration, field, report, size, table
 from rekey.present.text import wrapped as wrapped_text
 from rekey.project.prices import amount_text

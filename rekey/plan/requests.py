@@ -159,30 +159,17 @@ def requests_of(work: Workload, backfill_seconds: float) -> tuple[Requests, ...]
         work: what is to be moved.
         backfill_seconds: how long the copy is expected to take: the journal is looked into meanwhile.
     """
-    said = [
-        *_prepare(work),
-        *_control(DUAL_WRITE, work),
-        *_backfill(work, backfill_seconds),
-        *_reconcile(work),
-        *_cutover(work),
-        *_control(COMPLETE, work),
-        Requests(RETIRE, "look for rows written since: read the source", Kind.SCAN, work.filtered_pages),
-        Requests(RETIRE, "drop the source", Kind.TABLE, 1),
-        *_control(RETIRE, work),
-    ]
-    return tuple(one for one in said if one.count)
+    return tuple(one for one in _all(work, backfill_seconds) if one.count)
 
 
-def _prepare(work: Workload) -> Iterator[Requests]:
+def _all(work: Workload, backfill_seconds: float) -> Iterator[Requests]:
     if work.tries_rows:
         yield Requests(PREPARE, "try every row: read the source", Kind.SCAN, work.source_pages)
     tables = len(work.fills)
     yield Requests(PREPARE, "look at target tables", Kind.SCAN, 2 * tables)
     yield Requests(PREPARE, "make target tables", Kind.TABLE, tables)
     yield from _control(PREPARE, work)
-
-
-def _backfill(work: Workload, seconds: float) -> Iterator[Requests]:
+    yield from _control(DUAL_WRITE, work)
     copied = max(1, -(-work.source_rows // work.page_rows))
     split = SPLIT_REQUESTS if copied >= SPLIT_PAGES else 0
     yield Requests(BACKFILL, "copy: read the source", Kind.SCAN, copied + split)
@@ -192,32 +179,30 @@ def _backfill(work: Workload, seconds: float) -> Iterator[Requests]:
     yield Requests(BACKFILL, "sweep: read source and mapping", Kind.SCAN, work.swept_pages)
     if not work.follows:
         yield Requests(BACKFILL, "rows that moved: read the source", Kind.SCAN, work.filtered_pages)
-        looks = 1 + int(seconds / SWEEP_SECONDS)
+        looks = 1 + int(backfill_seconds / SWEEP_SECONDS)
         yield Requests(BACKFILL, "journal: clients and intents", Kind.SCAN, 2 * looks)
         yield Requests(BACKFILL, "journal: the service's clock", Kind.TABLE, looks)
     yield from _control(BACKFILL, work)
-
-
-def _writes(table: str, sent: Batches) -> Iterator[Requests]:
-    yield Requests(BACKFILL, f"write batches to {table}", Kind.BATCH, sent.batches, sent.operations)
-    yield Requests(BACKFILL, f"write single rows to {table}", Kind.WRITE, sent.singles)
-
-
-def _reconcile(work: Workload) -> Iterator[Requests]:
     if work.follows:
         yield Requests(RECONCILE, "delta pass: read the source for changes", Kind.SCAN, work.filtered_pages)
         yield Requests(RECONCILE, "sweep: read source and mapping", Kind.SCAN, work.swept_pages)
     yield Requests(RECONCILE, "verification: read source and targets", Kind.SCAN, work.compared_pages)
     yield from _control(RECONCILE, work)
-
-
-def _cutover(work: Workload) -> Iterator[Requests]:
     if work.follows:
         yield Requests(CUTOVER, "last pass: read the source for changes", Kind.SCAN, work.filtered_pages)
         yield Requests(CUTOVER, "sweep: read source and mapping", Kind.SCAN, work.swept_pages)
         yield Requests(CUTOVER, "verification: read source and targets", Kind.SCAN, work.compared_pages)
         yield Requests(CUTOVER, "look for stray writers: read the source", Kind.SCAN, work.filtered_pages)
     yield from _control(CUTOVER, work)
+    yield from _control(COMPLETE, work)
+    yield Requests(RETIRE, "look for rows written since: read the source", Kind.SCAN, work.filtered_pages)
+    yield Requests(RETIRE, "drop the source", Kind.TABLE, 1)
+    yield from _control(RETIRE, work)
+
+
+def _writes(table: str, sent: Batches) -> Iterator[Requests]:
+    yield Requests(BACKFILL, f"write batches to {table}", Kind.BATCH, sent.batches, sent.operations)
+    yield Requests(BACKFILL, f"write single rows to {table}", Kind.WRITE, sent.singles)
 
 
 def _control(phase: str, work: Workload) -> Iterator[Requests]:

@@ -1,29 +1,30 @@
-"""The frozen values a plan consists of. Whoever adds a figure adds its section in `render.py`.
+"""The frozen values a plan consists of. A new figure needs a section in `render.py`.
 
 Rules kept here:
 
+* As JSON (`--json`, plan files) they have their fields in order, under their names or those that stand there;
+  times are seconds, sizes are bytes.
 * No value holds a key, except those whose name says so (`*_key`), which stay None unless the operator asked
   for keys (`--show-keys`); they are never written to a plan file.
-* A figure that is an estimate lies beside what it rests on (`Inventory.basis`, `MigrationPlan.mapped_rows`).
+* A figure that is an estimate comes with what it rests on (`Inventory.basis`, `MigrationPlan.mapped_rows`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+from rekey.core.plain import UNTOLD, members, plain, told
 from rekey.core.severity import Severity
+from rekey.declaration.query import Query
 from rekey.errors import ExitCode
 from rekey.inspect.inventory import Inventory
 from rekey.model import EntityKey
 from rekey.tables.sent import Kind
-
-if TYPE_CHECKING:
-    from rekey.plan.advice.facts import Advice
-    from rekey.plan.advice.rating import Rated
-    from rekey.plan.portrait import Load, Portrait
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,97 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
+class Advice:
+    """One piece of advice.
+
+    Attributes:
+        code: stable; see `rekey.declaration.catalogue`.
+        severity: an error refuses `apply` unless it is waived.
+        where: table, and the key it is about.
+        today: about the keys as they are; else about the planned ones.
+        evidence: in figures; no key.
+        reason: why it matters.
+        cure: what to do.
+        waived: the reason the script gives for setting it aside, None when it does not.
+        answered: about today's keys, and the planned ones do not have it.
+    """
+
+    code: str
+    severity: Severity
+    where: str
+    today: bool = field(metadata=told("keys"))
+    evidence: str
+    reason: str
+    cure: str
+    waived: str | None = field(default=None, metadata=UNTOLD)
+    answered: bool = field(default=False, metadata=UNTOLD)
+
+    @property
+    def blocks(self) -> bool:
+        """Tell whether `apply` refuses."""
+        return self.severity is Severity.ERROR and self.waived is None and not self.today
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {
+            **members(self),
+            "keys": "today" if self.today else "planned",
+            "blocks": self.blocks,
+            **({"waived": self.waived} if self.waived is not None else {}),
+            **({"answered": True} if self.answered else {}),
+        }
+
+
+class Access(IntEnum):
+    """How rows are found, the best first."""
+
+    POINT = 1
+    ROW_RANGE = 2
+    PARTITION_RANGE = 3
+    TABLE_SCAN = 4
+
+    def __str__(self) -> str:
+        return self.name.lower().replace("_", " ")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How one table answers one query.
+
+    Attributes:
+        access: the way.
+        requests: how many it takes, more or less.
+        table: which table is asked.
+        through_index: an index table is asked first, then the main rows.
+    """
+
+    access: Access
+    requests: int
+    table: str
+    through_index: bool = field(default=False, metadata=UNTOLD)
+
+    def describe(self) -> str:
+        """Return e.g. `row range, 1 request (PostsByTag, then 20 main rows)`."""
+        noun = "request" if self.requests == 1 else "requests"
+        return f"{self.access}, {self.requests:,} {noun}" + (
+            f" by {self.table}" if self.through_index else ""
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rated:
+    """A query, answered by today's keys and by the planned ones."""
+
+    query: Query
+    today: Answer
+    planned: Answer
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object: the query's members, and both answers."""
+        return {**self.query.canonical(), "today": plain(self.today), "planned": plain(self.planned)}
+
+
+@dataclass(frozen=True, slots=True)
 class NewKey:
     """The key one example row gets in one table, by safe id and length (UTF-16 units)."""
 
@@ -55,7 +147,7 @@ class NewKey:
     row_id: str
     partition_units: int
     row_units: int
-    new_key: EntityKey | None = None
+    new_key: EntityKey | None = field(default=None, metadata=told(key=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +155,8 @@ class Example:
     """One source row and what becomes of its key."""
 
     row_id: str
-    new_keys: tuple[NewKey, ...]
-    old_key: EntityKey | None = None
+    old_key: EntityKey | None = field(default=None, metadata=told(key=True))
+    new_keys: tuple[NewKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +169,7 @@ class RefusedRows:
     cure: str
     rows: int
     row_ids: tuple[str, ...]
-    old_keys: tuple[EntityKey, ...] | None = None
+    old_keys: tuple[EntityKey, ...] | None = dataclasses.field(default=None, metadata=told(key=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +179,7 @@ class CollisionGroup:
     table: str
     rows: int
     row_ids: tuple[str, ...]
-    old_keys: tuple[EntityKey, ...] | None = None
+    old_keys: tuple[EntityKey, ...] | None = field(default=None, metadata=told(key=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +189,14 @@ class Collisions:
     Attributes:
         keys: how many target keys.
         rows: how many source rows map to them, counted once per key.
-        first: the first groups, at most 20.
         exact: every source row was looked at; otherwise only the rows that were sampled.
+        first: the first groups, at most 20.
     """
 
     keys: int
     rows: int
-    first: tuple[CollisionGroup, ...]
     exact: bool
+    first: tuple[CollisionGroup, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,14 +221,19 @@ class TableFill:
     partitions: int
     partitions_exact: bool
     largest_partition: int
-    hottest_seconds: float
+    hottest_seconds: float = field(metadata=UNTOLD)
     stored_bytes: int = 0
-    fills: Mapping[int, int] = field(default_factory=dict)
+    fills: Mapping[int, int] = field(default_factory=dict, metadata=UNTOLD)
 
     @property
     def rows_per_batch(self) -> float:
         """Return how full batches get, 1 to 100; 0.0 without rows."""
         return self.rows / self.batches if self.batches else 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        first = {"table": self.table, "rows": self.rows, "batches": self.batches}
+        return {**first, "rows_per_batch": round(self.rows_per_batch, 2), **members(self)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +252,7 @@ class Requests:
     what: str
     kind: Kind
     count: int
-    operations: int = 0
+    operations: int = field(default=0, metadata=told(if_any=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +267,9 @@ class Duration:
     """
 
     phase: str
-    at_targets_s: float
+    at_targets_s: float = field(metadata=told(digits=3))
     at_targets_bound: str
-    at_limits_s: float
+    at_limits_s: float = field(metadata=told(digits=3))
     at_limits_bound: str
 
 
@@ -190,7 +287,7 @@ class Storage:
     source_bytes: int
     target_bytes: int
     mapping_bytes: int
-    days: float
+    days: float = field(metadata=told(digits=2))
 
     @property
     def added_bytes(self) -> int:
@@ -210,33 +307,103 @@ class Money:
     """
 
     currency: str
-    batch_as_one: float
-    batch_each: float
-    storage: float
+    batch_as_one: float = field(metadata=told("requests_batch_as_one", digits=6))
+    batch_each: float = field(metadata=told("requests_batch_each", digits=6))
+    storage: float = field(metadata=told(digits=6))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """What a migration costs.
 
     Attributes:
         requests: by phase and kind.
-        durations: of the phases that take time.
         storage: while both tables exist.
         money: None when prices are missing.
         prices_missing: which keys of `[prices]` are not set.
+        durations: of the phases that take time.
     """
 
     requests: tuple[Requests, ...]
-    durations: tuple[Duration, ...]
     storage: Storage | None = None
     money: Money | None = None
     prices_missing: tuple[str, ...] = ()
+    durations: tuple[Duration, ...]
 
     @property
     def requests_total(self) -> int:
         """Return the number of all requests."""
         return sum(one.count for one in self.requests)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        known = members(self)
+        return {"requests": known["requests"], "requests_total": self.requests_total, **known}
+
+
+@dataclass(frozen=True, slots=True)
+class Portrait:
+    """One table in figures.
+
+    Attributes:
+        table: its name.
+        today: the source as it is; else a table that the migration fills.
+        rows: rows that were looked at.
+        sizes: how many partitions are of which size, in rows that were looked at.
+        largest: the largest partitions by safe id, with their rows.
+        lengths: for each key its lengths: lower end of a class of 8 characters, and how many keys.
+        key_bytes: of both keys of a row on average, at two bytes a UTF-16 unit.
+        fills: how many batches hold so many rows, of those that were packed; empty for the source.
+    """
+
+    table: str
+    today: bool = field(metadata=told("keys"))
+    rows: int
+    sizes: Mapping[str, int] = field(metadata=told("partitions_by_rows"))
+    largest: tuple[tuple[str, int], ...]
+    lengths: Mapping[str, Mapping[int, int]] = field(metadata=told("key_lengths"))
+    key_bytes: float = field(metadata=told("mean_key_bytes", digits=1))
+    fills: Mapping[int, int] = field(default_factory=dict, metadata=told("batches_by_rows"))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {
+            **members(self),
+            "keys": "today" if self.today else "planned",
+            "largest": [{"partition_id": name, "rows": rows} for name, rows in self.largest],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The rows of one table over time: lanes of partitions, columns of time.
+
+    Attributes:
+        table: its name.
+        today: the source; else a table that the migration fills.
+        times: the beginnings of the columns, e.g. `2024-03`.
+        lanes: the partitions with most rows by safe id, with their rows in each column.
+        others: how many partitions are not among them.
+        others_rows: the rows of those, in each column.
+        busiest: for each column, the share of its rows that went to one partition, 0.0 to 1.0.
+    """
+
+    table: str
+    today: bool = field(metadata=told("keys"))
+    times: tuple[str, ...]
+    lanes: tuple[tuple[str, tuple[int, ...]], ...] = field(metadata=told("partitions"))
+    others: int = field(metadata=told("other_partitions"))
+    others_rows: tuple[int, ...]
+    busiest: tuple[float, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {
+            **members(self),
+            "keys": "today" if self.today else "planned",
+            "partitions": [{"partition_id": name, "rows": list(rows)} for name, rows in self.lanes],
+            "busiest": [round(share, 4) for share in self.busiest],
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +417,7 @@ class TableState:
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """What a plan rests on: whoever applies it later compares this with what is there then.
+    """What a plan rests on: `apply --plan` compares it with what is there then.
 
     Attributes:
         script_id: the migration.
@@ -277,7 +444,7 @@ class Basis:
     advice: Mapping[str, Severity] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MigrationPlan:
     """The plan of one migration.
 
@@ -287,35 +454,35 @@ class MigrationPlan:
         title: first line of its docstring, "" without one.
         basis: what the plan rests on.
         inventory: what the source holds, None when it does not exist.
-        problems: errors first.
         mapped_rows: rows the mapping was tried on.
         examples: up to five rows.
-        refused: rows the mapping refuses, by reason; counted among `mapped_rows`.
         collisions: what two rows map to; None when nothing could be mapped.
+        refused: rows the mapping refuses, by reason; counted among `mapped_rows`.
         fills: the target tables, main first.
         estimate: requests and durations, None when nothing could be mapped.
-        advice: on the planned keys, then on today's.
-        queries: how each declared query is answered today and by the planned keys.
         portraits: the tables in figures, the source first.
         loads: load over time, of the source and the main target; empty where no key holds a moment.
+        problems: errors first.
+        advice: on the planned keys, then on today's.
+        queries: how each declared query is answered today and by the planned keys.
     """
 
     script_id: str
-    path: Path
+    path: Path = field(metadata=UNTOLD)
     title: str
     basis: Basis
     inventory: Inventory | None
-    problems: tuple[Problem, ...]
     mapped_rows: int = 0
     examples: tuple[Example, ...] = ()
-    refused: tuple[RefusedRows, ...] = ()
     collisions: Collisions | None = None
-    fills: tuple[TableFill, ...] = ()
+    refused: tuple[RefusedRows, ...] = ()
+    fills: tuple[TableFill, ...] = field(default=(), metadata=told("targets"))
     estimate: Estimate | None = None
-    advice: tuple[Advice, ...] = ()
-    queries: tuple[Rated, ...] = ()
     portraits: tuple[Portrait, ...] = ()
     loads: tuple[Load, ...] = ()
+    problems: tuple[Problem, ...]
+    advice: tuple[Advice, ...] = ()
+    queries: tuple[Rated, ...] = ()
 
     @property
     def errors(self) -> tuple[Problem, ...]:
@@ -332,6 +499,23 @@ class MigrationPlan:
             if one.blocks
         ]
         return tuple(errors)
+
+    def as_json(self, *, keys: bool) -> dict[str, Any]:
+        """Return a JSON object; `keys`: with keys of rows, where the plan holds them."""
+        found = self.inventory
+        inventory = found and {
+            "table": found.table,
+            "rows": found.rows.rows,
+            "rows_at_least": found.rows.at_least,
+            "exact": found.exact,
+            "settled": found.rows.settled,
+            "stored_bytes": found.stored_bytes,
+            "pages_read": found.pages,
+            "partitions_met": found.partitions,
+            "largest_partition": found.largest_partition,
+            "basis": found.basis,
+        }
+        return {**members(self, keys=keys), "inventory": inventory}
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,3 +540,19 @@ class Plan:
     def exit_code(self) -> ExitCode:
         """Return FINDINGS when any migration has an error, else DONE."""
         return ExitCode.FINDINGS if any(one.errors for one in self.migrations) else ExitCode.DONE
+
+    def as_json(self, *, keys: bool | None = None) -> dict[str, Any]:
+        """Return a plan as JSON-able data.
+
+        Args:
+            keys: False leaves keys out even when the plan holds them; by default they are in it when it does.
+        """
+        with_keys = self.shows_keys if keys is None else keys and self.shows_keys
+        return {
+            "made_at": self.made_at,
+            "exact": self.exact,
+            "ids_hold": self.ids_hold,
+            "shows_keys": with_keys,
+            "exit_code": int(self.exit_code),
+            "migrations": [one.as_json(keys=with_keys) for one in self.migrations],
+        }

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from rekey.declaration.migration import Declared
 from rekey.errors import SecretMissing
@@ -67,7 +66,6 @@ class PlanOptions:
         show_keys: keep keys of examples and collisions in the result, for the operator's eyes only.
         sample: how much a sample reads.
         limits: the configured limits: window size, concurrency, rate.
-        spill: folder for temporary files, the system's by default.
         is_cosmos: the endpoint is Cosmos DB's, which has limits of its own.
         tries_rows: `apply` will try every row before the first write.
         gates: the configured gates: the retention period says how long both tables exist.
@@ -78,7 +76,6 @@ class PlanOptions:
     show_keys: bool = False
     sample: SampleSize = field(default_factory=SampleSize)
     limits: Limits = field(default_factory=Limits)
-    spill: Path | None = None
     is_cosmos: bool = False
     gates: Gates = field(default_factory=Gates)
     tries_rows: bool = True

@@ -17,6 +17,7 @@ from rekey.copy.workers.driver import Ticket
 from rekey.copy.workers.pool import Pool
 from rekey.copy.workers.summing import packed_buckets, unsealed
 from rekey.copy.workers.tasks import Basis, Ended, Kind, Result, Task
+from rekey.core.spill import Spill
 from rekey.errors import Interrupted, StateUnusable
 from rekey.mapping.sealing import SealedKeys
 from rekey.model import KeyRange
@@ -24,16 +25,14 @@ from rekey.runner.copy_with_workers import driver_of, made_under, reached
 from rekey.runner.run import Run
 from rekey.tables.split import find_middle
 from rekey.verify.context import ReconcileContext
-from rekey.verify.find import worth_reading
-from rekey.verify.full import Here, Reader
-from rekey.verify.spill import Spill
+from rekey.verify.full import Reader, Record, worth_reading
 from rekey.verify.sums import SOURCE, BucketSums, Part, Partial
 
 
-async def reader_of(run: Run) -> Reader:
-    """Return who reads the tables for a comparison."""
+async def reader_of(run: Run) -> Reader | None:
+    """Return what reads the tables for a comparison: workers; None: this process."""
     if run.factory is None:
-        return Here()
+        return None
     basis, keys = await made_under(run, writes=False)
     return _Workers(run, basis, keys)
 
@@ -67,7 +66,11 @@ class _Workers:
             checkpoint(work)
 
     async def spill_rows(
-        self, ctx: ReconcileContext, parts: Sequence[Part], differing: Sequence[frozenset[int]], spill: Spill
+        self,
+        ctx: ReconcileContext,
+        parts: Sequence[Part],
+        differing: Sequence[frozenset[int]],
+        spill: Spill[Record],
     ) -> None:
         """Read the parts once more and spill the rows of differing buckets."""
         job = _Rows(self._run, self._basis, self._keys, ctx, differing, spill)
@@ -197,7 +200,7 @@ class _Rows(_Reading):
         keys: SealedKeys,
         ctx: ReconcileContext,
         differing: Sequence[frozenset[int]],
-        spill: Spill,
+        spill: Spill[Record],
     ) -> None:
         super().__init__(run, basis, keys, ctx)
         self._buckets = packed_buckets(differing)

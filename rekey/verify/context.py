@@ -4,8 +4,8 @@ Rules kept here:
 
 * The functions of this package take one frozen value and nothing else from their surroundings: no
   configuration, no state file, no clock of their own. They run alike in a phase, a command and a test.
-* A write that a client has announced in the journal and not yet finished explains a difference. Whoever has
-  a journal passes `in_flight`; without one a difference counts once it stood still for a whole delay.
+* A write that a client has announced in the journal and not yet finished explains a difference. A caller
+  with a journal passes `in_flight`; without one a difference counts once it stood still for a whole delay.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """A progress that nobody watches."""
+    """A progress that is not shown."""
 
     def advance(self, rows: int, note: str) -> None:
         """Do nothing."""
@@ -75,7 +75,7 @@ async def never(_source_key: EntityKey) -> bool:
 
 
 def partition_of(table: Table, rows: Sequence[Row]) -> Hashable | None:
-    """Return what a page is counted with besides the account: its partition, None when it has several."""
+    """Return what a page is counted with, apart from the account: its partition, None when it has several."""
     first, last = rows[0][PARTITION_KEY], rows[-1][PARTITION_KEY]
     return (table.name, first) if first == last else None
 

@@ -25,12 +25,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rekey.core.concurrency import for_each
+from rekey.core.spill import Spill, hash_of
 from rekey.errors import RowRefused
-from rekey.model import PARTITION_KEY, EntityKey, Row
+from rekey.model import PARTITION_KEY, EntityKey
 from rekey.verify.context import ReconcileContext
-from rekey.verify.divergence import LISTED
-from rekey.verify.report import CountReport, PartitionDifference, PartitionSize, TableCount
-from rekey.verify.spill import Record, Spill, hash_of, private_folder
+from rekey.verify.report import LISTED, CountReport, PartitionDifference, PartitionSize, TableCount
 from rekey.verify.sums import SOURCE
 
 LARGEST = 20
@@ -43,32 +42,33 @@ _Tallied = tuple[int, str, int, int]
 """Table, partition, expected rows, actual rows."""
 
 
-class Tally:
-    """Expected and actual rows per partition; goes to disk when it does not fit."""
+def by_partition(record: _Tallied) -> int:
+    """Place records of one partition of one table together."""
+    return hash_of(f"{record[0]}\0{record[1]}")
 
-    def __init__(self, spill: Spill) -> None:
-        """Take an empty spill that places records `by_partition`."""
-        self._spill = spill
-        self._counts: dict[tuple[int, str], list[int]] = {}
+
+class Tally(Spill[_Tallied]):
+    """Expected and actual rows per partition; goes to disk when it does not fit. A context manager."""
+
+    def __init__(self, folder: Path) -> None:
+        """Take where temporary files may be put."""
+        super().__init__(folder, by_partition)
+        self._tallied: dict[tuple[int, str], list[int]] = {}
 
     def add(self, table: int, partition: str, *, expected: int = 0, actual: int = 0) -> None:
         """Add rows of one partition of one target table."""
-        counts = self._counts.get((table, partition))
+        counts = self._tallied.get((table, partition))
         if counts is None:
-            if len(self._counts) >= TALLIES:
-                self._flush()
-            counts = self._counts[table, partition] = [0, 0]
+            if len(self._tallied) >= TALLIES:
+                self._move()
+            counts = self._tallied[table, partition] = [0, 0]
         counts[0] += expected
         counts[1] += actual
 
     def totals(self) -> Iterator[_Tallied]:
         """Give every partition once, with its rows on both sides."""
-        if not self._spill.records:
-            for (table, partition), (expected, actual) in self._counts.items():
-                yield table, partition, expected, actual
-            return
-        self._flush()
-        for group in self._spill.groups():
+        self._move()
+        for group in self.groups():
             together: dict[tuple[int, str], list[int]] = defaultdict(lambda: [0, 0])
             for table, partition, expected, actual in group:
                 counts = together[table, partition]
@@ -77,15 +77,10 @@ class Tally:
             for (table, partition), (expected, actual) in together.items():
                 yield table, partition, expected, actual
 
-    def _flush(self) -> None:
-        for (table, partition), counts in self._counts.items():
-            self._spill.put([table, partition, *counts])
-        self._counts.clear()
-
-
-def by_partition(record: Record) -> int:
-    """Place records of one partition of one table together."""
-    return hash_of(f"{record[0]}\0{record[1]}")
+    def _move(self) -> None:
+        for (table, partition), (expected, actual) in self._tallied.items():
+            self.put((table, partition, expected, actual))
+        self._tallied.clear()
 
 
 @dataclass(slots=True)
@@ -118,12 +113,12 @@ async def count(ctx: ReconcileContext) -> CountReport:
         MachineFailed: the disk is full.
     """
     started_at = ctx.now()
-    with private_folder(ctx.folder) as folder, Spill(folder, by_partition) as differences:
-        last = await _count_once(ctx, folder, differences)
+    with Spill(ctx.folder, by_partition) as differences:
+        last = await _count_once(ctx, differences)
         passes = 1
         if any(last.differing):
             await ctx.clock.sleep(ctx.recheck.delay_s)  # time for what is under way to arrive
-            last = await _count_once(ctx, folder, differences)
+            last = await _count_once(ctx, differences)
             passes = 2
         tables = _compare(ctx, last, differences)
     return CountReport(
@@ -142,7 +137,7 @@ async def count(ctx: ReconcileContext) -> CountReport:
     )
 
 
-async def _count_once(ctx: ReconcileContext, folder: Path, differences: Spill) -> _Pass:
+async def _count_once(ctx: ReconcileContext, differences: Spill[_Tallied]) -> _Pass:
     """Count everything once; partitions that differ go to `differences`."""
     tables = len(ctx.targets)
     counted = _Pass([0] * tables, [0] * tables, [0] * tables, [0] * tables)
@@ -153,8 +148,7 @@ async def _count_once(ctx: ReconcileContext, folder: Path, differences: Spill) -
         else:
             await _count_target(ctx, table, tally)
 
-    with Spill(folder, by_partition) as spill:
-        tally = Tally(spill)
+    with Tally(ctx.folder) as tally:
         await for_each((SOURCE, *range(tables)), read, limit=ctx.concurrency)
         for table, partition, expected, actual in tally.totals():
             counted.expected[table] += expected
@@ -162,7 +156,7 @@ async def _count_once(ctx: ReconcileContext, folder: Path, differences: Spill) -
             counted.partitions[table] += 1
             if expected != actual:
                 counted.differing[table] += 1
-                differences.put([table, partition, expected, actual])
+                differences.put((table, partition, expected, actual))
     return counted
 
 
@@ -176,21 +170,17 @@ async def _count_source(ctx: ReconcileContext, counted: _Pass, tally: Tally) -> 
                     counted.partition_ends(partition, rows)
                 partition, rows = row[PARTITION_KEY], 0
             rows += 1
-            _count_expected(ctx, row, counted, tally)
+            try:
+                mapped = ctx.mapper.map(row)
+            except RowRefused:
+                counted.refused += 1
+                continue
+            for table, target in mapped:
+                tally.add(table, target[PARTITION_KEY], expected=1)
         counted.source_rows += len(page.rows)
         ctx.progress.advance(len(page.rows), "counting")
     if partition is not None:
         counted.partition_ends(partition, rows)
-
-
-def _count_expected(ctx: ReconcileContext, row: Row, counted: _Pass, tally: Tally) -> None:
-    try:
-        mapped = ctx.mapper.map(row)
-    except RowRefused:
-        counted.refused += 1
-        return
-    for table, target in mapped:
-        tally.add(table, target[PARTITION_KEY], expected=1)
 
 
 async def _count_target(ctx: ReconcileContext, table: int, tally: Tally) -> None:
@@ -201,7 +191,7 @@ async def _count_target(ctx: ReconcileContext, table: int, tally: Tally) -> None
         ctx.progress.advance(len(page.rows), "counting")
 
 
-def _compare(ctx: ReconcileContext, last: _Pass, differences: Spill) -> tuple[TableCount, ...]:
+def _compare(ctx: ReconcileContext, last: _Pass, differences: Spill[_Tallied]) -> tuple[TableCount, ...]:
     """Tell partitions that differed alike in both passes from those whose rows came or went."""
     stable = [0] * len(ctx.targets)
     moving = [0] * len(ctx.targets)

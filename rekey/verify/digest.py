@@ -15,7 +15,7 @@ Rules kept here (an auditor can recompute every figure from these lines):
 * A lone surrogate (the service's JSON can carry one) is encoded as its three bytes, as Python's
   "surrogatepass" does.
 * Sums of such digests find accidents and faulty writers with certainty for all practical purposes. They are
-  no defence against somebody who may choose the content of very many rows in order to deceive; the signed
+  no defence against an attacker who may choose the content of very many rows in order to deceive; the signed
   evidence covers who could.
 """
 

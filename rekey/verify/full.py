@@ -3,9 +3,13 @@
 Rules kept here:
 
 * First pass: source and targets are read once; each expected and each actual row is hashed and summed into
-  its bucket (`digest`, `sums`). Equal sums everywhere: done, nothing else is read.
-* Second pass, only where sums differ: the rows of those buckets go to disk and are joined (`find`).
-* Every difference is then looked at by point reads until it is gone or stands still (`recheck`).
+  its bucket (`digest`, `sums`, `summing`). Equal sums everywhere: done, nothing else is read.
+* Second pass, only where sums differ: of the rows of those buckets key, content digest and source key go to
+  disk, and nothing else. They are joined on the target key; what remains unmatched is joined on the content,
+  so that a row under a wrong key is recognised when exactly one row is missing and exactly one is too many
+  with that content.
+* What comes out are candidates, not findings: tables changed while they were read. Each is looked at by point
+  reads until it is gone or stands still (`settle`).
 * The sums are additive: work can stop after any page and go on (`Partial`), and pieces made elsewhere add up.
   The report says what was read when; what changed since was looked at again where it made a difference.
 * Nothing is left on disk, however it ends.
@@ -13,27 +17,36 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import aclosing
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 from rekey.core.collector import patient_collector
-from rekey.verify.collect import Collector
-from rekey.verify.context import ReconcileContext
-from rekey.verify.divergence import Findings, RepairReport
-from rekey.verify.find import by_content, by_key, candidates, spill_rows
-from rekey.verify.recheck import Candidate, settle
+from rekey.core.concurrency import for_each
+from rekey.core.spill import Spill, hash_of
+from rekey.errors import RowRefused
+from rekey.model import EntityKey, Row, key_of
+from rekey.verify.context import ReconcileContext, RowMapper
+from rekey.verify.digest import bucket_of, content_digest
 from rekey.verify.repair import repair_all
-from rekey.verify.report import FullReport, TableComparison, TableRead
-from rekey.verify.spill import Record, Spill, hash_of, private_folder
-from rekey.verify.summing import CHECKPOINT_ROWS, sum_up
+from rekey.verify.report import Findings, FullReport, RepairReport, TableComparison, TableRead
+from rekey.verify.settle import Candidate, Collector, Found, Point, settle
+from rekey.verify.summing import CHECKPOINT_ROWS, Checkpoint, sum_up
 from rekey.verify.sums import SOURCE, Part, Partial, told_digest
 
-Checkpoint = Callable[[Partial], None]
+Record: TypeAlias = list[Any]
+"""One row of a differing bucket, in JSON values: workers send it."""
+
+MAX_CLAIMS = 16
+"""Source rows looked at together when several give one target key."""
+
+EXPECTED, ACTUAL, REFUSED = 0, 1, 2
+_SIDE, _TABLE, _PARTITION, _ROW, _CONTENT, _SOURCE_PARTITION, _SOURCE_ROW = range(7)
 
 
 class Reader(Protocol):
-    """Reads tables for a comparison: this process, or workers."""
+    """Reads tables for a comparison elsewhere: with workers."""
 
     async def sum_up(
         self, ctx: ReconcileContext, work: Partial, *, checkpoint: Checkpoint | None, checkpoint_rows: int
@@ -41,32 +54,20 @@ class Reader(Protocol):
         """Read what is left of `work` and add it to its sums."""
 
     async def spill_rows(
-        self, ctx: ReconcileContext, parts: Sequence[Part], differing: Sequence[frozenset[int]], spill: Spill
+        self,
+        ctx: ReconcileContext,
+        parts: Sequence[Part],
+        differing: Sequence[frozenset[int]],
+        spill: Spill[Record],
     ) -> None:
         """Read the parts once more and spill the rows of differing buckets."""
-
-
-class Here:
-    """Reads in this process."""
-
-    async def sum_up(
-        self, ctx: ReconcileContext, work: Partial, *, checkpoint: Checkpoint | None, checkpoint_rows: int
-    ) -> None:
-        """As `sum_up`."""
-        await sum_up(ctx, work, checkpoint=checkpoint, checkpoint_rows=checkpoint_rows)
-
-    async def spill_rows(
-        self, ctx: ReconcileContext, parts: Sequence[Part], differing: Sequence[frozenset[int]], spill: Spill
-    ) -> None:
-        """As `spill_rows`."""
-        await spill_rows(ctx, parts, differing, spill)
 
 
 async def full(
     ctx: ReconcileContext,
     *,
     partial: Partial | None = None,
-    checkpoint: Callable[[Partial], None] | None = None,
+    checkpoint: Checkpoint | None = None,
     checkpoint_rows: int = CHECKPOINT_ROWS,
     enough: int | None = None,
     repair: bool = False,
@@ -89,11 +90,11 @@ async def full(
         MachineFailed: the disk is full.
         ServiceError: a table could not be read.
     """
-    reader = reader or Here()
     work = partial or Partial.fresh(len(ctx.targets))
     work.sit_down(ctx.now())
     with patient_collector():
-        await reader.sum_up(ctx, work, checkpoint=checkpoint, checkpoint_rows=checkpoint_rows)
+        read = sum_up if reader is None else reader.sum_up
+        await read(ctx, work, checkpoint=checkpoint, checkpoint_rows=checkpoint_rows)
     sides = zip(work.expected, work.actual, strict=True)
     differing = [expected.differing(actual) for expected, actual in sides]
     found, repaired = Findings(), None
@@ -124,8 +125,6 @@ def _report(
                 actual_digest=actual.content_digest(),
                 differing_buckets=len(buckets),
                 not_compared=tuple(sorted(ctx.not_compared(number))),
-                expected_sums=expected.as_json(),
-                actual_sums=actual.as_json(),
             )
             for number, (target, expected, actual, buckets) in enumerate(
                 zip(ctx.targets, work.expected, work.actual, differing, strict=True)
@@ -154,48 +153,179 @@ async def _find_and_settle(
     enough: int | None,
     *,
     repair: bool,
-    reader: Reader,
+    reader: Reader | None,
 ) -> tuple[Findings, RepairReport | None]:
-    """Find the rows behind differing sums, recheck them and, if asked, mend what stood still."""
+    """Find the rows of differing sums, look at them again and, if asked, mend what stood still."""
     with (
-        private_folder(ctx.folder) as folder,
-        Spill(folder, by_key) as spilled,
-        Spill(folder, by_content) as unmatched,
-        Spill(folder, _by_row) as kept,
+        Spill(ctx.folder, by_key) as spilled,
+        Spill(ctx.folder, by_content) as unmatched,
+        Spill[Found](ctx.folder, _by_row) as kept,
     ):
-        await reader.spill_rows(ctx, work.parts, differing, spilled)
+        read = spill_rows if reader is None else reader.spill_rows
+        await read(ctx, work.parts, differing, spilled)
         collector = Collector(ctx, kept if repair else None)
-        waiting = _Counted(candidates(spilled, unmatched))
+        left = 0  # candidates given out, or still to come, that were not settled
+
+        def counted(candidates: Iterator[Candidate]) -> Iterator[Candidate]:
+            nonlocal left
+            for candidate in candidates:
+                left += 1
+                yield candidate
+
+        waiting = counted(_candidates(spilled, unmatched))
         async with aclosing(settle(ctx, waiting)) as settling:
             async for settled in settling:
                 collector.take(settled)
-                waiting.left -= 1
+                left -= 1
                 if enough is not None and collector.stable >= enough:
-                    waiting.drain()
+                    deque(waiting, maxlen=0)  # what is still to come is counted, not looked at
                     break
-        found = collector.findings(unchecked=waiting.left)
-        return found, await repair_all(ctx, kept) if repair else None
+        return collector.findings(unchecked=left), await repair_all(ctx, kept) if repair else None
 
 
-class _Counted:
-    """An iterator that knows how many of its candidates were given out and not settled yet."""
-
-    def __init__(self, candidates: Iterator[Candidate]) -> None:
-        self._candidates = candidates
-        self.left = 0
-
-    def __iter__(self) -> Iterator[Candidate]:
-        return self
-
-    def __next__(self) -> Candidate:
-        candidate = next(self._candidates)
-        self.left += 1
-        return candidate
-
-    def drain(self) -> None:
-        """Count all that is still to come without looking at it."""
-        self.left += sum(1 for _ in self._candidates)
+# --- the second pass: rows of sums that differ -----------------------------------------------------------
 
 
-def _by_row(record: Record) -> int:
-    return hash_of(f"{record[0]}{record[2]}{record[3]}")
+def by_key(record: Record) -> int:
+    """Place records of one target key together."""
+    return hash_of(f"{record[_TABLE]}\0{record[_PARTITION]}\0{record[_ROW]}")
+
+
+def _by_row(found: Found) -> int:
+    one = found.divergence
+    return hash_of(f"{one.kind}{one.row_id}{one.source_id}")
+
+
+def by_content(record: Record) -> int:
+    """Place records of one content together."""
+    return hash_of(f"{record[_TABLE]}\0{record[_CONTENT]}")
+
+
+def worth_reading(parts: Sequence[Part], differing: Sequence[frozenset[int]]) -> list[Part]:
+    """Return the parts that hold rows of differing buckets."""
+    return [part for part in parts if part.table == SOURCE or differing[part.table]]
+
+
+async def spill_rows(
+    ctx: ReconcileContext, parts: Sequence[Part], differing: Sequence[frozenset[int]], spill: Spill[Record]
+) -> None:
+    """Read the parts once more and write the rows of differing buckets, and refused source rows, to `spill`.
+
+    Args:
+        ctx: the tables and the mapping.
+        parts: the key ranges that were compared.
+        differing: per target table, the buckets whose sums differ.
+        spill: takes the records, by key.
+    """
+    wanted = worth_reading(parts, differing)
+    not_compared = [ctx.not_compared(number) for number in range(len(ctx.targets))]
+
+    async def read(part: Part) -> None:
+        table = ctx.source if part.table == SOURCE else ctx.targets[part.table]
+        async for page in table.scan(part.within):
+            ctx.stop()
+            for record in records_of(part.table, page.rows, ctx.mapper, not_compared, differing):
+                spill.put(record)
+            ctx.progress.advance(len(page.rows), "finding the rows that differ")
+            await ctx.taken(table, page)
+
+    await for_each(wanted, read, limit=ctx.concurrency)
+
+
+def records_of(
+    table: int,
+    rows: Iterable[Row],
+    mapper: RowMapper,
+    not_compared: Sequence[frozenset[str]],
+    differing: Sequence[frozenset[int]],
+) -> Iterator[Record]:
+    """Give the records of rows that lie in differing buckets, and of source rows that the mapping refuses."""
+    for row in rows:
+        key = key_of(row)
+        if table != SOURCE:
+            if bucket_of(*key) in differing[table]:
+                yield [ACTUAL, table, *key, content_digest(row, not_compared[table]).hex()]
+            continue
+        try:
+            mapped = mapper.map(row)
+        except RowRefused:
+            yield [REFUSED, SOURCE, *key, "", *key]
+            continue
+        for number, target in mapped:
+            if bucket_of(*key_of(target)) in differing[number]:
+                digest = content_digest(target, not_compared[number]).hex()
+                yield [EXPECTED, number, *key_of(target), digest, *key]
+
+
+def _candidates(spilled: Spill[Record], unmatched: Spill[Record]) -> Iterator[Candidate]:
+    """Join the spilled rows and give what has to be looked at.
+
+    Args:
+        spilled: records placed `by_key`.
+        unmatched: an empty spill placed `by_content`; takes what has no counterpart.
+    """
+    for group in spilled.groups():
+        yield from _join_keys(group, unmatched)
+    for group in unmatched.groups():
+        yield from _join_contents(group)
+
+
+def _join_keys(group: list[Record], unmatched: Spill[Record]) -> Iterator[Candidate]:
+    expected: dict[tuple[int, str, str], list[Record]] = defaultdict(list)
+    actual: dict[tuple[int, str, str], Record] = {}
+    for record in group:
+        place = (record[_TABLE], record[_PARTITION], record[_ROW])
+        if record[_SIDE] == EXPECTED:
+            expected[place].append(record)
+        elif record[_SIDE] == ACTUAL:
+            actual[place] = record
+        else:
+            yield (Point(SOURCE, _key(record)),)
+    for place, records in expected.items():
+        present = actual.pop(place, None)
+        if len(records) > 1:
+            yield from _collisions(records)
+        elif present is None:
+            unmatched.put(records[0])
+        elif present[_CONTENT] != records[0][_CONTENT]:
+            yield (_point(records[0]),)
+    for record in actual.values():
+        unmatched.put(record)
+
+
+def _collisions(records: list[Record]) -> Iterator[Candidate]:
+    """Give candidates of several source rows with one target key; the first takes part in every one."""
+    sources = list(dict.fromkeys(_source(record) for record in records))
+    first, others = sources[0], sources[1:]
+    point = _point(records[0])
+    step = MAX_CLAIMS - 1
+    for begin in range(0, max(len(others), 1), step):
+        claims = (first, *others[begin : begin + step])
+        yield (Point(point.table, point.key, claims, (first,) if begin else ()),)
+
+
+def _join_contents(group: list[Record]) -> Iterator[Candidate]:
+    alike: dict[tuple[int, str], list[Record]] = defaultdict(list)
+    for record in group:
+        alike[record[_TABLE], record[_CONTENT]].append(record)
+    for records in alike.values():
+        if len(records) == 2 and {record[_SIDE] for record in records} == {EXPECTED, ACTUAL}:
+            missing, stray = sorted(records, key=lambda record: int(record[_SIDE]))
+            # The source of the missing row is asked about the stray one too: it may have moved its row there.
+            yield _point(missing), Point(stray[_TABLE], _key(stray), (_source(missing),))
+        else:
+            for record in records:
+                yield (_point(record),)
+
+
+def _point(record: Record) -> Point:
+    claims = (_source(record),) if record[_SIDE] == EXPECTED else ()
+    return Point(record[_TABLE], _key(record), claims)
+
+
+def _key(record: Record) -> EntityKey:
+    return EntityKey(record[_PARTITION], record[_ROW])
+
+
+def _source(record: Record) -> EntityKey:
+    return EntityKey(record[_SOURCE_PARTITION], record[_SOURCE_ROW])

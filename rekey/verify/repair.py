@@ -8,26 +8,25 @@ Rules kept here:
   that was seen. Afterwards its owner is asked for once more and propagated, in case a writer claimed the key,
   found the row there and left it: a claim comes before the writer looks, so one of the two sees the other.
 * Where the main target is the authority its rows are never deleted: one that no source row gives, and whose
-  old key nobody knows, is named and left.
+  old key is not known, is named and left.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from itertools import chain
 
 from rekey.core.concurrency import for_each
+from rekey.core.spill import Spill
 from rekey.errors import ConditionFailed, RowMissing
 from rekey.errors import Findings as NotMendable
-from rekey.model import EntityKey, Row
-from rekey.verify.collect import Found, read_found
+from rekey.model import EntityKey
 from rekey.verify.context import ReconcileContext
-from rekey.verify.divergence import LISTED, Kind, Outcome, Repair, RepairReport
-from rekey.verify.observe import Point, observe, owner_of
-from rekey.verify.spill import Spill
+from rekey.verify.report import LISTED, Kind, Outcome, Repair, RepairReport
+from rekey.verify.settle import Found, Point, observe, owner_of
 
 
-async def repair_all(ctx: ReconcileContext, kept: Spill) -> RepairReport:
+async def repair_all(ctx: ReconcileContext, kept: Spill[Found]) -> RepairReport:
     """Mend every divergence in `kept`.
 
     Raises ServiceError and Interrupted as they come; what was mended until then stays mended.
@@ -43,14 +42,8 @@ async def repair_all(ctx: ReconcileContext, kept: Spill) -> RepairReport:
             listed.append(Repair(found.divergence, outcome))
         ctx.progress.advance(0, "repairing")
 
-    await for_each(_all_found(kept), mend, limit=ctx.concurrency)
+    await for_each(chain.from_iterable(kept.groups()), mend, limit=ctx.concurrency)
     return RepairReport(dict(sorted(counts.items())), tuple(listed))
-
-
-def _all_found(kept: Spill) -> Iterator[Found]:
-    for group in kept.groups():
-        for record in group:
-            yield read_found(record)
 
 
 async def repair(ctx: ReconcileContext, found: Found) -> Outcome:
@@ -70,7 +63,7 @@ async def repair(ctx: ReconcileContext, found: Found) -> Outcome:
 
 
 async def _take_away(ctx: ReconcileContext, found: Found, stray: tuple[int, EntityKey, str]) -> Outcome:
-    """Delete a row that nothing maps to, unless it is gone, changed, or somebody's by now."""
+    """Delete a row that nothing maps to, unless it is gone, changed, or claimed by now."""
     table, key, etag = stray
     claims = () if found.source is None else (found.source,)
     seen = await observe(ctx, Point(table, key, claims))
@@ -85,14 +78,8 @@ async def _take_away(ctx: ReconcileContext, found: Found, stray: tuple[int, Enti
         return Outcome.GONE
     except ConditionFailed:
         return Outcome.CHANGED
-    await _propagate_claimants(ctx, table, actual, claims)
-    return Outcome.MOVED if found.divergence.kind is Kind.WRONG_KEY else Outcome.DELETED
-
-
-async def _propagate_claimants(
-    ctx: ReconcileContext, table: int, deleted: Row | None, claims: tuple[EntityKey, ...]
-) -> None:
-    """Propagate whoever may have taken the deleted row for its own between the last look and the delete."""
-    owner = None if deleted is None else await owner_of(ctx, table, deleted)
+    # A source row may have taken the deleted row for its own between the last look and the delete.
+    owner = None if actual is None else await owner_of(ctx, table, actual)
     for source_key in dict.fromkeys((*claims, *(() if owner is None else (owner,)))):
         await ctx.propagate(source_key)
+    return Outcome.MOVED if found.divergence.kind is Kind.WRONG_KEY else Outcome.DELETED

@@ -1,21 +1,178 @@
-"""What a verification found: frozen values without keys.
+"""What a verification found: divergences, counts, digests and repairs, as frozen values without keys.
 
 Rules kept here:
 
-* A report names rows by safe id and properties by name; it holds no key and no value of a row.
-* `as_json` gives everything that is needed to judge and to recompute: what was compared, counts, digests,
-  sums on request, the seed of a sample. Field names and the words for kinds are stable.
+* Rows are named by safe id and properties by name; no value here holds a key or a value of a row.
+* `as_json` gives everything that is needed to judge and to repeat: what was compared, counts, digests, the
+  seed of a sample. Fields come in the order in which JSON shows them; their names and
+  the words for kinds, changes and outcomes are stable: scripts may match them.
 * `findings` decides the exit code: a difference that stood still, or a row that could not be settled, is a
   finding; one that went away by itself is counted and is not.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, TypeAlias
 
+from rekey.core.plain import UNTOLD, members, plain, told
 from rekey.errors import ExitCode
-from rekey.verify.divergence import Findings, RepairReport
+
+LISTED = 1000
+"""A report lists at most this many divergences; all are counted."""
+
+
+class Kind(StrEnum):
+    """What is wrong with a row."""
+
+    MISSING = "missing"
+    """A source row's target row is not there."""
+    EXTRA = "extra"
+    """A target row that no source row gives."""
+    ALTERED = "altered"
+    """A target row whose content is not what its source row gives."""
+    WRONG_KEY = "wrong-key"
+    """A source row's target row is not there, but its content is, under another key."""
+    COLLISION = "collision"
+    """Several source rows give the same target key."""
+    REFUSED = "refused"
+    """A source row that the mapping cannot key."""
+
+
+class Change(StrEnum):
+    """How one property differs."""
+
+    VALUE = "value"
+    TYPE = "type"
+    MISSING = "missing"
+    EXTRA = "extra"
+
+
+@dataclass(frozen=True, slots=True)
+class PropertyDifference:
+    """One property of an altered row: its name and how it differs, never its values."""
+
+    name: str = field(metadata=told("property"))
+    change: Change
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """One row that differs and stood still. JSON leaves empty members out.
+
+    Attributes:
+        kind: what is wrong.
+        table: the target table (for `refused` the source table).
+        row_id: safe id of the target row ("" for `refused`).
+        source_id: safe id of the source row; "" when nothing maps to the row (a foreign row).
+        properties: what differs, for `altered`.
+        stray_id: for `wrong-key`, the safe id of the row under the wrong key.
+        code: for `refused`, the refusal's stable code.
+    """
+
+    kind: Kind
+    table: str
+    row_id: str = field(metadata=told("row", if_any=True))
+    source_id: str = field(metadata=told("source_row", if_any=True))
+    properties: tuple[PropertyDifference, ...] = field(default=(), metadata=told(if_any=True))
+    stray_id: str = field(default="", metadata=told("stray_row", if_any=True))
+    code: str = field(default="", metadata=told(if_any=True))
+
+
+class Outcome(StrEnum):
+    """What a repair did about one divergence."""
+
+    PROPAGATED = "propagated"
+    """The rows of its source row were made equal to what the authority says."""
+    MOVED = "moved"
+    """The row was written under its right key, and the one under the wrong key deleted."""
+    DELETED = "deleted"
+    """The row, to which nothing maps, was deleted."""
+    GONE = "gone"
+    """The row was mended, or went away, before the repair came to it."""
+    CHANGED = "changed"
+    """The row changed under the repair and was left alone: verify again."""
+    REFUSED = "refused"
+    """The mapping or a collision forbids it, or it is a row of the authority that cannot be taken back: mend
+    the row, then verify again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """One divergence and what was done about it."""
+
+    divergence: Divergence
+    outcome: Outcome
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {**members(self.divergence), "outcome": self.outcome.value}
+
+
+@dataclass(frozen=True, slots=True)
+class RepairReport:
+    """All repairs of one run. `repairs` lists at most `LISTED` of them."""
+
+    counts: Mapping[str, int]
+    repairs: tuple[Repair, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """Stable divergences by kind, and those that were not stable.
+
+    Attributes:
+        counts: stable divergences by kind.
+        listed: the first `LISTED` of them.
+        transient: differences that were gone on recheck.
+        unsettled: rows that neither became equal nor stood still within the time allowed.
+        unchecked: differences not looked at because enough had been found already.
+        pending: differences that a later pass of capture "delta" is due to mend; not findings.
+    """
+
+    counts: Mapping[str, int] = field(default_factory=dict, metadata=told("by_kind"))
+    listed: tuple[Divergence, ...] = field(default=(), metadata=UNTOLD)
+    transient: int = 0
+    unsettled: int = 0
+    unchecked: int = 0
+    pending: int = 0
+
+    @property
+    def stable(self) -> int:
+        """How many divergences stood still."""
+        return sum(self.counts.values())
+
+    @property
+    def any(self) -> bool:
+        """True when something is wrong or could not be settled."""
+        return bool(self.stable or self.unsettled or self.unchecked)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        not_listed = self.stable - len(self.listed)
+        listed = {"divergences": plain(self.listed), "not_listed": not_listed}
+        return {"stable": self.stable, **members(self), **listed}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportBase:
+    """What the report of every mode says."""
+
+    mode: str = field(init=False)
+    started_at: str
+    finished_at: str
+    source: str
+
+    @property
+    def findings(self) -> bool:
+        """True when something is wrong: the exit code must say so."""
+        raise NotImplementedError
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object without keys."""
+        return members(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +186,6 @@ class TableComparison:
         differing_buckets: buckets whose sums differ; more than 0 without a stable divergence when rows
             changed while they were being read.
         not_compared: properties left out: copies of the source's Timestamp, after cutover.
-        expected_sums, actual_sums: packed sums in base64, from which the digests can be recomputed.
     """
 
     table: str
@@ -39,23 +195,6 @@ class TableComparison:
     actual_digest: str
     differing_buckets: int
     not_compared: tuple[str, ...]
-    expected_sums: str = field(repr=False)
-    actual_sums: str = field(repr=False)
-
-    def as_json(self, *, sums: bool = False) -> dict[str, Any]:
-        """Return a JSON object, with all sums (about 1 MB) when asked."""
-        members: dict[str, Any] = {
-            "table": self.table,
-            "expected_rows": self.expected_rows,
-            "actual_rows": self.actual_rows,
-            "expected_digest": self.expected_digest,
-            "actual_digest": self.actual_digest,
-            "differing_buckets": self.differing_buckets,
-            "not_compared": list(self.not_compared),
-        }
-        if sums:
-            members |= {"expected_sums": self.expected_sums, "actual_sums": self.actual_sums}
-        return members
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,39 +207,28 @@ class TableRead:
     ended_at: str
     rows: int
 
-    def as_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
-        return {
-            "table": self.table,
-            "sitting": self.sitting,
-            "begun_at": self.begun_at,
-            "ended_at": self.ended_at,
-            "rows": self.rows,
-        }
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FullReport(ReportBase):
+    """A full verification: every row and every property, both directions.
 
-@dataclass(frozen=True, slots=True)
-class FullReport:
-    """A full verification: every row and every property, both directions."""
+    Attributes:
+        source_digest: content digest of the source as it is; "" when it has too few rows for one to be told.
+        read: what was read when: a verification that was cut off has more than one sitting.
+    """
 
-    started_at: str
-    finished_at: str
-    source: str
+    mode: str = field(default="full", init=False)
     source_rows: int
+    source_digest: str = ""
     refused_rows: int
     tables: tuple[TableComparison, ...]
-    found: Findings
-    repair: RepairReport | None = None
-    source_digest: str = ""
-    """The content digest of the source as it is; "" when it has too few rows for one to be told."""
     read: tuple[TableRead, ...] = ()
-    """What was read when: a verification that was cut off has more than one sitting."""
-
-    mode = "full"
+    found: Findings = field(metadata=told(flat=True))
+    repair: RepairReport | None = None
 
     @property
     def findings(self) -> bool:
-        """True when the exit code must say so."""
+        """True when a row differs, or could not be settled."""
         return self.found.any
 
     @property
@@ -113,46 +241,22 @@ class FullReport:
         """The content digest of the main target table as it is."""
         return self.tables[0].actual_digest
 
-    def as_json(self, *, sums: bool = False) -> dict[str, Any]:
-        """Return a JSON object without keys."""
-        return {
-            "mode": self.mode,
-            "started_at": self.started_at,
-            "finished_at": self.finished_at,
-            "source": self.source,
-            "source_rows": self.source_rows,
-            "source_digest": self.source_digest,
-            "refused_rows": self.refused_rows,
-            "tables": [table.as_json(sums=sums) for table in self.tables],
-            "read": [one.as_json() for one in self.read],
-            **self.found.as_json(),
-            "repair": None if self.repair is None else self.repair.as_json(),
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class PartitionDifference:
     """One partition of a target table that holds another number of rows than the source gives."""
 
-    partition_id: str
+    partition_id: str = field(metadata=told("partition"))
     expected: int
     actual: int
-
-    def as_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
-        return {"partition": self.partition_id, "expected": self.expected, "actual": self.actual}
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionSize:
     """One partition of the source and its number of rows."""
 
-    partition_id: str
+    partition_id: str = field(metadata=told("partition"))
     rows: int
-
-    def as_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
-        return {"partition": self.partition_id, "rows": self.rows}
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,56 +277,25 @@ class TableCount:
     partitions: int
     differing: int
     moving: int
-    listed: tuple[PartitionDifference, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
-        return {
-            "table": self.table,
-            "expected": self.expected,
-            "actual": self.actual,
-            "partitions": self.partitions,
-            "differing": self.differing,
-            "moving": self.moving,
-            "differences": [difference.as_json() for difference in self.listed],
-        }
+    listed: tuple[PartitionDifference, ...] = field(metadata=told("differences"))
 
 
-@dataclass(frozen=True, slots=True)
-class CountReport:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountReport(ReportBase):
     """Rows of both sides, per partition and in total."""
 
-    started_at: str
-    finished_at: str
-    source: str
+    mode: str = field(default="count", init=False)
     source_rows: int
     source_partitions: int
     refused_rows: int
-    largest: tuple[PartitionSize, ...]
+    largest: tuple[PartitionSize, ...] = field(metadata=told("largest_source_partitions"))
     tables: tuple[TableCount, ...]
     passes: int
 
-    mode = "count"
-
     @property
     def findings(self) -> bool:
-        """True when the exit code must say so."""
+        """True when a row was refused, or counts differ."""
         return self.refused_rows > 0 or any(table.differing for table in self.tables)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return a JSON object without keys."""
-        return {
-            "mode": self.mode,
-            "started_at": self.started_at,
-            "finished_at": self.finished_at,
-            "source": self.source,
-            "source_rows": self.source_rows,
-            "source_partitions": self.source_partitions,
-            "refused_rows": self.refused_rows,
-            "largest_source_partitions": [size.as_json() for size in self.largest],
-            "tables": [table.as_json() for table in self.tables],
-            "passes": self.passes,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,50 +316,22 @@ class Direction:
     wrong: int
     at_most: float
 
-    def as_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
-        return {
-            "table": self.table,
-            "population": self.population,
-            "checked": self.checked,
-            "wrong": self.wrong,
-            "at_most": self.at_most,
-        }
 
-
-@dataclass(frozen=True, slots=True)
-class SampleReport:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleReport(ReportBase):
     """Random rows in both directions, drawn by a seed, and the confidence they buy."""
 
-    started_at: str
-    finished_at: str
-    source: str
+    mode: str = field(default="sample", init=False)
     seed: int
     asked: int
     confidence: float
     directions: tuple[Direction, ...]
-    found: Findings
-
-    mode = "sample"
+    found: Findings = field(metadata=told(flat=True))
 
     @property
     def findings(self) -> bool:
-        """True when the exit code must say so."""
+        """True when a row differs, or could not be settled."""
         return self.found.any
-
-    def as_json(self) -> dict[str, Any]:
-        """Return a JSON object without keys."""
-        return {
-            "mode": self.mode,
-            "started_at": self.started_at,
-            "finished_at": self.finished_at,
-            "source": self.source,
-            "seed": self.seed,
-            "asked": self.asked,
-            "confidence": self.confidence,
-            "directions": [direction.as_json() for direction in self.directions],
-            **self.found.as_json(),
-        }
 
 
 Report: TypeAlias = CountReport | SampleReport | FullReport

@@ -5,7 +5,7 @@ Rules kept here:
 * Rows are drawn by reservoir sampling (Li's algorithm L, ACM TOMS 20, 1994) over a scan that returns keys
   only. Probing random keys would be cheaper and wrong: a row after a wide gap in the keys would be drawn more
   often than its neighbours, and then no confidence could be stated. Here every row has the same chance,
-  whatever keys look like.
+  however keys are distributed.
 * The same seed draws the same rows from the same table: the generator is `random.Random("<seed>:<table>")`.
 * A drawn row is looked at as a full verification looks at a difference (`recheck`): writes under way are not
   taken for divergences. A row that was deleted meanwhile is not counted as checked.
@@ -17,19 +17,17 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from rekey.core.concurrency import for_each
 from rekey.errors import RowRefused
 from rekey.model import PARTITION_KEY, EntityKey, key_of
 from rekey.tables.base import Table
-from rekey.verify.collect import Collector
 from rekey.verify.confidence import CONFIDENCE, upper_bound
 from rekey.verify.context import ReconcileContext
-from rekey.verify.observe import Point
-from rekey.verify.recheck import Candidate, settle
 from rekey.verify.report import Direction, SampleReport
+from rekey.verify.settle import Candidate, Collector, Point, settle
 from rekey.verify.sums import SOURCE
 
 MAX_ROWS = 100_000
@@ -130,17 +128,13 @@ async def _check(ctx: ReconcileContext, table: int, drawn: Drawn, collector: Col
 
     await for_each(enumerate(drawn.keys), prepare, limit=ctx.concurrency)
     wrong = 0
-    async for settled in settle(ctx, _in_order(wanted)):
+    async for settled in settle(ctx, (wanted[position] for position in sorted(wanted))):
         wrong += collector.take(settled) > 0
     name = ctx.source_name if table == SOURCE else ctx.targets[table].name
     population = drawn.population - (len(drawn.keys) - len(wanted))
     return Direction(
         name, population, len(wanted), wrong, upper_bound(wrong, len(wanted), population=population)
     )
-
-
-def _in_order(candidates: dict[int, Candidate]) -> Iterator[Candidate]:
-    return (candidates[position] for position in sorted(candidates))
 
 
 async def _source_candidate(ctx: ReconcileContext, key: EntityKey) -> Candidate | None:
@@ -151,12 +145,12 @@ async def _source_candidate(ctx: ReconcileContext, key: EntityKey) -> Candidate 
     try:
         mapped = ctx.mapper.map(row)
     except RowRefused:
-        return Candidate((Point(SOURCE, key),))
-    return Candidate(tuple(Point(number, key_of(target), (key,)) for number, target in mapped))
+        return (Point(SOURCE, key),)
+    return tuple(Point(number, key_of(target), (key,)) for number, target in mapped)
 
 
 async def _target_candidate(ctx: ReconcileContext, table: int, key: EntityKey) -> Candidate | None:
     """Return what to look at for a drawn target row; None when it was deleted meanwhile."""
     if await ctx.targets[table].get(key, select=(PARTITION_KEY,)) is None:
         return None
-    return Candidate((Point(table, key),))
+    return (Point(table, key),)

@@ -2,7 +2,7 @@
 
 Rules kept here:
 
-* Cursor and sums move together, between two awaits: whoever stores them at any moment stores a state from
+* Cursor and sums move together, between two awaits: what is stored of them at any moment is a state from
   which adding goes on without counting a row twice or leaving one out.
 * Readers that have nothing to read split what others have left, as the backfill's do; the sums do not depend
   on where a table was split.
@@ -26,6 +26,9 @@ from rekey.verify.context import ReconcileContext, RowMapper
 from rekey.verify.digest import digester
 from rekey.verify.sums import SOURCE, Part, Partial
 
+Checkpoint = Callable[[Partial], None]
+"""Told the sums, to store them."""
+
 CHECKPOINT_ROWS = 200_000
 """Rows between two checkpoints: some seconds of work, against a state of about 0.5 MB per table."""
 LEAST_ROWS = 50 * MAX_PAGE_ROWS
@@ -37,7 +40,7 @@ async def sum_up(
     ctx: ReconcileContext,
     work: Partial,
     *,
-    checkpoint: Callable[[Partial], None] | None = None,
+    checkpoint: Checkpoint | None = None,
     checkpoint_rows: int = CHECKPOINT_ROWS,
 ) -> None:
     """Read what is left of `work` and add it to its sums, page by page.
@@ -72,7 +75,7 @@ class _Active:
     Attributes:
         fresh: rows it gave since it was begun or split.
         shrunk: its end was moved after its scan began.
-        probed: somebody is looking for a place to split it.
+        probed: a reader is looking for a place to split it.
     """
 
     part: Part
@@ -96,7 +99,7 @@ class _Summing:
         ctx: ReconcileContext,
         work: Partial,
         left: Sequence[Part],
-        checkpoint: Callable[[Partial], None] | None,
+        checkpoint: Checkpoint | None,
         checkpoint_rows: int,
     ) -> None:
         self._ctx, self._work = ctx, work
@@ -173,7 +176,7 @@ class _Summing:
         part.done = True
 
     def _tell(self) -> None:
-        """Wake whoever waits for a change; each looks for itself whether it is the one it waits for."""
+        """Wake all readers that wait; each looks for itself whether it is the change it waits for."""
         self._changed.set()
         self._changed = asyncio.Event()
 

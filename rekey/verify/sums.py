@@ -48,13 +48,9 @@ class BucketSums:
         self.sums = [0] * BUCKETS
         self.counts = [0] * BUCKETS
 
-    def add(self, bucket: int, digest: bytes) -> None:
-        """Add one row. (Sums grow past 128 bits here and are reduced when they are read.)"""
-        self.sums[bucket] += int.from_bytes(digest)
-        self.counts[bucket] += 1
-
     def adder(self, digest: Callable[[Row], bytes]) -> Callable[[Row], None]:
-        """Return a function that adds rows: what `add` with `bucket_of` does, without calls for every row."""
+        """Return a function that adds rows by their `digest`. Sums grow past 128 bits and are reduced when
+        they are read."""
         sums, counts, from_bytes = self.sums, self.counts, int.from_bytes
         before: str | None = None
         begun = 0
@@ -87,10 +83,6 @@ class BucketSums:
             for bucket in range(BUCKETS)
             if self.counts[bucket] != other.counts[bucket] or (self.sums[bucket] - other.sums[bucket]) & _MASK
         )
-
-    def rows_in(self, buckets: frozenset[int]) -> int:
-        """Return the number of rows in the given buckets."""
-        return sum(self.counts[bucket] for bucket in buckets)
 
     def packed(self) -> bytes:
         """Return all buckets, each as sum (16 bytes) and count (8 bytes), big-endian."""
@@ -173,7 +165,7 @@ class Part:
 
 @dataclass(slots=True)
 class Partial:
-    """Sums made so far, and what is left to read. Additive: `merge` joins two disjoint pieces of work.
+    """Sums made so far, and what is left to read.
 
     Attributes:
         parts: the key ranges this work consists of.
@@ -209,40 +201,10 @@ class Partial:
         self.reads[self.sitting, table] = Read(table, self.sitting, began, now, rows)
 
     @classmethod
-    def fresh(
-        cls,
-        targets: int,
-        *,
-        source_ranges: Sequence[KeyRange] = (EVERYTHING,),
-        target_ranges: Sequence[Sequence[KeyRange]] | None = None,
-    ) -> Partial:
-        """Plan a comparison with `targets` target tables.
-
-        Args:
-            targets: how many target tables there are.
-            source_ranges: disjoint ranges that together are what shall be read of the source.
-            target_ranges: the same per target; None reads each in one piece, an empty sequence not at all.
-        """
-        ranges = [(EVERYTHING,)] * targets if target_ranges is None else target_ranges
-        parts = [Part(SOURCE, within) for within in source_ranges]
-        parts += [Part(table, within) for table, piece in enumerate(ranges) for within in piece]
+    def fresh(cls, targets: int) -> Partial:
+        """Begin a comparison with so many target tables: each table in one piece, nothing read."""
+        parts = [Part(table, EVERYTHING) for table in (SOURCE, *range(targets))]
         return cls(parts, [BucketSums() for _ in range(targets)], [BucketSums() for _ in range(targets)])
-
-    @property
-    def done(self) -> bool:
-        """True when every part has been read to its end."""
-        return all(part.done for part in self.parts)
-
-    def merge(self, other: Partial) -> None:
-        """Take over another piece of the same comparison; the two must not overlap."""
-        self.parts += other.parts
-        for mine, theirs in zip(self.expected, other.expected, strict=True):
-            mine.merge(theirs)
-        for mine, theirs in zip(self.actual, other.actual, strict=True):
-            mine.merge(theirs)
-        self.source.merge(other.source)
-        self.source_rows += other.source_rows
-        self.refused += other.refused
 
     def as_state(self) -> dict[str, Any]:
         """Return a JSON-able value to go on from. It holds keys: for the state file only."""

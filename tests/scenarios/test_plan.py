@@ -15,7 +15,6 @@ from rekey.copy.scan import window_of
 from rekey.errors import CredentialRefused, EndpointDown, ExitCode
 from rekey.inspect.inventory import SampleSize
 from rekey.model import Row
-from rekey.plan.as_json import plan_json
 from rekey.plan.plan import make_plan
 from rekey.plan.problems import Started
 from rekey.plan.render import plan_text
@@ -105,13 +104,13 @@ async def test_keys_that_fold_together_are_found_named_and_shown_only_on_request
     assert (migration.collisions.keys, migration.collisions.rows) == (1, 3)
     named = {IDS.short("Users", key) for key in keys_of("anna7", "ANNA7", "Anna7")}
     assert set(migration.problems[0].row_ids) == named
-    for text in (plan_text(plan), json.dumps(plan_json(plan))):
+    for text in (plan_text(plan), json.dumps(plan.as_json())):
         assert "mail.example" not in text.lower()
     shown = await make_plan([subject(LOWERED)], memory, PlanOptions(exact=True, show_keys=True))
     assert "'ANNA7@mail.example'" in plan_text(shown)
     assert "operator's eyes only" in plan_text(shown)
-    assert "ANNA7@mail.example" in json.dumps(plan_json(shown))
-    assert "mail.example" not in json.dumps(plan_json(shown, keys=False)).lower()
+    assert "ANNA7@mail.example" in json.dumps(shown.as_json())
+    assert "mail.example" not in json.dumps(shown.as_json(keys=False)).lower()
 
 
 async def test_rows_that_cannot_be_mapped_are_shown_by_key_only_on_request(
@@ -121,12 +120,12 @@ async def test_rows_that_cannot_be_mapped_are_shown_by_key_only_on_request(
     await fill(memory, "Posts", [broken, *posts(20)])
     plan = await make_plan([subject(POSTS)], memory, PlanOptions(exact=True))
     assert codes(plan.migrations[0])[0] == "row-refused"
-    for text in (plan_text(plan), json.dumps(plan_json(plan))):
+    for text in (plan_text(plan), json.dumps(plan.as_json())):
         assert "secret-slug" not in text
     shown = await make_plan([subject(POSTS)], memory, PlanOptions(exact=True, show_keys=True))
     assert "'secret-slug'" in plan_text(shown)
-    assert "secret-slug" in json.dumps(plan_json(shown))
-    assert "secret-slug" not in json.dumps(plan_json(shown, keys=False))
+    assert "secret-slug" in json.dumps(shown.as_json())
+    assert "secret-slug" not in json.dumps(shown.as_json(keys=False))
 
 
 def keys_of(*names: str) -> list[object]:
@@ -314,9 +313,7 @@ async def test_the_text_stays_within_its_width_and_tells_what_happens(
     await fill(memory, "Users", [user(f"u{n:04}@mail.example") for n in range(1_500)])
     await fill(memory, "Posts", [*posts(50), post("x", month="a/b")])
     unheld: Subject = replace(subject(POSTS, "0002_posts"), ids_hold=False)
-    plan = await make_plan(
-        [subject(USERS), unheld], memory, PlanOptions(exact=True, show_keys=True, spill=tmp_path)
-    )
+    plan = await make_plan([subject(USERS), unheld], memory, PlanOptions(exact=True, show_keys=True))
     text = plan_text(plan)
     assert max(map(len, text.splitlines())) <= WIDTH
     assert all(line == line.rstrip() for line in text.splitlines())

@@ -12,7 +12,6 @@ import pytest
 from rekey import Migration, query
 from rekey.declaration.scripts import load_scripts
 from rekey.errors import ExitCode
-from rekey.plan.as_json import plan_json
 from rekey.plan.plan import make_plan
 from rekey.plan.planfile import read_plan, write_plan
 from rekey.plan.render import plan_text
@@ -68,7 +67,7 @@ async def test_queries_are_rated_in_text_and_json(memory: MemoryTableService) ->
     what = replace(USERS, queries=asked, waive={"random-order": "a report that may take its time"})
     await fill(memory, "Users", [user(f"u{n:04}@mail.example") for n in range(2_500)])
     plan = await make_plan([subject(what)], memory, PlanOptions(exact=True), clock=FakeClock())
-    [migration] = plan_json(plan)["migrations"]
+    [migration] = plan.as_json()["migrations"]
     point, ranged = migration["queries"]
     assert point["today"] == {"access": "point", "requests": 1, "table": "Users"}
     assert point["planned"] == {"access": "point", "requests": 1, "table": "UsersV2"}

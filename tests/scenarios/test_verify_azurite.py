@@ -13,8 +13,8 @@ from rekey.mapping.rows import MAPPING_TABLE
 from rekey.model import EntityKey, key_of
 from rekey.tables.azure import AzureTableService
 from rekey.verify.count import count
-from rekey.verify.divergence import Change, Kind
 from rekey.verify.full import full
+from rekey.verify.report import Change, Kind
 from rekey.verify.sample import sample
 from tests.verifying import context
 from tests.worlds import USERS, World, user

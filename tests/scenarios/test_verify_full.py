@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 
+from rekey.core import spill
 from rekey.errors import Collision, ExitCode
 from rekey.model import EntityKey, Row, content_of
 from rekey.present.text import WIDTH
-from rekey.verify import spill
-from rekey.verify.divergence import Change, Kind, Outcome, PropertyDifference
 from rekey.verify.full import full
 from rekey.verify.render import render
-from rekey.verify.report import exit_code
+from rekey.verify.report import Change, Kind, Outcome, PropertyDifference, exit_code
 from tests.memory import MemoryTableService
 from tests.verifying import context, filled, rows_of, source_id, target_id
 from tests.worlds import LOWERED, POSTS, USERS, World, post, user
@@ -165,8 +164,6 @@ async def test_tables_in_step_have_equal_digests_and_no_findings(
     ]
     assert report.tables[0].actual_digest != report.tables[1].actual_digest
     assert report.target_rows == sum(len(rows) for rows in world.actual().values())
-    assert report.as_json(sums=True)["tables"][0]["expected_sums"] == report.tables[0].actual_sums
-    assert "expected_sums" not in report.as_json()["tables"][0]
     assert "as the source says" in render(report)
 
 

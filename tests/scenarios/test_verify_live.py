@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from rekey.core import spill
 from rekey.errors import Interrupted, MachineFailed
-from rekey.model import EntityKey, KeyRange, Row, content_of, key_of
+from rekey.model import EVERYTHING, EntityKey, KeyRange, Row, content_of, key_of
 from rekey.verify.context import RecheckPolicy
-from rekey.verify.divergence import Kind
 from rekey.verify.full import full
 from rekey.verify.render import render
+from rekey.verify.report import Kind
 from rekey.verify.summing import sum_up
-from rekey.verify.sums import Partial
+from rekey.verify.sums import SOURCE, Part, Partial
 from tests.fakeclock import FakeClock
 from tests.faults import Call, Fault, FaultKind
 from tests.memory import MemoryTableService
@@ -310,7 +311,7 @@ async def test_stopped_and_gone_on_from_a_checkpoint_it_gives_the_same_digests(
         )
     partial = Partial.from_state(json.loads(stored[-1]), targets=1)
     again = await full(context(world, tmp_path), partial=partial)
-    assert [table.as_json() for table in again.tables] == [table.as_json() for table in undisturbed.tables]
+    assert again.as_json()["tables"] == undisturbed.as_json()["tables"]
     assert again.source_rows == undisturbed.source_rows == COUNT
     assert not again.findings
 
@@ -353,14 +354,20 @@ async def test_ranges_read_by_different_workers_add_up_to_the_whole(
     row = content_of(memory.dump("UsersV2")[7])
     await world.targets[0].replace({**row, "Name": "changed"})
     middle = EntityKey("eu", "u1000@example.com")
-    lower = Partial.fresh(1, source_ranges=[KeyRange(None, middle)], target_ranges=[[]])
-    upper = Partial.fresh(1, source_ranges=[KeyRange(middle, None)])
+    lower, upper = Partial.fresh(1), Partial.fresh(1)
+    lower.parts = [Part(SOURCE, KeyRange(None, middle))]
+    upper.parts = [Part(SOURCE, KeyRange(middle, None)), Part(0, EVERYTHING)]
     for work in (lower, upper):
         await sum_up(context(world, tmp_path), work)
-        assert work.done
+        assert {part.done for part in work.parts} == {True}
     assert (lower.source_rows, upper.source_rows) == (1001, COUNT - 1001)
     merged = Partial.from_state(json.loads(json.dumps(lower.as_state())), targets=1)
-    merged.merge(Partial.from_state(json.loads(json.dumps(upper.as_state())), targets=1))
+    other = Partial.from_state(json.loads(json.dumps(upper.as_state())), targets=1)
+    merged.parts += other.parts
+    merged.source_rows += other.source_rows
+    merged.source.merge(other.source)
+    merged.expected[0].merge(other.expected[0])
+    merged.actual[0].merge(other.actual[0])
     report = await full(context(world, tmp_path), partial=merged)
     whole = await full(context(world, tmp_path))
     assert report.tables == whole.tables
@@ -395,6 +402,7 @@ async def test_a_full_disk_ends_it_with_a_clear_error(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("tempfile.TemporaryFile", no_space)
+    monkeypatch.setattr(spill, "BUFFERED_RECORDS", 1)
     with pytest.raises(MachineFailed, match="No space left"):
         await full(context(world, tmp_path))
     assert list(tmp_path.iterdir()) == []

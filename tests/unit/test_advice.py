@@ -19,7 +19,7 @@ from rekey.declaration.requirements import CODES
 from rekey.model import Row
 from rekey.plan.advice import gather
 from rekey.plan.advice.advise import advise
-from rekey.plan.advice.facts import Advice
+from rekey.plan.result import Advice
 from rekey.project.prices import Prices
 from tests.advising import facts, index, migration, planned
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rekey.core import spill
 from rekey.errors import MachineFailed
 from rekey.model import EntityKey
 from rekey.plan import collisions
@@ -36,8 +37,8 @@ def test_every_key_taken_twice_is_found_and_nothing_else(tmp_path: Path) -> None
 
 
 def test_parts_that_are_too_large_are_spread_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collisions, "_PART_BYTES", 200)
-    monkeypatch.setattr(collisions, "_BUFFER_BYTES", 1_000)
+    monkeypatch.setattr(spill, "GROUP_RECORDS", 10)
+    monkeypatch.setattr(spill, "BUFFERED_RECORDS", 100)
     with CollisionSearch(tmp_path) as search:
         for number in range(6_000):
             search.add(0, EntityKey("p", str(number // 2 if number < 100 else number)), source(number))
@@ -67,15 +68,15 @@ def test_memory_is_flat_from_30_000_to_300_000_rows(tmp_path: Path) -> None:
     assert peaks[1] < peaks[0] + 8 * 1024 * 1024
 
 
-def test_temporary_files_hold_no_key_and_are_gone_afterwards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(collisions, "_BUFFER_BYTES", 100_000)
+def test_temporary_files_hold_no_key_and_are_gone_afterwards(tmp_path: Path) -> None:
     with CollisionSearch(tmp_path) as search:
         for number in range(6_000):
             search.add(0, EntityKey("anna@mail.example", f"r{number}"), source(number))
-        held = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
-        assert len(held) == 256
+        files = list(search._files.values())
+        for file in files:
+            file.seek(0)
+        held = [file.read() for file in files]
+        assert len(held) == 32
         assert not any(b"anna@" in part for part in held), "four letters would come up by chance"
         assert search.finish().keys == 0
     assert not list(tmp_path.iterdir())
@@ -86,9 +87,10 @@ def test_few_rows_need_no_file(tmp_path: Path) -> None:
         for number in range(2_000):
             search.add(0, EntityKey("p", f"r{number % 1_999}"), source(number))
         assert search.finish().keys == 1
-        assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+        assert not search._files
 
 
 def test_a_disk_that_fails_is_the_machines_failure_and_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(MachineFailed, match="Next: make room"):
-        CollisionSearch(tmp_path / "no such folder")
+        (tmp_path / "file").write_text("")
+        CollisionSearch(tmp_path / "file")

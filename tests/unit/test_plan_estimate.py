@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from rekey.project.bounds import Limits
 
-from rekey.plan.estimate import Pace, counts_of, estimate
+from rekey.plan.estimate import counts_of, estimate
 from rekey.plan.requests import SPLIT_REQUESTS, Batches, Workload, pages
 from rekey.plan.result import TableFill
 from rekey.tables.sent import OPERATIONS, Kind
+
+
+def limits(concurrency: int, **rates: int) -> Limits:
+    """Configured limits, with one part of the source read at a time unless said."""
+    return Limits(concurrency=concurrency, **{"scans": 1, **rates})
 
 
 def work(rows: int, *, fill: int = 100, largest: int = 100, hottest: float = 0.0, **more: object) -> Workload:
@@ -26,7 +32,7 @@ def counted(what: Workload) -> dict[tuple[str, str], int]:
     """Requests by phase and purpose, locks and the like left out."""
     return {
         (one.phase, one.what): one.count
-        for one in estimate(what, Pace(16)).requests
+        for one in estimate(what, limits(16)).requests
         if not one.what.startswith("locks")
     }
 
@@ -58,7 +64,7 @@ def test_rows_alone_are_single_writes_and_batches_carry_their_rows() -> None:
     assert Batches.of(2_000, {1: 50, 100: 5, 50: 9}) == Batches(28, 100, 1_900), "scaled"
     assert Batches.of(10, {1: 4}) == Batches(0, 10, 0)
     assert Batches.of(0, {}) == Batches(0, 0, 0)
-    counts = counts_of(estimate(work(1_000, fill=1), Pace(16)).requests)
+    counts = counts_of(estimate(work(1_000, fill=1), limits(16)).requests)
     assert counts[OPERATIONS] == 2_000 and counts[Kind.WRITE] >= 1_000
 
 
@@ -69,7 +75,7 @@ def test_small_windows_read_small_pages() -> None:
 
 
 def test_both_tables_are_stored_until_the_retention_is_over() -> None:
-    storage = estimate(work(1_000), Pace(16, retention_s=30 * 86_400)).storage
+    storage = estimate(work(1_000), limits(16), retention_s=30 * 86_400).storage
     assert storage is not None
     assert (storage.source_bytes, storage.target_bytes, storage.mapping_bytes) == (100_000, 200_000, 500_000)
     assert storage.added_bytes == 700_000
@@ -79,14 +85,14 @@ def test_both_tables_are_stored_until_the_retention_is_over() -> None:
 @pytest.mark.parametrize(
     ("workload", "pace", "seconds", "bound"),
     [
-        (work(2_000_000), Pace(1_000, scans=100), 200.0, "20,000 entities/s of the account"),
-        (work(100_000, largest=100_000), Pace(1_000), 50.0, "largest source partition"),
-        (work(100_000, hottest=70.0), Pace(1_000), 70.0, "hottest partitions"),
-        (work(100_000, fill=1), Pace(4), 1_275.0, "4 requests at a time"),
-        (work(100_000), Pace(1_000, entities_per_second=100), 2_000.0, "100 entities/s configured"),
+        (work(2_000_000), limits(1_000, scans=100), 200.0, "20,000 entities/s of the account"),
+        (work(100_000, largest=100_000), limits(1_000), 50.0, "largest source partition"),
+        (work(100_000, hottest=70.0), limits(1_000), 70.0, "hottest partitions"),
+        (work(100_000, fill=1), limits(4), 1_275.0, "4 requests at a time"),
+        (work(100_000), limits(1_000, entities_per_second=100), 2_000.0, "100 entities/s configured"),
         (
             work(100_000, largest=50_000),
-            Pace(1_000, partition_entities_per_second=100),
+            limits(1_000, partition_entities_per_second=100),
             500.0,
             "100 entities/s of a partition configured",
         ),
@@ -94,7 +100,7 @@ def test_both_tables_are_stored_until_the_retention_is_over() -> None:
     ids=["account", "one partition", "hot target", "batches of one", "rate", "partition rate"],
 )
 def test_backfill_is_as_slow_as_its_tightest_bound(
-    workload: Workload, pace: Pace, seconds: float, bound: str
+    workload: Workload, pace: Limits, seconds: float, bound: str
 ) -> None:
     backfill = estimate(workload, pace).durations[0]
     sweep = backfill.at_limits_s - seconds
@@ -104,6 +110,6 @@ def test_backfill_is_as_slow_as_its_tightest_bound(
 
 
 def test_an_empty_table_costs_a_request_a_scan_and_no_time() -> None:
-    cost = estimate(work(0, largest=0), Pace(16))
+    cost = estimate(work(0, largest=0), limits(16))
     assert all(one.at_targets_s == 0 for one in cost.durations)
     assert cost.requests_total > 0

@@ -11,10 +11,9 @@ import pytest
 from rekey import keys
 from rekey.core.severity import Severity
 from rekey.errors import ConfigurationError, ExitCode, Moved
-from rekey.plan.advice.facts import Advice
-from rekey.plan.making import weighty
+from rekey.plan.builder import weighty
 from rekey.plan.planfile import PlanFile, check_plan, moved, read_plan, write_plan
-from rekey.plan.result import Basis, TableState
+from rekey.plan.result import Advice, Basis, TableState
 from rekey.plan.subject import PlanOptions
 from tests.planning import fill, subject
 from tests.worlds import USERS, user

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from rekey.errors import ConfigurationError
-from rekey.plan.estimate import Pace, estimate, money_of
+from rekey.plan.estimate import estimate, money_of
 from rekey.plan.requests import Batches, Workload
 from rekey.plan.result import Requests, Storage, TableFill
-from rekey.project.config import default_config, load_config
+from rekey.project.config import Limits, default_config, load_config
 from rekey.project.prices import GB, Prices, amount_text
 from rekey.tables.sent import OPERATIONS, Kind
 
@@ -28,7 +28,7 @@ def test_without_prices_all_keys_are_missing_and_there_is_no_money(tmp_path: Pat
     assert prices.missing == ("currency", "scan", "read", "write", "delete", "storage")
     assert prices.requests({Kind.SCAN: 5}, batch_each=False) is None
     assert prices.stored(5) is None
-    cost = estimate(Workload(10, 1, Batches(1, 0, 20), [TableFill("T", 10, 1, 1, True, 10, 0.0)]), Pace(1))
+    cost = estimate(Workload(10, 1, Batches(1, 0, 20), [TableFill("T", 10, 1, 1, True, 10, 0.0)]), Limits())
     assert cost.money is None and cost.prices_missing == prices.missing
 
 

@@ -11,10 +11,13 @@ Rules kept here:
 
 from __future__ import annotations
 
+import json
 import time
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+
+import orjson
 
 from rekey.copy.workers.opened import Opened
 from rekey.copy.workers.tasks import Ended, Result, Task
@@ -23,8 +26,7 @@ from rekey.mapping.sealing import SealedKeys
 from rekey.model import EntityKey, Row
 from rekey.verify.context import partition_of
 from rekey.verify.digest import BUCKETS
-from rekey.verify.find import records_of
-from rekey.verify.spill import Record, decode_record, encode_record
+from rekey.verify.full import Record, records_of
 from rekey.verify.summing import Adding
 from rekey.verify.sums import SOURCE, Partial
 
@@ -34,7 +36,7 @@ MOST_RECORDS = 20_000
 
 async def sum_slice(opened: Opened, task: Task) -> Result:
     """Sum up a range from its beginning, as far as time allows."""
-    work = Partial.fresh(len(opened.targets), source_ranges=(), target_ranges=[()] * len(opened.targets))
+    work = Partial.fresh(len(opened.targets))
     adding = Adding(opened.source.name, opened.mapper, _not_compared(opened, task), work)
 
     def take(rows: list[Row]) -> bool:
@@ -130,7 +132,7 @@ def unpacked_buckets(packed: Sequence[bytes]) -> list[frozenset[int]]:
 
 def sealed(keys: SealedKeys, task_id: str, records: Sequence[Record]) -> bytes:
     """Return records as they travel, bound to the task that asked for them."""
-    return keys.seal(_bound(task_id), zlib.compress(b"\n".join(map(encode_record, records))))
+    return keys.seal(_bound(task_id), zlib.compress(b"\n".join(map(_encoded, records))))
 
 
 def unsealed(keys: SealedKeys, result: Result) -> list[Record]:
@@ -141,8 +143,25 @@ def unsealed(keys: SealedKeys, result: Result) -> list[Record]:
         lines = zlib.decompress(keys.unseal(_bound(result.id), result.records))
     except zlib.error:
         raise ValueError("not records") from None
-    return [decode_record(line) for line in lines.split(b"\n") if line]
+    return [_decoded(line) for line in lines.split(b"\n") if line]
 
 
 def _bound(task_id: str) -> str:
     return f"records of {task_id}"
+
+
+def _encoded(record: Record) -> bytes:
+    """Return a record as one line, without its end."""
+    try:
+        return orjson.dumps(record)
+    except TypeError:  # a lone surrogate, which only the standard library writes (escaped)
+        return json.dumps(record).encode("ascii")
+
+
+def _decoded(line: bytes) -> Record:
+    """Return the record of a line."""
+    try:
+        record: Record = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        record = json.loads(line)
+    return record

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from rekey.core.severity import Severity
-from rekey.plan.advice import form, identity, order, partitions, privacy, queries, rows, service
-from rekey.plan.advice.facts import Advice, Facts
+from rekey.plan.advice import form, identity, partitions, privacy, queries, service
+from rekey.plan.advice.facts import Facts
+from rekey.plan.result import Advice
 
 Rule = Callable[[Facts], Iterator[Advice]]
 RULES: tuple[Rule, ...] = (
@@ -22,9 +23,7 @@ RULES: tuple[Rule, ...] = (
     *identity.RULES,
     *queries.RULES,
     *partitions.RULES,
-    *order.RULES,
     *form.RULES,
-    *rows.RULES,
     *service.RULES,
 )
 

@@ -3,7 +3,7 @@
 Rules kept here:
 
 * Rules see counts and a bounded sample of keys; what they return holds figures, never a key.
-* A figure that is a sample's stands beside the number of rows it was taken from.
+* A figure that is a sample's comes with the number of rows it was taken from.
 """
 
 from __future__ import annotations
@@ -15,43 +15,12 @@ from rekey.core.severity import Severity
 from rekey.declaration.migration import Index, Migration, Target
 from rekey.inspect.columns import KeyColumn
 from rekey.inspect.profile import Order
+from rekey.plan.result import Advice
 from rekey.project.prices import Prices
 
 HARDLY_ANY_TOGETHER = 1.02
 """Rows for each partition met, in a sample of one row in twenty. Where partitions have one row it is 1.0,
 with two 1.03, with twenty 1.7."""
-
-
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """One piece of advice.
-
-    Attributes:
-        code: stable; see `rekey.declaration.requirements`.
-        severity: an error refuses `apply` unless it is waived.
-        where: table, and the key it is about.
-        today: about the keys as they are; else about the planned ones.
-        evidence: in figures; no key.
-        reason: why it matters.
-        cure: what to do.
-        waived: the reason the script gives for setting it aside, None when it does not.
-        answered: about today's keys, and the planned ones do not have it.
-    """
-
-    code: str
-    severity: Severity
-    where: str
-    today: bool
-    evidence: str
-    reason: str
-    cure: str
-    waived: str | None = None
-    answered: bool = False
-
-    @property
-    def blocks(self) -> bool:
-        """Tell whether `apply` refuses."""
-        return self.severity is Severity.ERROR and self.waived is None and not self.today
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,21 +1,28 @@
-"""Advice on how keys are written: characters, length. Pure.
+"""Advice on how keys and rows are written: characters, numbers, length, size. Pure.
 
 Rules kept here:
 
 * `%` and `+` in keys are decoded twice by old clients and proxies, spaces at the ends are trimmed by
   others: a warning. What is merely escaped is a note.
+* Text sorts 111 before 2. Only numbers that make up a key, or a part of it between separators, are judged: in
+  `green-tea-12` the number says nothing.
+* Four fifths of a limit is near it: properties grow. What is over a limit is refused by the mapping itself.
 * A key is stored in each row, and once more in every pointer and mapping row. Long keys are told with their
   bytes, and with what those cost where `[prices]` says it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
+from rekey.core.limits import MAX_ENTITY_BYTES, MAX_PROPERTIES
 from rekey.core.severity import Severity
 from rekey.declaration.migration import Index
-from rekey.inspect.columns import Mark
-from rekey.plan.advice.facts import Advice, Facts, TableFacts, advice, count, percent
+from rekey.inspect.columns import KeyColumn, Mark
+from rekey.plan.advice.facts import Facts, TableFacts, advice, count, percent
+from rekey.plan.result import Advice
 from rekey.project.prices import amount_text
 
 TRAPS = "%+"
@@ -23,6 +30,61 @@ ESCAPED = "%+'&\"<>^`{}"
 LONG_UNITS = 64
 VERY_LONG_UNITS = 150
 MUCH = 0.4
+NEAR = 0.8
+FANNED_OUT = 10.0
+WORTH_SAYING_ROWS = 100
+LEAST_KEYS = 20
+NEARLY_ALL = 0.95
+_PREFIX = re.compile(r"(\D*)(\d{1,18})")
+_BETWEEN = re.compile(r"[_|:;,~!]")
+
+
+def unpadded_numbers(facts: Facts) -> Iterator[Advice]:
+    """Numbers that are not zero-padded."""
+    for table in facts.tables:
+        for key, column in table.columns:
+            widths = number_widths(column)
+            if widths is None:
+                continue
+            yield advice(
+                "unpadded-numbers",
+                Severity.WARNING if key == "RowKey" else Severity.NOTE,
+                table,
+                f"numbers of {widths[0]} to {widths[1]} digits in {count(column.keys, 'key')} looked at",
+                key=key,
+                reason="keys sort as text: 111 comes before 2, so ranges and pages come in no useful order",
+                cure="write them with zeros in front: keys.zero_pad(10, …)",
+            )
+
+
+def number_widths(column: KeyColumn) -> tuple[int, int] | None:
+    """Return the least and most digits of unpadded numbers that keys consist of, None when there are none."""
+    keys = [key for key in column.sample if key]
+    if len(keys) < LEAST_KEYS:
+        return None
+    prefixed = [match for match in map(_PREFIX.fullmatch, keys) if match is not None]
+    if len(prefixed) >= NEARLY_ALL * len(keys):
+        prefix, times = Counter(match[1] for match in prefixed).most_common(1)[0]
+        if times >= NEARLY_ALL * len(keys):
+            return _varying([match[2] for match in prefixed if match[1] == prefix])
+    split = [_BETWEEN.split(key) for key in keys]
+    parts = Counter(map(len, split)).most_common(1)[0][0]
+    alike = [one for one in split if len(one) == parts]
+    if parts < 2 or len(alike) < NEARLY_ALL * len(keys):
+        return None
+    for place in range(parts):
+        digits = [one[place] for one in alike if one[place].isascii() and one[place].isdigit()]
+        if len(digits) >= NEARLY_ALL * len(alike) and (found := _varying(digits)):
+            return found
+    return None
+
+
+def _varying(digits: Sequence[str]) -> tuple[int, int] | None:
+    padded = sum(len(one) > 1 and one[0] == "0" for one in digits)
+    widths = Counter(map(len, digits))
+    if padded > (1 - NEARLY_ALL) * len(digits) or len(widths) < 2:
+        return None
+    return min(widths), max(widths)
 
 
 def escaped_characters(facts: Facts) -> Iterator[Advice]:
@@ -42,9 +104,8 @@ def escaped_characters(facts: Facts) -> Iterator[Advice]:
                 table,
                 f"{', '.join(listed)} of {count(column.keys, 'key')} looked at",
                 key=key,
-                reason="they must be escaped in addresses and filters, and somebody always does it once"
-                " too often"
-                " or too seldom",
+                reason="they must be escaped in addresses and filters, and somebody always does it once too"
+                " often or too seldom",
                 cure="use keys.slug, or keys.opaque, and carry the text as a property",
             )
 
@@ -62,9 +123,8 @@ def non_ascii(facts: Facts) -> Iterator[Advice]:
                     table,
                     f"{count(found, 'key')} of {column.keys:,} looked at{more}",
                     key=key,
-                    reason="keys that look alike can differ (é in one character or two), each is escaped"
-                    " to three"
-                    " bytes and more, and they sort by UTF-16 unit",
+                    reason="keys that look alike can differ (é in one character or two), each is escaped to"
+                    " three bytes and more, and they sort by UTF-16 unit",
                     cure="use keys.normalize and keys.slug, or keys.opaque, and carry the text as a property",
                 )
 
@@ -89,10 +149,70 @@ def long_keys(facts: Facts) -> Iterator[Advice]:
                 Severity.WARNING,
                 table,
                 f"both keys take {units:.0f} characters on average: {size / 1024**2:,.1f} MiB in"
-                f" {count(table.rows, 'row')},"
-                f" {percent(min(1.0, share))} of the bytes{cost}",
+                f" {count(table.rows, 'row')}, {percent(min(1.0, share))} of the bytes{cost}",
                 reason="keys are billed with every row, sent with every answer, and repeated in pointers",
                 cure="shorten what is repeated in every key, or use keys.opaque: 32 characters",
+            )
+
+
+def row_size(facts: Facts) -> Iterator[Advice]:
+    """Rows near 1 MiB."""
+    for table in facts.tables:
+        if table.largest_row_bytes >= NEAR * MAX_ENTITY_BYTES:
+            yield advice(
+                "row-size",
+                Severity.WARNING,
+                table,
+                f"the largest of {count(table.looked_at, 'row')} looked at has"
+                f" {table.largest_row_bytes / 1024:,.0f} KiB of {MAX_ENTITY_BYTES // 1024:,}",
+                reason="a row over 1 MiB cannot be written; four of this size fill a batch",
+                cure="keep large values in a blob and its name in the row, or drop properties",
+            )
+
+
+def property_count(facts: Facts) -> Iterator[Advice]:
+    """Rows near 252 properties."""
+    for table in facts.tables:
+        if table.most_properties >= NEAR * MAX_PROPERTIES:
+            yield advice(
+                "property-count",
+                Severity.WARNING,
+                table,
+                f"{table.most_properties} properties of {MAX_PROPERTIES} in one of"
+                f" {count(table.looked_at, 'row')} looked at",
+                reason="the next property cannot be added; names are stored in each row",
+                cure="put properties that belong together into one text, or into a row of their own",
+            )
+
+
+def pointer_dropped(facts: Facts) -> Iterator[Advice]:
+    """An index table whose pointer is not carried."""
+    if not facts.planned or not facts.today.pointer_rows:
+        return
+    main = facts.planned[0]
+    if main.pointer_rows < facts.today.pointer_rows:
+        yield advice(
+            "pointer-dropped",
+            Severity.WARNING,
+            main,
+            f"{count(facts.today.pointer_rows, 'row')} looked at hold a pointer, {main.pointer_rows:,} after",
+            reason="an index row without MainPartitionKey and MainRowKey leads nowhere",
+            cure="carry both properties: name them in props.keep, do not drop or rename them",
+        )
+
+
+def fan_out(facts: Facts) -> Iterator[Advice]:
+    """Many index rows for each row."""
+    for table in facts.planned[1:]:
+        fanned = table.rows / facts.today.rows if facts.today.rows else 0.0
+        if fanned > FANNED_OUT and facts.today.rows >= WORTH_SAYING_ROWS:
+            yield advice(
+                "fan-out",
+                Severity.WARNING,
+                table,
+                f"{count(table.rows, 'row')} for {count(facts.today.rows, 'row')}: {fanned:.1f} each",
+                reason="each write of the application becomes that many writes, none of them atomic with it",
+                cure="index what is asked for only, or keep items together in one row",
             )
 
 
@@ -100,4 +220,7 @@ def _mean_units(table: TableFacts) -> float:
     return table.partition_keys.lengths.mean + table.row_keys.lengths.mean
 
 
-RULES = (escaped_characters, non_ascii, long_keys)
+RULES = (
+    *(unpadded_numbers, escaped_characters, non_ascii, long_keys),
+    *(row_size, property_count, pointer_dropped, fan_out),
+)

@@ -22,8 +22,9 @@ from rekey.declaration.keys.escape import Custom
 from rekey.declaration.migration import Target
 from rekey.inspect.columns import KeyColumn
 from rekey.model import TIMESTAMP
-from rekey.plan.advice.facts import Advice, Facts, TableFacts, advice, count, percent
+from rekey.plan.advice.facts import Facts, TableFacts, advice, count, percent
 from rekey.plan.advice.structure import folds, is_moment, parts_of
+from rekey.plan.result import Advice
 
 LIKELY, WORTH_SAYING = 0.01, 1e-6
 LEAST_KEYS = 300
@@ -61,8 +62,7 @@ def short_id(facts: Facts) -> Iterator[Advice]:
                 Severity.ERROR if chance >= LIKELY else Severity.WARNING,
                 table,
                 f"random ids of {column.lengths.most} characters, {bits:.0f} bits; at {count(rows, 'row')}"
-                " the"
-                f" chance that two meet is {_chance(chance)}",
+                f" the chance that two meet is {_chance(chance)}",
                 key=key,
                 reason="two rows with one id: the second insert fails, or overwrites the first",
                 cure="use longer ids: keys.opaque has 160 bits, a GUID 122",
@@ -143,9 +143,8 @@ def unrepeatable_key(facts: Facts) -> Iterator[Advice]:
             Severity.ERROR,
             facts.planned[0],
             "; ".join(said),
-            reason="rows are mapped again and again: after a kill, at every change, when comparing."
-            " Another key"
-            " each time makes another row each time",
+            reason="rows are mapped again and again: after a kill, at every change, when comparing. Another"
+            " key each time makes another row each time",
             cure="make the key of the row alone; for something that looks random use keys.opaque",
         )
 

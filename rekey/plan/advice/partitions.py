@@ -1,4 +1,4 @@
-"""Advice on partitions: how rows and writes are spread. Pure.
+"""Advice on partitions: how rows and writes are spread, and where new ones go. Pure.
 
 Rules kept here:
 
@@ -6,6 +6,8 @@ Rules kept here:
   storage"). Over it at the declared load is an error, over half of it a warning.
 * Where a PartitionKey holds a moment, new rows go to the newest partition of each stream: the share that
   counts is that of the largest stream, not that of the largest partition so far.
+* PartitionKeys that only rise or fall put all inserts on one server. That matters at a load, or where every
+  few rows open a new partition; a month or a day for a partition is left alone.
 * Small tables are left alone: below 1,000 rows nothing is hot by its keys.
 """
 
@@ -15,7 +17,10 @@ from collections.abc import Iterator
 
 from rekey.core.limits import PARTITION_TARGET
 from rekey.core.severity import Severity
-from rekey.plan.advice.facts import Advice, Facts, advice, count, percent
+from rekey.inspect.profile import Order
+from rekey.plan.advice.facts import Facts, TableFacts, advice, count, percent
+from rekey.plan.advice.structure import is_moment, parts_of
+from rekey.plan.result import Advice
 
 FEW_ROWS = 1_000
 MANY_ROWS = 100_000
@@ -23,6 +28,9 @@ SHARE_ROWS = 10_000
 SHARE = 0.2
 TIMES_THE_MEAN = 10
 ALONE = 1.5
+BUSY_WRITES = PARTITION_TARGET / 4
+FINE_ROWS = 10
+MANY_PARTITIONS = 100
 
 
 def one_partition(facts: Facts) -> Iterator[Advice]:
@@ -56,8 +64,7 @@ def partition_load(facts: Facts) -> Iterator[Advice]:
             Severity.ERROR if hottest > PARTITION_TARGET else Severity.WARNING,
             table,
             f"{writes * fanned:,.0f} rows/s declared, {percent(table.hottest_share)} of them to one"
-            " partition:"
-            f" {hottest:,.0f}/s",
+            f" partition: {hottest:,.0f}/s",
             key="PartitionKey",
             reason=f"a partition takes {PARTITION_TARGET:,} entities/s; beyond, writes are refused with 503",
             cure="spread the busiest partition: keys.bucket behind what is there, or a finer PartitionKey",
@@ -116,4 +123,35 @@ def partition_per_row(facts: Facts) -> Iterator[Advice]:
             )
 
 
-RULES = (one_partition, partition_load, partition_share, partition_per_row)
+def partition_order(facts: Facts) -> Iterator[Advice]:
+    """Ascending or descending PartitionKeys."""
+    writes = facts.load.get("writes_per_second", 0.0)
+    for table in facts.tables:
+        said = _one_way(table)
+        fine = table.rows_per_partition <= FINE_ROWS and table.partitions >= MANY_PARTITIONS
+        if said and (writes >= BUSY_WRITES or fine):
+            load = f"; {writes:,.0f} writes/s declared" if writes else ""
+            yield advice(
+                "partition-order",
+                Severity.WARNING,
+                table,
+                f"{said}; {count(table.partitions, 'partition')} of {table.rows_per_partition:.1f}"
+                f" rows{load}",
+                key="PartitionKey",
+                reason="partitions next to each other are served by one server: all inserts go to that one",
+                cure="put something before the moment or number that spreads: a device, a tenant,"
+                " keys.bucket",
+            )
+
+
+def _one_way(table: TableFacts) -> str:
+    """Return in words why partitions are opened at one end only, "" when they are not."""
+    if table.declared is not None:
+        parts = parts_of(table.declared.partition_key)
+        return f"the PartitionKey begins with {parts[0].describe()}" if parts and is_moment(parts[0]) else ""
+    if table.partition_order in (Order.APPEND, Order.PREPEND):
+        return f"partitions are {table.partition_order}, by their Timestamps"
+    return ""
+
+
+RULES = (one_partition, partition_load, partition_share, partition_per_row, partition_order)

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from rekey.core.severity import Severity
 from rekey.inspect.columns import KeyColumn
 from rekey.inspect.shapes import Shape
-from rekey.plan.advice.facts import Advice, Facts, advice, count, percent
+from rekey.plan.advice.facts import Facts, advice, count, percent
+from rekey.plan.result import Advice
 
 SHARES = {
     Shape.EMAIL: 0.01,
@@ -50,8 +51,7 @@ def personal_data(facts: Facts) -> Iterator[Advice]:
                     f" ({percent(column.share(shape))}) have the form of {NOUNS[shape]}",
                     key=key,
                     reason="keys stand in logs, addresses, caches and metrics, and cannot be changed or"
-                    " erased"
-                    " without making another row",
+                    " erased without making another row",
                     cure="put keys.opaque around it, and carry the value as a property (props.copy)",
                 )
 
@@ -88,8 +88,7 @@ def guessable_hash(facts: Facts) -> Iterator[Advice]:
                 False,
                 f"{one.described}: of {one.inputs.keys:,} inputs looked at {what}",
                 "an unkeyed hash of what can be listed hides nothing: the list is hashed at a million"
-                " guesses a"
-                " second, once for everybody",
+                " guesses a second, once for everybody",
                 "use keys.opaque, which is keyed with a secret",
             )
 

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from rekey.core.severity import Severity
-from rekey.plan.advice.facts import Advice, Facts, advice
+from rekey.plan.advice.facts import Facts, advice
+from rekey.plan.result import Advice
 
 PASSING = frozenset({"test", "tmp", "temp", "copy", "backup", "bak", "old", "new", "draft", "migrated"})
 COSMOS_ROW_KEY_BYTES = 255

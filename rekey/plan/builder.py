@@ -1,4 +1,4 @@
-"""Making the plan of one migration while the rows of its source go by.
+"""Building the plan of one migration while the rows of its source go by.
 
 Rules kept here:
 
@@ -20,12 +20,11 @@ from rekey.core.severity import Severity
 from rekey.inspect.inventory import Inventory
 from rekey.model import EntityKey, Row, key_of
 from rekey.plan.advice.advise import advise
-from rekey.plan.advice.facts import Advice, Facts
+from rekey.plan.advice.facts import Facts
 from rekey.plan.advice.gather import Gatherer
 from rekey.plan.advice.queries import rated
 from rekey.plan.collisions import CollisionSearch, Found
-from rekey.plan.estimate import Pace, estimate
-from rekey.plan.packing import Sends
+from rekey.plan.estimate import estimate
 from rekey.plan.portrait import Portrayer
 from rekey.plan.problems import (
     declaration_problems,
@@ -35,7 +34,7 @@ from rekey.plan.problems import (
     table_problems,
 )
 from rekey.plan.requests import Batches, Workload
-from rekey.plan.result import Basis, CollisionGroup, Collisions, MigrationPlan, TableFill, TableState
+from rekey.plan.result import Advice, Basis, CollisionGroup, Collisions, MigrationPlan, TableFill, TableState
 from rekey.plan.subject import PlanOptions, Subject
 from rekey.plan.survey import MappingSizes, Survey
 from rekey.tables.base import Table, TableService
@@ -44,8 +43,8 @@ Keys = Mapping[bytes, EntityKey]
 """Keys of source rows by their raw safe ids: for collisions that are to be shown with keys."""
 
 
-class Making:
-    """One migration's plan in the making. Use it as a context manager."""
+class PlanBuilder:
+    """Builds the plan of one migration. Use it as a context manager."""
 
     def __init__(
         self,
@@ -81,7 +80,7 @@ class Making:
             return
         self._gatherer = Gatherer(migration, mapper.map, is_cosmos=options.is_cosmos)
         self._portrayer = Portrayer(migration)
-        self._search = self._stack.enter_context(CollisionSearch(options.spill))
+        self._search = self._stack.enter_context(CollisionSearch())
         self._survey = Survey(
             mapper,
             subject.ids,
@@ -97,7 +96,7 @@ class Making:
             witness=self._witness,
         )
 
-    def __enter__(self) -> Making:
+    def __enter__(self) -> PlanBuilder:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -117,11 +116,13 @@ class Making:
     def plan(self, inventory: Inventory | None, keys: Keys) -> MigrationPlan:
         """Return the plan, after `end`."""
         declared, subject = self.subject.declared, self.subject
-        problems = declaration_problems(
-            declared, subject.started, subject.missing_secrets, subject.secret_fingerprints
+        problems = (
+            *declaration_problems(
+                declared, subject.started, subject.missing_secrets, subject.secret_fingerprints
+            ),
+            *sealing_problems(subject.no_wrapping_key),
+            *table_problems(declared, inventory is not None, self._maker, self.targets),
         )
-        problems += sealing_problems(subject.no_wrapping_key)
-        problems += table_problems(declared, inventory is not None, self._maker, self.targets)
         plan = MigrationPlan(
             script_id=declared.script_id,
             path=declared.path,
@@ -152,7 +153,7 @@ class Making:
             )
             for group in found.first
         )
-        return Collisions(found.keys, found.rows, groups, exact=exact)
+        return Collisions(found.keys, found.rows, exact, groups)
 
     def _with_rows(
         self, plan: MigrationPlan, survey: Survey, inventory: Inventory, collisions: Collisions
@@ -172,7 +173,12 @@ class Making:
             refused=survey.refused,
             collisions=collisions,
             fills=fills,
-            estimate=estimate(self._workload(survey, inventory, fills), self._pace()),
+            estimate=estimate(
+                self._workload(survey, inventory, fills),
+                self._options.limits,
+                retention_s=self._options.gates.retention_s,
+                prices=self._options.prices,
+            ),
         )
         if facts is None:
             return plan
@@ -214,17 +220,6 @@ class Making:
             mapping_bytes=round(survey.mapping.mean * rows),
         )
 
-    def _pace(self) -> Pace:
-        limits = self._options.limits
-        return Pace(
-            limits.concurrency,
-            limits.entities_per_second,
-            limits.partition_entities_per_second,
-            limits.scans,
-            self._options.gates.retention_s,
-            self._options.prices,
-        )
-
 
 def basis_of(
     subject: Subject, inventory: Inventory | None, targets: tuple[TableState, ...], options: PlanOptions
@@ -257,7 +252,7 @@ def weighty(found: Sequence[Advice]) -> dict[str, Severity]:
 
 
 async def keys_of(wanted: set[bytes], source: Table, subject: Subject) -> Keys:
-    """Return the keys behind raw safe ids by reading the source again: digests cannot be turned back."""
+    """Return the keys of raw safe ids by reading the source again: digests cannot be turned back."""
     keys: dict[bytes, EntityKey] = {}
     if not wanted:
         return keys
@@ -275,35 +270,27 @@ async def keys_of(wanted: set[bytes], source: Table, subject: Subject) -> Keys:
 def _fills(survey: Survey, inventory: Inventory) -> tuple[TableFill, ...]:
     """Return what each target gets, scaled from what was looked at to the whole source.
 
-    Partitions are not scaled: whether rows further on share those met so far, nobody knows.
+    Partitions are not scaled: whether rows further on share those met so far is not known.
     """
-    rows, exact = inventory.rows.rows, inventory.exact
-    return tuple(
-        _fill(
-            name,
-            _scaled(target_rows, rows, survey.rows),
-            sends,
-            tally.partitions,
-            tally.largest,
-            exact and tally.exact,
+    fills = []
+    for name, target_rows, sends, tally in zip(
+        survey.tables, survey.target_rows, survey.packing.sends, survey.partitions, strict=True
+    ):
+        rows = _scaled(target_rows, inventory.rows.rows, survey.rows)
+        hottest = sends.hottest * (rows / sends.given if sends.given else 0.0)
+        fills.append(
+            TableFill(
+                table=name,
+                rows=rows,
+                batches=Batches.of(rows, sends.fills).requests,
+                partitions=tally.partitions,
+                partitions_exact=inventory.exact and tally.exact,
+                largest_partition=tally.largest,
+                hottest_seconds=hottest / PARTITION_TARGET,
+                fills=dict(sends.fills),
+            )
         )
-        for name, target_rows, sends, tally in zip(
-            survey.tables, survey.target_rows, survey.packing.sends, survey.partitions, strict=True
-        )
-    )
-
-
-def _fill(table: str, rows: int, sends: Sends, partitions: int, largest: int, exact: bool) -> TableFill:
-    return TableFill(
-        table=table,
-        rows=rows,
-        batches=Batches.of(rows, sends.fills).requests,
-        partitions=partitions,
-        partitions_exact=exact,
-        largest_partition=largest,
-        hottest_seconds=sends.hottest * (rows / sends.given if sends.given else 0.0) / PARTITION_TARGET,
-        fills=dict(sends.fills),
-    )
+    return tuple(fills)
 
 
 def _with_bytes(fills: Sequence[TableFill], facts: Facts) -> tuple[TableFill, ...]:

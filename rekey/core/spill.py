@@ -1,0 +1,140 @@
+"""Records on disk, in groups that fit into memory: joins and counts over tables of any size.
+
+Rules kept here:
+
+* Memory is bounded: records are spread over files by a hash of what they are joined on; a file with more than
+  `GROUP_RECORDS` records is spread again by further bits of the hash. Few records need no file.
+* Records hold keys. Files are made by `tempfile.TemporaryFile` in a private folder (mode 0700): where the
+  system can, they never have a name, so not even SIGKILL leaves one. They are never logged.
+* What is on the disk is encrypted with a key that only this object has: what is left of a file tells nothing.
+* Records whose hashes are all equal cannot be spread: they come in several groups, one after the other.
+"""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from hashlib import blake2b
+from itertools import islice
+from pathlib import Path
+from typing import IO, Generic, Self, TypeVar
+
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from rekey.errors import MachineFailed
+
+Record = TypeVar("Record")
+
+GROUP_RECORDS = 20_000
+"""A record and what is made of it in memory take about 1 KiB: a group stays near 20 MB."""
+BUFFERED_RECORDS = 4_096
+"""Records in memory before they are written, all files together."""
+_BITS = 5
+_FILES = 1 << _BITS
+_DEEPEST = 5
+_NONCE_BYTES, _LENGTH_BYTES = 12, 4
+
+
+def hash_of(text: str) -> int:
+    """Return 64 bits of a hash by which records are spread over files."""
+    return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest())
+
+
+class Spill(Generic[Record]):
+    """A heap of records that comes back in groups of records with like hashes. A context manager."""
+
+    def __init__(self, parent: Path | None, place: Callable[[Record], int], *, level: int = 0) -> None:
+        """Make a private folder for the files.
+
+        Args:
+            parent: where the folder is made; None: where the system keeps temporary files.
+            place: gives the hash that says which records belong together.
+            level: how often these records were spread before.
+
+        Raises:
+            MachineFailed: the folder cannot be made.
+        """
+        try:
+            if parent is not None:
+                parent.mkdir(parents=True, exist_ok=True)
+            self._folder = tempfile.TemporaryDirectory(prefix="rekey-", dir=parent)
+        except OSError as error:
+            raise _failed(error) from None
+        self._place, self._level = place, level
+        self._files: dict[int, IO[bytes]] = {}
+        self._waiting: list[list[Record]] = [[] for _ in range(_FILES)]
+        self._counts = [0] * _FILES
+        self._cipher = AESGCM(AESGCM.generate_key(256))
+        self._sealed = 0
+        self.records = 0
+
+    def put(self, record: Record) -> None:
+        """Add a record. Raises MachineFailed when the disk is full."""
+        slot = self._place(record) >> _BITS * self._level & _FILES - 1
+        self._waiting[slot].append(record)
+        self._counts[slot] += 1
+        self.records += 1
+        if self.records % BUFFERED_RECORDS == 0:
+            self._write()
+
+    def groups(self) -> Iterator[list[Record]]:
+        """Give all records back; those with equal hashes in one group unless they are too many for that."""
+        try:
+            for slot, count in enumerate(self._counts):
+                if count <= GROUP_RECORDS:
+                    if count:
+                        yield list(self._read(slot))
+                elif self._level < _DEEPEST:
+                    with Spill(Path(self._folder.name), self._place, level=self._level + 1) as deeper:
+                        for record in self._read(slot):
+                            deeper.put(record)
+                        yield from deeper.groups()
+                else:
+                    records = self._read(slot)
+                    while group := list(islice(records, GROUP_RECORDS)):
+                        yield group
+        except OSError as error:
+            raise _failed(error) from None
+
+    def _write(self) -> None:
+        try:
+            for slot, records in enumerate(self._waiting):
+                if records:
+                    if slot not in self._files:
+                        file = tempfile.TemporaryFile(dir=self._folder.name)  # noqa: SIM115 closed by __exit__
+                        self._files[slot] = file
+                    # The key is of this object alone, so that counting gives each piece a nonce of its own.
+                    nonce = self._sealed.to_bytes(_NONCE_BYTES)
+                    self._sealed += 1
+                    sealed = self._cipher.encrypt(nonce, pickle.dumps(records), None)
+                    self._files[slot].write(len(sealed).to_bytes(_LENGTH_BYTES) + nonce + sealed)
+                    records.clear()
+        except OSError as error:
+            raise _failed(error) from None
+
+    def _read(self, slot: int) -> Iterator[Record]:
+        if file := self._files.get(slot):
+            file.seek(0)
+            while length := file.read(_LENGTH_BYTES):
+                nonce, sealed = file.read(_NONCE_BYTES), file.read(int.from_bytes(length))
+                yield from pickle.loads(self._cipher.decrypt(nonce, sealed, None))  # noqa: S301 sealed by us
+        yield from self._waiting[slot]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._files:
+            with suppress(OSError):  # what a full disk could not take is not wanted any more
+                self._files.popitem()[1].close()
+        self._folder.cleanup()
+
+
+def _failed(error: OSError) -> MachineFailed:
+    return MachineFailed(
+        f"a temporary file cannot be written or read ({error.strerror or 'I/O error'})",
+        kept="all tables; nothing in them was changed",
+        hint="make room where temporary files go, or point TMPDIR to another disk, then run the command anew",
+    )

@@ -1,0 +1,425 @@
+"""Telling real differences from writes that are under way: look at a key, look again, and name what stays.
+
+Rules kept here:
+
+* The replica is read first, then the authority: a difference seen in this order is either real or still being
+  mended, and looking again tells which.
+* Only the source decides what a target key should hold. Which source rows may give it comes from the scan
+  (`claims`), and when that does not explain the row, from the mapping table: a main row by its reverse row,
+  an index row by the reverse row of the main row that its pointer names.
+* A difference counts only when two observations, one delay apart, saw the same rows (by ETag), and in between
+  the journal announced no write for a source row concerned. So a write in flight is never reported.
+* In capture "delta" targets follow by passes: a difference that the next pass is due to mend is pending. It
+  is counted apart, and the final verification, when writers have stopped, knows none.
+* A row that keeps changing is looked at until it is equal or stands still. After `limit_s` it is reported as
+  unsettled: neither proved right nor called wrong.
+* Memory is bounded: at most `chunk` differences are open at a time, and at most `LISTED` divergences are kept
+  as values; for repair all of them go to disk.
+* A missing row and an extra one with its content are one divergence, `wrong-key`, unless the mapping table
+  says that the extra row belongs to another source row.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from rekey.core.concurrency import for_each
+from rekey.core.edm import canonical_content
+from rekey.core.spill import Spill
+from rekey.declaration.migration import MAIN_PARTITION_KEY, MAIN_ROW_KEY
+from rekey.errors import RowRefused
+from rekey.model import EntityKey, Row, etag_of, key_of
+from rekey.verify.context import ReconcileContext
+from rekey.verify.digest import content_digest
+from rekey.verify.report import LISTED, Change, Divergence, Findings, Kind, PropertyDifference
+from rekey.verify.sums import SOURCE
+
+_MENDED_BY_A_PASS = frozenset({Kind.MISSING, Kind.EXTRA, Kind.ALTERED})
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One key to look at.
+
+    Attributes:
+        table: number of the target table, or `SOURCE` for a source row that the mapping refused.
+        key: the target key, or the source key for `SOURCE`.
+        claims: source keys that are known to give, or to have given, a row under this key.
+        named: those of them that another point of the same key names already, if they collide.
+    """
+
+    table: int
+    key: EntityKey = field(repr=False)
+    claims: tuple[EntityKey, ...] = field(default=(), repr=False)
+    named: tuple[EntityKey, ...] = field(default=(), repr=False)
+
+
+Candidate: TypeAlias = tuple[Point, ...]
+"""Points that are judged together. Two points are a missing row and its likely double elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is wrong at a point, with the keys that repair needs.
+
+    Attributes:
+        kind: what is wrong.
+        sources: the source row concerned; for `COLLISION` those whose rows do not stand there; empty when
+            nothing maps to the row.
+        etag: the target row's ETag, "" when there is none.
+        properties: what differs, for `ALTERED`.
+        content: digest of the content that is missing (`MISSING`) or too much (`EXTRA`).
+        code: the refusal's code, for `REFUSED`.
+    """
+
+    kind: Kind
+    sources: tuple[EntityKey, ...] = field(repr=False)
+    etag: str = field(default="", repr=False)
+    properties: tuple[PropertyDifference, ...] = ()
+    content: bytes = field(default=b"", repr=False)
+    code: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What one look at a point saw. `verdict` is None when all is well.
+
+    Attributes:
+        signature: the ETags that were read: two observations with one signature saw the same rows.
+        involved: the source keys that were read; a write announced for one of them may explain a difference.
+    """
+
+    signature: tuple[object, ...]
+    verdict: Verdict | None
+    involved: tuple[EntityKey, ...] = field(default=(), repr=False)
+
+
+@dataclass(slots=True)
+class Looked:
+    """One point, and what was seen of it so far.
+
+    Attributes:
+        point: what is looked at.
+        since: when it was looked at first, in seconds.
+        before: the last observation.
+        settled: nothing more is to be learned by looking.
+        verdict: what is wrong with a settled point; None when nothing is (any more), or it is not known.
+        unsettled: it never stood still.
+        pending: a later pass is due to mend it.
+        differed: some look saw a difference.
+    """
+
+    point: Point
+    since: float
+    before: Observation | None = None
+    settled: bool = False
+    verdict: Verdict | None = None
+    unsettled: bool = False
+    pending: bool = False
+    differed: bool = False
+
+
+async def settle(
+    ctx: ReconcileContext, candidates: Iterator[Candidate]
+) -> AsyncGenerator[list[Looked], None]:
+    """Look at candidates until each is equal or stands still; yield the points of each as they settle."""
+    tracked: list[list[Looked]] = []
+    while True:
+        ctx.stop()
+        now, room = ctx.seconds(), ctx.recheck.chunk - len(tracked)
+        while room > 0 and (candidate := next(candidates, None)) is not None:
+            tracked.append([Looked(point, now) for point in candidate])
+            room -= len(candidate)
+        if not tracked:
+            return
+        todo = [one for points in tracked for one in points if not one.settled]
+        await for_each(todo, lambda one: _look(ctx, one), limit=ctx.concurrency)
+        ctx.progress.advance(0, f"rechecked {len(todo):,} differences")
+        before, tracked = tracked, []
+        for points in before:
+            if all(one.settled for one in points):
+                yield points
+            else:
+                tracked.append(points)
+        if tracked:
+            await ctx.clock.sleep(ctx.recheck.delay_s)
+
+
+async def _look(ctx: ReconcileContext, one: Looked) -> None:
+    """Observe a point once more and settle it if this observation allows."""
+    before = one.before
+    if before is not None and await _any(ctx.in_flight, before.involved):
+        before = None
+    seen = await observe(ctx, one.point)
+    one.differed = one.differed or seen.verdict is not None
+    if seen.verdict is None:
+        one.settled = True
+    elif seen.verdict.kind in _MENDED_BY_A_PASS and await _any(ctx.pending, seen.involved):
+        one.settled = one.pending = True
+    elif before is not None and before.signature == seen.signature:
+        one.settled, one.verdict = True, seen.verdict
+    elif ctx.seconds() - one.since > ctx.recheck.limit_s:
+        one.settled = one.unsettled = True
+    one.before = seen
+
+
+async def _any(question: Callable[[EntityKey], Awaitable[bool]], source_keys: tuple[EntityKey, ...]) -> bool:
+    for source_key in source_keys:
+        if await question(source_key):
+            return True
+    return False
+
+
+# --- one look ----------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Reading:
+    """Rows read for one observation: source rows by key (None: gone), and which of them give the row."""
+
+    etags: dict[EntityKey, str | None]
+    giving: dict[EntityKey, Row]
+
+
+async def observe(ctx: ReconcileContext, point: Point) -> Observation:
+    """Look at one point once."""
+    if point.table == SOURCE:
+        return await _observe_refused(ctx, point.key)
+    reading = _Reading({}, {})
+    if ctx.authority_is_target:
+        await _read_sources(ctx, point, point.claims, reading)
+    target = ctx.targets[point.table]
+    actual = await target.get(point.key)
+    await _read_sources(ctx, point, point.claims, reading)
+    without = ctx.not_compared(point.table)
+    verdict = _judge(reading, actual, without)
+    owner = None
+    if verdict is not None and actual is not None:
+        owner = await owner_of(ctx, point.table, actual)
+        if owner is not None and owner not in reading.etags:
+            await _read_sources(ctx, point, (owner,), reading)
+            verdict = _judge(reading, actual, without)
+    if verdict is not None:
+        verdict = _attributed(verdict, owner, point)
+    signature = (
+        None if actual is None else etag_of(actual),
+        owner,
+        tuple(reading.etags.items()),
+    )
+    return Observation(signature, verdict, tuple(reading.etags))
+
+
+async def owner_of(ctx: ReconcileContext, table: int, actual: Row) -> EntityKey | None:
+    """Return the source key that the mapping table gives for a target row, None when it knows none."""
+    main = ctx.targets[0].name
+    if table == 0:
+        return await ctx.owner(main, key_of(actual))
+    partition, row = actual.get(MAIN_PARTITION_KEY), actual.get(MAIN_ROW_KEY)
+    if not isinstance(partition, str) or not isinstance(row, str):
+        return None
+    return await ctx.owner(main, EntityKey(partition, row))
+
+
+def compare(expected: Row, actual: Row, without: Set[str] = frozenset()) -> tuple[PropertyDifference, ...]:
+    """Return how two rows' custom properties differ, by name; empty when they are equal."""
+    wanted = {name: (edm, text) for name, edm, text in canonical_content(expected)}
+    found = {name: (edm, text) for name, edm, text in canonical_content(actual)}
+    differences = []
+    for name in sorted((wanted.keys() | found.keys()) - without):
+        if name not in found:
+            change = Change.MISSING
+        elif name not in wanted:
+            change = Change.EXTRA
+        elif wanted[name] == found[name]:
+            continue
+        else:
+            change = Change.VALUE if wanted[name][0] == found[name][0] else Change.TYPE
+        differences.append(PropertyDifference(name, change))
+    return tuple(differences)
+
+
+async def _observe_refused(ctx: ReconcileContext, source_key: EntityKey) -> Observation:
+    row = await ctx.source.get(source_key)
+    if row is None:
+        return Observation((None,), None)
+    try:
+        ctx.mapper.map(row)
+    except RowRefused as refused:
+        verdict = Verdict(Kind.REFUSED, (source_key,), code=refused.code)
+        return Observation((etag_of(row),), verdict, (source_key,))
+    return Observation((etag_of(row),), None)
+
+
+async def _read_sources(
+    ctx: ReconcileContext, point: Point, keys: Iterable[EntityKey], reading: _Reading
+) -> None:
+    """Read source rows that were not read yet and note which of them give the point's row."""
+    for key in keys:
+        if key in reading.etags:
+            continue
+        row = await ctx.source.get(key)
+        reading.etags[key] = None if row is None else etag_of(row)
+        if row is None:
+            continue
+        try:
+            mapped = ctx.mapper.map(row)
+        except RowRefused:
+            continue  # it gives no row; the scan reports it as refused
+        for table, target in mapped:
+            if table == point.table and key_of(target) == point.key:
+                reading.giving[key] = target
+
+
+def _judge(reading: _Reading, actual: Row | None, without: Set[str]) -> Verdict | None:
+    giving = reading.giving
+    if len(giving) > 1:
+        return Verdict(
+            Kind.COLLISION, _not_standing(giving, actual, without), "" if actual is None else etag_of(actual)
+        )
+    if not giving:
+        if actual is None:
+            return None
+        return Verdict(Kind.EXTRA, (), etag_of(actual), content=content_digest(actual, without))
+    [(source, expected)] = giving.items()
+    if actual is None:
+        return Verdict(Kind.MISSING, (source,), content=content_digest(expected, without))
+    properties = compare(expected, actual, without)
+    return Verdict(Kind.ALTERED, (source,), etag_of(actual), properties) if properties else None
+
+
+def _not_standing(
+    giving: dict[EntityKey, Row], actual: Row | None, without: Set[str]
+) -> tuple[EntityKey, ...]:
+    """Return the colliding source keys whose row is not what stands there; all but one if none can tell."""
+    equal = [key for key, row in giving.items() if actual is not None and not compare(row, actual, without)]
+    holder = equal[0] if equal else next(iter(giving))
+    return tuple(key for key in giving if key != holder)
+
+
+def _attributed(verdict: Verdict, owner: EntityKey | None, point: Point) -> Verdict | None:
+    """Return the verdict with the owner that the mapping table knows, and naming no source row twice."""
+    if verdict.kind is Kind.EXTRA and owner is not None:
+        return replace(verdict, sources=(owner,))
+    if verdict.kind is Kind.COLLISION:
+        sources = tuple(source for source in verdict.sources if source not in point.named)
+        return replace(verdict, sources=sources) if sources else None
+    return verdict
+
+
+# --- what is found -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A stable divergence with the keys that repair needs. Never printed: its repr shows no key.
+
+    Attributes:
+        divergence: the same without keys.
+        source: the source row to propagate; None for a foreign row.
+        stray: the target row to take away as (table number, key, ETag that was seen), or None.
+    """
+
+    divergence: Divergence
+    source: EntityKey | None = field(repr=False)
+    stray: tuple[int, EntityKey, str] | None = field(default=None, repr=False)
+
+
+class Collector:
+    """Takes settled candidates and gives the findings."""
+
+    def __init__(
+        self, ctx: ReconcileContext, keep: Spill[Found] | None = None, *, suspects: bool = True
+    ) -> None:
+        """Take the context and, when a repair shall follow, where to keep every divergence.
+
+        With `suspects` every candidate was seen to differ by a scan: what is equal now is transient. Without
+        (rows drawn by lot), it is transient only if a look at it saw a difference.
+        """
+        self._ctx = ctx
+        self._suspects = suspects
+        self._keep = keep
+        self._counts: Counter[str] = Counter()
+        self._listed: list[Divergence] = []
+        self._transient = 0
+        self._unsettled = 0
+        self._pending = 0
+
+    @property
+    def stable(self) -> int:
+        """How many stable divergences there are so far."""
+        return self._counts.total()
+
+    def take(self, settled: Sequence[Looked]) -> int:
+        """Count a settled candidate; return how many divergences it holds."""
+        found = list(_divergences(self._ctx, settled))
+        for each in found:
+            self._counts[each.divergence.kind.value] += 1
+            if len(self._listed) < LISTED:
+                self._listed.append(each.divergence)
+            if self._keep is not None:
+                self._keep.put(each)
+        unsettled = sum(one.unsettled for one in settled)
+        pending = sum(one.pending for one in settled)
+        self._unsettled += unsettled
+        self._pending += pending
+        suspected = self._suspects or any(one.differed for one in settled)
+        self._transient += suspected and not (found or unsettled or pending)
+        return len(found)
+
+    def findings(self, *, unchecked: int = 0) -> Findings:
+        """Return what was found."""
+        return Findings(
+            dict(sorted(self._counts.items())),
+            tuple(self._listed),
+            self._transient,
+            self._unsettled,
+            unchecked,
+            self._pending,
+        )
+
+
+def _divergences(ctx: ReconcileContext, settled: Sequence[Looked]) -> Iterator[Found]:
+    """Name what is wrong with a settled candidate."""
+    pair = _wrong_key(ctx, *settled) if len(settled) == 2 else None
+    if pair is not None:
+        yield pair
+        return
+    for one in settled:
+        if one.verdict is not None:
+            yield from _single(ctx, one.point, one.verdict)
+
+
+def _wrong_key(ctx: ReconcileContext, one: Looked, other: Looked) -> Found | None:
+    missing, stray = one.verdict, other.verdict
+    if missing is None or stray is None or missing.kind is not Kind.MISSING or stray.kind is not Kind.EXTRA:
+        return None
+    if missing.content != stray.content or stray.sources not in ((), missing.sources):
+        return None
+    source, table = missing.sources[0], one.point.table
+    divergence = Divergence(
+        Kind.WRONG_KEY,
+        ctx.targets[table].name,
+        ctx.target_id(table, one.point.key),
+        ctx.source_id(source),
+        stray_id=ctx.target_id(table, other.point.key),
+    )
+    return Found(divergence, source, (table, other.point.key, stray.etag))
+
+
+def _single(ctx: ReconcileContext, point: Point, verdict: Verdict) -> Iterator[Found]:
+    if verdict.kind is Kind.REFUSED:
+        divergence = Divergence(
+            Kind.REFUSED, ctx.source_name, "", ctx.source_id(point.key), code=verdict.code
+        )
+        yield Found(divergence, point.key)
+        return
+    table = ctx.targets[point.table].name
+    row_id = ctx.target_id(point.table, point.key)
+    stray = (point.table, point.key, verdict.etag) if verdict.kind is Kind.EXTRA else None
+    for source in verdict.sources or (None,):
+        source_id = "" if source is None else ctx.source_id(source)
+        divergence = Divergence(verdict.kind, table, row_id, source_id, properties=verdict.properties)
+        yield Found(divergence, source, stray)
