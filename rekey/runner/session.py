@@ -18,13 +18,14 @@ from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from rekey.copy.map import Copier
 from rekey.copy.throttle import Throttle
 from rekey.copy.workers.pool import Factory, load_factory
+from rekey.copy.write import Copier
 from rekey.core.clock import Clock, ServiceClock, SystemClock, format_ticks
 from rekey.core.progress import Progress, Silent
 from rekey.declaration.migration import Declared
 from rekey.errors import StateUnusable
+from rekey.evidence.checkpoints import make_checkpoint
 from rekey.evidence.keys import Signer
 from rekey.evidence.signing import open_signer
 from rekey.mapping.cursors import SealedKeys
@@ -45,7 +46,6 @@ from rekey.runner.freeze import leave_old_freeze
 from rekey.runner.intents import announcing
 from rekey.runner.phases import PHASES
 from rekey.runner.quiet import hand_over, until_quiet
-from rekey.runner.record import make_checkpoint
 from rekey.runner.run import Options, Run, StopFlag
 from rekey.runner.steering import Steering, follow
 from rekey.state.align import aligned

@@ -15,7 +15,7 @@ from rekey.copy.workers.work import work
 from rekey.core.clock import TICKS_PER_SECOND
 from rekey.errors import Interrupted, RekeyError
 from rekey.model import Row, content_of, key_of
-from rekey.runner import commands, resuming, steering
+from rekey.runner import commands, steering, verification
 from rekey.runner.commands import Mode
 from rekey.runner.run import Options, StopFlag
 from rekey.tables.faults import Call
@@ -108,8 +108,8 @@ def test_parts_are_split_while_they_are_read_and_the_digests_are_those_of_one_re
     assert len(alone.read) == 2
     small_pages(monkeypatch, 5)
     seen: list[int] = []
-    monkeypatch.setattr(resuming, "keep", lambda _run, _under, sums: seen.append(len(sums.parts)))
-    monkeypatch.setattr("rekey.runner.verification.keep", resuming.keep)
+    monkeypatch.setattr(verification, "keep", lambda _run, _under, sums: seen.append(len(sums.parts)))
+    monkeypatch.setattr("rekey.runner.verification.keep", verification.keep)
     assert digests(verify(project)) == digests(alone)
     assert seen[-1] > 3, "the tables are read in more than one part each"
 
