@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rekey import Migration, Target, keys, props
-from rekey.copy.packing import pack
+from rekey.copy.batches import pack
 from rekey.core.concurrency import for_each
 from rekey.model import Row
 from rekey.rehearse.azurite import Azurite

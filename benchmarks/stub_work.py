@@ -26,12 +26,11 @@ from benchmarks.project import SCRIPT_ID, SECRET, USERS
 from benchmarks.sdk_loop import mapping_rows, opaque, write
 from benchmarks.stub import ACCOUNT, KEY
 from rekey import Migration, Target, keys, props
-from rekey.copy.batch_buffer import Write
-from rekey.copy.engine import copy_segments
-from rekey.copy.map import Copier
+from rekey.copy.checkpoint import copy_segments
+from rekey.copy.map import CopyWindow, Write
 from rekey.copy.scan import window_of
 from rekey.copy.throttle import Throttle
-from rekey.copy.window import CopyWindow
+from rekey.copy.write import Copier
 from rekey.declaration.mapper import Mapper
 from rekey.inspect.inspect import inspect_table
 from rekey.mapping.ids import SafeIds
@@ -108,18 +107,18 @@ async def _copy(service: AzureTableService, kind: type[Copier], limits: Limits, 
     with State.open(path) as state:
         state.register(SCRIPT_ID, "digest", USERS.source, "run", {}, "stub")
         segments = state.add_segments(SCRIPT_ID, _PURPOSE, [EVERYTHING])
-        async with copier.gathering() as gathering:
+        async with copier.writer() as writer:
             copied, _ = await copy_segments(
                 copier.propagator.source,
                 segments,
-                gathering.copy,
+                writer.copy,
                 size=window_of(limits),
                 checkpoint=state.checkpoint,
                 stop_requested=lambda: False,
                 advance=lambda _: None,
                 readers=limits.scans,
                 split=state.split_segment,
-                gathering=gathering,
+                writer=writer,
                 throttle=copier.throttle,
             )
         segments = state.segments(SCRIPT_ID, _PURPOSE)

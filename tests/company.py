@@ -24,13 +24,13 @@ from rekey.core.concurrency import cancel
 from rekey.declaration.mapper import Mapper
 from rekey.errors import RowRefused, ServiceError, WritesRefused
 from rekey.mapping.rows import JOURNAL_TABLE
-from rekey.migration.opening import fingerprints_of
 from rekey.model import EntityKey, Row
 from rekey.phases import ControlPhase, Phase
+from rekey.project.secrets_source import fingerprint
 from rekey.protocol.control import ControlRow, ControlStore
 from rekey.protocol.propagate import Propagator
 from rekey.protocol.rules import View
-from rekey.runner import commands as moves
+from rekey.runner import commands
 from rekey.runner.commands import Mode
 from rekey.runner.run import Options
 from rekey.runner.session import Session
@@ -135,27 +135,27 @@ class Company:
         with self.project.session(options, loop=self.loop) as session:
             yield session
 
-    def apply(self, to: Phase | None = None, options: Options | None = None) -> moves.Applied:
+    def apply(self, to: Phase | None = None, options: Options | None = None) -> commands.Applied:
         """`rekey apply`."""
         with self.session(options) as session:
-            return moves.apply(session, self.script_id, to=to)
+            return commands.apply(session, self.script_id, to=to)
 
     def rollback(self, to: ControlPhase | None = None, *, drop: bool | None = None) -> list[Phase]:
         """`rekey rollback`."""
         with self.session(Options(drop_targets=bool(drop))) as session:
-            return moves.rollback(session, self.script_id, to=to, drop=drop)
+            return commands.rollback(session, self.script_id, to=to, drop=drop)
 
     def verify(self, mode: Mode = Mode.FULL, *, repair: bool = False) -> Any:
         """`rekey verify`; returns the report."""
         with self.session() as session:
-            return moves.verify(session, self.script_id, mode=mode, repair=repair)
+            return commands.verify(session, self.script_id, mode=mode, repair=repair)
 
     def retire(self) -> None:
         """`rekey retire`."""
         source = self.project.scripts[self.script_id].migration.source
         with self.session(Options(typed_table=source)) as session:
             prove(session.config, session.scripts[self.script_id], session.state)
-            moves.retire(session, self.script_id)
+            commands.retire(session, self.script_id)
 
     @contextmanager
     def killing_the_runner(self, at: int) -> Iterator[None]:
@@ -244,7 +244,7 @@ class Client:
             ClientFacts(
                 company.script_id,
                 digest or declared.digest,
-                fingerprints_of({"users": SECRET}) if "users" in declared.path.read_text() else {},
+                {"users": fingerprint(SECRET)} if "users" in declared.path.read_text() else {},
                 view,
                 name,
             ),

@@ -11,9 +11,9 @@ from pathlib import Path
 from rekey.core.clock import Clock, FakeClock
 from rekey.declaration.migration import Declared
 from rekey.declaration.scripts import load_scripts
-from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE
-from rekey.mapping.store import MappingStore, open_mapping
-from rekey.migration.wrapping import wrapping_for
+from rekey.mapping.rows import JOURNAL_TABLE
+from rekey.mapping.store import MappingStore
+from rekey.migration.opening import Prepared, open_migration
 from rekey.model import Row
 from rekey.project.config import Config, load_config
 from rekey.protocol.control import ControlStore
@@ -117,10 +117,8 @@ class Project:
         """Return the mapping of a migration that has begun, as the runner opens it."""
         control = await ControlStore(self.restricted, script_id).read()
         assert control is not None
-        migration = self.scripts[script_id].migration
-        wrapping = wrapping_for(self.config, migration)
-        table = self.restricted.table(MAPPING_TABLE)
-        return await open_mapping(table, script_id, migration, control.id_key, wrapping)
+        prepared = Prepared.of(self.config, self.scripts[script_id])
+        return await open_migration(prepared, self.connect(self.config)).mapping(control)
 
     async def journal(self, script_id: str) -> Journal:
         """Return the journal of a migration that has begun, as a client opens it."""

@@ -36,7 +36,6 @@ STREAMS = {
 PURE = {
     "plan.advice",
     "copy.pace",
-    "copy.packing",
     "declaration.property_mapping",
     "declaration.property_steps",
     "declaration.casts",

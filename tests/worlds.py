@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from rekey import Index, Migration, Target, keys, props
-from rekey.copy.map import Copier
 from rekey.copy.scan import WindowSize
+from rekey.copy.write import Copier
 from rekey.declaration.mapper import Mapper
 from rekey.mapping.ids import SafeIds
 from rekey.mapping.rows import MAPPING_TABLE, MappingRows

@@ -18,7 +18,6 @@ import click
 
 from rekey.cli.project import Project, open_project, open_session
 from rekey.cli.shell import EXECUTOR, Shell, command
-from rekey.cli.subjects import subject_of
 from rekey.cli.text import bullets, next_lines, phase_line, wrapped
 from rekey.errors import ExitCode, Findings, GateClosed
 from rekey.phases import GATED, Phase
@@ -153,7 +152,7 @@ def _hold_to_plan(session: Session, chosen: Sequence[Declared], path: Path) -> N
     from rekey.plan.advice.service import is_cosmos
     from rekey.plan.plan import take_basis
     from rekey.plan.planfile import check_plan, read_plan
-    from rekey.plan.subject import PlanOptions
+    from rekey.plan.subject import PlanOptions, subject_of
 
     file: PlanFile = read_plan(path)
     if file.errors:
@@ -169,7 +168,8 @@ def _hold_to_plan(session: Session, chosen: Sequence[Declared], path: Path) -> N
     fresh = [one for one in chosen if not session.ledger.applied(one.script_id)]
     bases = []
     for declared in fresh:
-        subject = session.do(subject_of(session.config, declared, session.accounts, session.state))
+        migration = session.opened(declared.script_id)
+        subject = session.do(subject_of(migration, session.state.migration(declared.script_id)))
         bases.append(session.do(take_basis(subject, session.accounts.tables, options)))
     check_plan(file, bases)
 

@@ -282,8 +282,7 @@ async def _recompute(
 
 def _mapper(shell: Shell, verdict: Verdict) -> Mapper:
     """Return the mapping of the script that the bundle is about."""
-    from rekey.declaration.mapper import Mapper
-    from rekey.migration.opening import secrets_of
+    from rekey.migration.opening import Prepared
 
     project = open_project(shell)
     declared = project.choose(verdict.predicate["script_id"])
@@ -293,7 +292,7 @@ def _mapper(shell: Shell, verdict: Verdict) -> Mapper:
             kept="everything; no table was read",
             hint="use the script that is in the bundle (data/script.py)",
         )
-    return Mapper(declared.migration, secrets_of(project.config, declared.migration))
+    return Prepared.of(project.config, declared).mapper
 
 
 def _compared(recorded: dict[str, Any], found: list[Compared]) -> list[str]:

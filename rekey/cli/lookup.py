@@ -91,21 +91,21 @@ async def _look(
 ) -> list[tuple[Met, list[Found | Gone]]]:
     """Return what the questions mean and what was found; recorded before a row is opened."""
     from rekey.mapping.lookup import Found, Lookup
-    from rekey.migration.opening import mapping_of
-    from rekey.migration.wrapping import wrapping_for
-    from rekey.protocol.control import ControlStore
+    from rekey.migration.opening import Prepared, open_migration
 
     sealed = declared.migration.is_sealed
-    wrapping = wrapping_for(project.config, declared.migration)
+    prepared = Prepared.of(project.config, declared)
+    _ = prepared.wrapping  # absent, it is told before anything is asked
     accounts: Accounts = shell.connect(project.config)
     try:
-        control = await ControlStore(accounts.restricted, declared.script_id).read()
+        migration = open_migration(prepared, accounts)
+        control = await migration.control.read()
         if control is None:
             raise Refused(
                 f"{declared.script_id} has not begun: nothing has a new key yet",
                 hint=f"`rekey plan {declared.script_id} --show-keys` shows examples of what keys will be",
             )
-        looking = Lookup(await mapping_of(accounts, declared, control.id_key, wrapping), accounts.tables)
+        looking = Lookup(await migration.mapping(control), accounts.tables)
         met = [await looking.meet(one) for one in queries]
         if not sealed and not bulk:
             found = await looking.tell(met[0])

@@ -20,7 +20,6 @@ import click
 
 from rekey.cli.project import Project, open_project
 from rekey.cli.shell import Shell, command
-from rekey.cli.subjects import subject_of
 from rekey.errors import ExitCode
 from rekey.phases import Phase
 
@@ -165,9 +164,10 @@ def _unfinished(project: Project) -> list[Declared]:
 async def _make(
     shell: Shell, config: Config, chosen: Sequence[Declared], how: _How, *, together: bool = False
 ) -> Plan:
+    from rekey.migration.opening import Prepared, open_migration
     from rekey.plan.advice.service import is_cosmos
     from rekey.plan.plan import compare_designs, make_plan
-    from rekey.plan.subject import PlanOptions
+    from rekey.plan.subject import PlanOptions, subject_of
     from rekey.state.store import State
 
     limits = config.rates
@@ -184,7 +184,8 @@ async def _make(
     accounts = shell.connect(config)
     try:
         with State.open(config.state, read_only=True) as state:
-            subjects = [await subject_of(config, declared, accounts, state) for declared in chosen]
+            opened = [open_migration(Prepared.of(config, one), accounts) for one in chosen]
+            subjects = [await subject_of(one, state.migration(one.declared.script_id)) for one in opened]
         work = compare_designs if together else make_plan
         return await work(subjects, accounts.tables, options, clock=shell.clock, progress=shell.progress())
     finally:

@@ -8,6 +8,11 @@ Rules kept here:
   characters (1,024 parts), then the mapping, which is sorted by the same digests, is walked part by part.
 * Memory holds some ten thousand digests, and one part: a thousandth of the table's. What is more is on disk.
 * Parts hold keyed digests only, no keys; their folder goes when the sweep ends, however it ends.
+* The backfill writes what it read a moment ago. Where keys come from content, the row may have moved
+  meanwhile: its writer finds nothing under the older key, and then the copy is inserted there. The sweep does
+  not see it, because the row is not gone. So when the last row is copied, every row that was written since
+  the first one was read is looked at once more (`settle_moved`). A copy stands only under keys that the
+  forward row lists: where that lists none but the row's own, there is nothing to look for.
 """
 
 from __future__ import annotations
@@ -15,12 +20,15 @@ from __future__ import annotations
 import tempfile
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
 
+from rekey.core.concurrency import for_each
 from rekey.mapping.ids import SafeIds
 from rekey.mapping.store import MappingStore
-from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, key_of
+from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row, key_of
+from rekey.protocol.propagate import Propagator
 from rekey.tables.base import Table
 
 _PREFIX = 2
@@ -115,3 +123,75 @@ async def gone(
                     missing.append(mapping.rows.read_source(row))
             if missing:
                 yield missing
+
+
+async def sweep(
+    propagator: Propagator,
+    *,
+    concurrency: int,
+    advance: Callable[[int], None],
+    check: Callable[[], None],
+) -> int:
+    """Propagate every mapping row whose source row is gone; return how many keys this changed.
+
+    Closes "deleted while being copied", crashes between copy and checkpoint, and all deletes of a delta
+    capture.
+    """
+    changed = 0
+
+    async def settle(source_key: EntityKey) -> None:
+        nonlocal changed
+        # Awaited before the sum is read: others add to it meanwhile.
+        outcome = await propagator.propagate(source_key)
+        changed += outcome.changed
+
+    mapping = propagator.mapping
+    candidates = gone(propagator.source, mapping.rows.ids, mapping, "f", advance=advance, check=check)
+    async with aclosing(candidates):
+        async for portion in candidates:
+            await for_each(portion, settle, limit=concurrency)
+    return changed
+
+
+async def settle_moved(
+    propagator: Propagator,
+    *,
+    since: str,
+    concurrency: int,
+    advance: Callable[[int], None],
+    check: Callable[[], None],
+) -> int:
+    """Propagate every row written since a moment that may have been copied under an older key.
+
+    Args:
+        propagator: of the migration.
+        since: a time of the service, before the first row was read for the copy.
+        concurrency: how many rows are looked at at a time.
+        advance: told how many rows were looked at.
+        check: called between pages; raises to stop.
+
+    Returns:
+        How many rows this changed something for.
+
+    Raises:
+        Collision, RowRefused: as propagate does.
+    """
+    changed = 0
+
+    async def settle(row: Row) -> None:
+        nonlocal changed
+        source_key = key_of(row)
+        forward = await propagator.mapping.forward(source_key)
+        if forward is None or forward.targets == propagator.expected_of(source_key, row).keys():
+            return
+        # Awaited before the sum is read: others add to it meanwhile.
+        outcome = await propagator.propagate(source_key)
+        changed += outcome.changed
+
+    if not propagator.mapper.content_derived:
+        return 0
+    async for page in propagator.source.scan(modified_from=since):
+        check()
+        await for_each(page.rows, settle, limit=concurrency)
+        advance(len(page.rows))
+    return changed

@@ -4,11 +4,12 @@ Rules kept here:
 
 * All mapping rows of a window are durable before the first of its target rows is sent, so nothing exists in a
   target that the mapping does not account for.
+* A pass over rows of which many are there already writes what is absent or differs, and only that.
 * Only inserts-if-absent: a row that is there already is never overwritten from a scan, because what was
   scanned may be older than what stands there.
 * What the inserts meet decides: the same content under the same owner is done already; anything else is
   handed to propagate(k).
-* What fills no batch waits for the next windows, a few of them (`rekey.copy.batch_buffer`).
+* What fills no batch waits for the next windows, a few of them (`rekey.copy.batches`).
 * Bounded memory: a few windows are under way; one that is refused again and again holds up few others.
 * Whoever waits for a rate holds no slot, so a partition at its limit does not hold up the others. What the
   service refuses gives back what it took of the rate, and takes it again before the next attempt.
@@ -23,18 +24,25 @@ from collections import Counter, defaultdict
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
-from typing import TYPE_CHECKING
 
-from rekey.copy.batch_buffer import Held, Partitions, Write
-from rekey.copy.packing import sort_out
-from rekey.copy.window import TURN_ROWS, Copied, CopyWindow
+from rekey.copy.batches import BatchBuffer, Partitions, sort_out
+from rekey.copy.map import (
+    TURN_ROWS,
+    Copied,
+    CopyWindow,
+    Write,
+    map_window,
+    mapping_writes,
+    target_writes,
+)
+from rekey.copy.throttle import Throttle
 from rekey.core.concurrency import cancel, for_each
-from rekey.model import PARTITION_KEY, EntityKey, Row
+from rekey.mapping.rows import MappingRows
+from rekey.model import PARTITION_KEY, EntityKey, Row, key_of
+from rekey.protocol.propagate import Propagator
 from rekey.protocol.replicas import same_content
-from rekey.tables.bulk import insert_absent
-
-if TYPE_CHECKING:
-    from rekey.copy.map import Copier
+from rekey.tables.base import Table
+from rekey.tables.bulk import insert_absent, read_keys
 
 MAPPING_WINDOWS = 2
 TARGET_WINDOWS = 5
@@ -48,14 +56,92 @@ MOST_WINDOWS = GATHERED_WINDOWS + 4
 """Windows under way when some are nearly done: what is refused again and again holds up few others."""
 
 
-class Gathering:
+class Copier:
+    """Copies windows of source rows of one migration."""
+
+    def __init__(
+        self,
+        propagator: Propagator,
+        concurrency: int,
+        throttle: Throttle | None = None,
+        *,
+        targets: Sequence[Table] | None = None,
+    ) -> None:
+        """Take what the copier works with.
+
+        Args:
+            propagator: knows the tables and the mapping.
+            concurrency: how many requests may be under way at once.
+            throttle: keeps reads and writes under rates.
+            targets: the target tables by handles that repeat an open write, for batches of inserts-if-absent:
+                whoever copies waits until none of those can take effect any more. Else the propagator's.
+        """
+        self.propagator = propagator
+        self.targets = tuple(targets or propagator.targets)
+        self.rows: MappingRows = propagator.mapping.rows
+        self.concurrency = concurrency
+        self.throttle = throttle or Throttle(None)
+
+    async def copy(self, source_rows: Sequence[Row]) -> Copied:
+        """Copy rows as they were scanned; returns when all of it is durable.
+
+        Raises:
+            RowRefused: the mapping cannot key a row; names it by safe id. Rows of other windows are kept.
+            Collision: two source rows map to one target key.
+        """
+        async with self.writer() as writer:
+            writer.drain()
+            return await writer.copy(source_rows)
+
+    def writer(self) -> BatchWriter:
+        """Return what copies many windows, filling batches across them. Use it as a context manager."""
+        return BatchWriter(self)
+
+    async def copy_changed(self, source_rows: Sequence[Row]) -> Copied:
+        """Copy rows of which many are there already: what stands in the targets as it should is passed over.
+
+        Only where keys depend on nothing but the old keys: there a row's target keys never change, so a
+        target row that is equal leaves nothing else to look at.
+        """
+        if self.propagator.mapper.content_derived:
+            return await self.copy(source_rows)
+        rest = await self._not_there(source_rows)
+        copied = await self.copy(rest)
+        copied.rows = len(source_rows)
+        return copied
+
+    async def _not_there(self, source_rows: Sequence[Row]) -> list[Row]:
+        """Return the source rows of which some target row is absent or differs."""
+        window = CopyWindow()
+        await map_window(self.propagator, source_rows, window)
+        differing: set[EntityKey] = set()
+        for number, table in enumerate(self.propagator.targets):
+            wanted: defaultdict[str, dict[EntityKey, tuple[EntityKey, Row]]] = defaultdict(dict)
+            for source_key, targets in window.expected.items():
+                for target, row in targets.items():
+                    if target.table == number:
+                        wanted[target.partition][target.key] = (source_key, row)
+
+            async def compare(rows: dict[EntityKey, tuple[EntityKey, Row]], table: Table = table) -> None:
+                found = await read_keys(table, list(rows))
+                for key, (source_key, row) in rows.items():
+                    if key not in found or not same_content(row, found[key]):
+                        differing.add(source_key)
+
+            await for_each(wanted.values(), compare, limit=self.concurrency)
+        # Two source rows that want one target key: not to be judged here.
+        differing |= window.unsettled
+        return [row for row in source_rows if key_of(row) in differing]
+
+
+class BatchWriter:
     """Copies windows of one copying, as many at a time as there is room for."""
 
     def __init__(self, copier: Copier) -> None:
         self._copier = copier
         propagator = copier.propagator
-        self._mapping = Held(propagator.mapping.table, MAPPING_WINDOWS)
-        self._targets = [Held(table, TARGET_WINDOWS) for table in copier.targets]
+        self._mapping = BatchBuffer(propagator.mapping.table, MAPPING_WINDOWS)
+        self._targets = [BatchBuffer(table, TARGET_WINDOWS) for table in copier.targets]
         self._slots = asyncio.Semaphore(copier.concurrency)
         self._begun = 0
         self._newest = 0  # of those whose mapping rows were handed over
@@ -67,7 +153,7 @@ class Gathering:
         self._failed: BaseException | None = None
         self._wrote = asyncio.Event()
 
-    async def __aenter__(self) -> Gathering:
+    async def __aenter__(self) -> BatchWriter:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -115,9 +201,9 @@ class Gathering:
             durable = window.begin()
             async with self._packing:
                 await copier.propagator.mapping.fresh()
-                await copier.map_window(source_rows, window)
+                await map_window(copier.propagator, source_rows, window)
                 del source_rows
-                await self._hand_over(window, self._mapping, copier.mapping_writes(window))
+                await self._hand_over(window, self._mapping, mapping_writes(copier.rows, window))
                 window.claimed.clear()
                 self._newest = window.number
                 self._packed(window)
@@ -125,7 +211,7 @@ class Gathering:
             durable = window.begin()
             async with self._packing:
                 for number, held in enumerate(self._targets):
-                    await self._hand_over(window, held, copier.target_writes(window, number))
+                    await self._hand_over(window, held, target_writes(window, number))
                 window.expected.clear()
                 self._packed(window)
             await self._durable(durable)
@@ -154,7 +240,7 @@ class Gathering:
             raise self._failed
         await durable
 
-    async def _hand_over(self, window: CopyWindow, held: Held, writes: Iterator[Write]) -> None:
+    async def _hand_over(self, window: CopyWindow, held: BatchBuffer, writes: Iterator[Write]) -> None:
         """Pack writes of a window: what fills a batch is on its way, the rest is held back."""
         partitions: Partitions = defaultdict(list)
         while some := list(islice(writes, TURN_ROWS)):
@@ -183,12 +269,12 @@ class Gathering:
             for batch in held.release_all() if is_whole else held.release(self._newest):
                 self._start(held, batch)
 
-    def _start(self, held: Held, batch: list[Write]) -> None:
+    def _start(self, held: BatchBuffer, batch: list[Write]) -> None:
         task = asyncio.create_task(self._write(held, batch))
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)
 
-    async def _write(self, held: Held, batch: list[Write]) -> None:
+    async def _write(self, held: BatchBuffer, batch: list[Write]) -> None:
         try:
             # Whoever waits for a rate holds no slot: a partition at its limit does not hold up the others.
             throttle = self._copier.throttle
@@ -213,7 +299,7 @@ class Gathering:
             window.wrote(count)
         self._wrote.set()
 
-    async def _judge(self, held: Held, batch: list[Write], present: Mapping[EntityKey, Row]) -> None:
+    async def _judge(self, held: BatchBuffer, batch: list[Write], present: Mapping[EntityKey, Row]) -> None:
         """Note which rows were inserted, and which met another row in their place."""
         mapping = held is self._mapping
         inserted = batch

@@ -35,7 +35,7 @@ from rekey.doctor.observed import (
 )
 from rekey.errors import RekeyError
 from rekey.evidence.signing import open_signer
-from rekey.migration.wrapping import open_wrapping, read_wrapping
+from rekey.migration.opening import open_wrapping, read_wrapping
 from rekey.project.config import Config, account_key, resolve_secret
 from rekey.project.secrets_source import SecretKind
 from rekey.protocol.lease import process_exists

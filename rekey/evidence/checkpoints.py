@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rekey.core.progress import Progress
 from rekey.errors import RekeyError
 from rekey.evidence import merkle, note
 from rekey.evidence.keys import Signer
@@ -90,3 +91,10 @@ def seal(state: State, signer: Signer | None, reason: str) -> note.Note | None:
         made, remark = signed_over(events, None), f"{reason}; not signed: {type(error).__name__}"
     state.add_checkpoint(len(events), made.text, remark)
     return made
+
+
+def make_checkpoint(state: State, signer: Signer | None, reason: str, progress: Progress) -> None:
+    """Make a checkpoint over the audit log; say it when the log does not hold together."""
+    if seal(state, signer, reason) is None:
+        for problem in problems_of(state.audit_events(), state.checkpoints()):
+            progress.note(f"warning: {problem}; no checkpoint was made")

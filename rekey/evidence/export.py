@@ -34,7 +34,7 @@ from rekey.evidence.checkpoints import problems_of, signed_over
 from rekey.evidence.keys import Signer
 from rekey.evidence.report import render
 from rekey.evidence.verify import Verdict
-from rekey.migration.wrapping import read_wrapping
+from rekey.migration.opening import read_wrapping
 from rekey.phases import ORDER, ledger_id
 from rekey.project.config import Config, account_key, resolve_secret
 from rekey.project.secrets_source import SecretKind

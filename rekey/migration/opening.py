@@ -1,31 +1,206 @@
-"""What every process needs of a project before it works on a migration: accounts, secrets, the mapping.
+"""A migration, opened: accounts, secrets, mapper, mapping and control row, put together in one place for
+commands, workers and clients.
 
 Rules kept here:
 
-* Whoever asks reads its own configuration; nothing here passes a secret on.
-* https without a key uses the identity of whoever runs (`DefaultAzureCredential`); a shared key comes from
+* Each process reads its own configuration; nothing here passes a secret on.
+* Secrets are read when they are first needed, once. Whoever plans is told which are missing; anybody else
+  gets the error.
+* A wrapping key out of an environment variable or a file is read at once: an absent one is told before
+  anything is done. One in Key Vault is asked when it is first needed. No message holds anything of it.
+* https without a key uses the identity of the process (`DefaultAzureCredential`); a shared key comes from
   an environment variable only; http, which is loopback, always needs a key (tokens are refused on http).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 
-from rekey.declaration.migration import Declared, Migration, required_secrets
+from rekey.declaration.mapper import Mapper
+from rekey.declaration.migration import Declared, required_secrets
+from rekey.errors import SecretMissing
 from rekey.mapping.rows import MAPPING_TABLE
 from rekey.mapping.store import MappingStore, open_mapping
-from rekey.mapping.wrapping import WrappingKey
+from rekey.mapping.vault import KeyVaultWrappingKey
+from rekey.mapping.wrapping import LocalWrappingKey, WrappingKey, WrappingKeys
 from rekey.project.config import Account, Config, account_key, resolve_secret
-from rekey.project.secrets_source import fingerprint
+from rekey.project.secrets_source import SecretKind, SecretSource, fingerprint, read_local
+from rekey.protocol.control import ControlRow, ControlStore
+from rekey.protocol.propagate import Propagator
 from rekey.tables.azure import AzureTableService
-from rekey.tables.base import Accounts
+from rekey.tables.base import Accounts, Table
 from rekey.tables.credentials import Credential, SharedKey
+
+
+class Prepared:
+    """A declaration with its secrets and the wrapping key of its mapping; nothing is connected."""
+
+    def __init__(
+        self,
+        declared: Declared,
+        secret: Callable[[str], bytes],
+        wrapping: Callable[[], WrappingKey | None],
+    ) -> None:
+        """Take the declaration, what gives a secret by its name, and what gives the wrapping key. Both may
+        raise SecretMissing."""
+        self.declared = declared
+        self._secret = secret
+        self._wrapping = wrapping
+
+    @classmethod
+    def of(cls, config: Config, declared: Declared) -> Prepared:
+        """Prepare a migration of a project."""
+        return cls(declared, lambda name: resolve_secret(config, name), lambda: open_wrapping(config))
+
+    @cached_property
+    def _read(self) -> tuple[dict[str, bytes], dict[str, SecretMissing]]:
+        found: dict[str, bytes] = {}
+        missing: dict[str, SecretMissing] = {}
+        for name in required_secrets(self.declared.migration):
+            try:
+                found[name] = self._secret(name)
+            except SecretMissing as error:
+                missing[name] = error
+        return found, missing
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The names of secrets that are not there."""
+        return tuple(self._read[1])
+
+    @property
+    def secrets(self) -> Mapping[str, bytes]:
+        """The secrets of the declaration, by name. Raises SecretMissing."""
+        found, missing = self._read
+        for error in missing.values():
+            raise error
+        return found
+
+    @cached_property
+    def mapper(self) -> Mapper:
+        """The declaration at work. Raises SecretMissing."""
+        return Mapper(self.declared.migration, self.secrets)
+
+    def require(self) -> None:
+        """Raise SecretMissing where a secret, or the wrapping key, is missing."""
+        self.secrets  # noqa: B018 - raises
+        self.wrapping  # noqa: B018 - raises
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """The fingerprints of the secrets that are there, by name."""
+        return {name: fingerprint(secret) for name, secret in self._read[0].items()}
+
+    @cached_property
+    def wrapping(self) -> WrappingKey | None:
+        """What the mapping is sealed with, None for one in the clear. Raises SecretMissing."""
+        return self._wrapping() if self.declared.migration.is_sealed else None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenMigration:
+    """A migration and the accounts that it lives in.
+
+    Attributes:
+        prepared: its declaration and secrets.
+        accounts: its tables, and the restricted ones.
+        control: its control row.
+    """
+
+    prepared: Prepared
+    accounts: Accounts
+    control: ControlStore
+
+    @property
+    def declared(self) -> Declared:
+        """The declaration."""
+        return self.prepared.declared
+
+    @property
+    def mapper(self) -> Mapper:
+        """The declaration at work. Raises SecretMissing."""
+        return self.prepared.mapper
+
+    async def mapping(self, row: ControlRow) -> MappingStore:
+        """Return the mapping of a migration that has begun.
+
+        Raises:
+            SecretMissing: there is no wrapping key.
+            Moved, SealedUnreadable: the data keys cannot be opened.
+        """
+        table = self.accounts.restricted.table(MAPPING_TABLE)
+        declared, wrapping = self.prepared.declared, self.prepared.wrapping
+        return await open_mapping(table, declared.script_id, declared.migration, row.id_key, wrapping)
+
+    def propagator(
+        self, mapping: MappingStore, table: Callable[[str], Table], *, width: int | None = None
+    ) -> Propagator:
+        """Return propagate(k) with the source as the authority.
+
+        Args:
+            mapping: the migration's.
+            table: gives a table by its name: a handle that repeats open writes, or one that does not.
+            width: rows of one key that are read or written at a time.
+        """
+        migration = self.declared.migration
+        targets = [table(name) for name in migration.tables]
+        more = {} if width is None else {"width": width}
+        return Propagator(table(migration.source), targets, self.mapper, mapping, **more)
+
+
+def open_migration(prepared: Prepared, accounts: Accounts) -> OpenMigration:
+    """Open a migration; nothing is asked of the accounts yet."""
+    control = ControlStore(accounts.restricted, prepared.declared.script_id)
+    return OpenMigration(prepared, accounts, control)
+
+
+def open_wrapping(config: Config) -> WrappingKey:
+    """Return the wrapping key of a configuration.
+
+    Raises:
+        SecretMissing: none is configured, or it is absent or shorter than 32 bytes.
+        ConfigurationError: it is in Key Vault, and the extra `keyvault` is not installed.
+    """
+    source = config.sealing.key
+    if source is None:
+        raise SecretMissing(
+            "the mapping is sealed, and no wrapping key is configured",
+            hint=f"`openssl rand -hex 32 > sealing.key && chmod 600 sealing.key`, then add [sealing] with"
+            f' file = "sealing.key" to {config.path}; or say mapping="plain" in the script before it begins',
+        )
+    before = config.sealing.previous
+    return WrappingKeys(_opened(source), None if before is None else _opened(before))
+
+
+def _opened(source: SecretSource) -> WrappingKey:
+    if source.kind is SecretKind.KEY_VAULT:
+        return KeyVaultWrappingKey(source.where)
+    return LocalWrappingKey(read_wrapping(source))
+
+
+def read_wrapping(source: SecretSource) -> bytes:
+    """Return a wrapping key that is in an environment variable or a file.
+
+    Raises:
+        SecretMissing: absent, not readable, empty, or shorter than any secret may be.
+    """
+    try:
+        return read_local("the wrapping key", "`[sealing]`", source)
+    except SecretMissing as error:
+        raise SecretMissing(
+            error.what,
+            kept="everything; nothing was opened and nothing was changed",
+            hint="put it where [sealing] says; a wrapping key that is lost cannot be made again, and the"
+            " runbook on the wrapping key says what that means",
+        ) from None
 
 
 def credential_for(account: Account, *, environ: Mapping[str, str] | None = None) -> Credential:
     """Return the credential of a configured account. Raises ConfigurationError.
 
-    Whoever opens a service with it owns it: the service closes a token credential with itself.
+    The service that is opened with it owns it, and closes a token credential with itself.
     """
     key = account_key(account, environ=environ)
     if key is not None:
@@ -42,21 +217,3 @@ def connect(config: Config) -> Accounts:
         AzureTableService.open(config.tables.endpoint, credential_for(config.tables)),
         AzureTableService.open(config.restricted.endpoint, credential_for(config.restricted)),
     )
-
-
-def secrets_of(config: Config, migration: Migration) -> dict[str, bytes]:
-    """Return the secrets a declaration needs, by name. Raises SecretMissing."""
-    return {name: resolve_secret(config, name) for name in required_secrets(migration)}
-
-
-def fingerprints_of(found: Mapping[str, bytes]) -> dict[str, str]:
-    """Return the fingerprints of secrets, by name."""
-    return {name: fingerprint(secret) for name, secret in found.items()}
-
-
-async def mapping_of(
-    accounts: Accounts, declared: Declared, id_key: bytes, wrapping: WrappingKey | None
-) -> MappingStore:
-    """Return the mapping store of a migration that has begun; see `open_mapping`."""
-    table = accounts.restricted.table(MAPPING_TABLE)
-    return await open_mapping(table, declared.script_id, declared.migration, id_key, wrapping)

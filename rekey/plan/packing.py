@@ -2,8 +2,8 @@
 
 Rules kept here:
 
-* What is full, what is held back for rows of later windows and for how long is decided by the very `Held`
-  that backfill uses; only sizes go in, no rows.
+* What is full, what is held back for rows of later windows and for how long is decided by the very
+  `BatchBuffer` that backfill uses; only sizes go in, no rows.
 * Windows end where backfill's end: at a page's end, and pages are no larger than a window.
 * Reading is ahead of writing as far as it may be: the first windows have all begun before the first target
   row goes out. From then on a window's target rows follow its mapping rows, which are durable when the next
@@ -20,8 +20,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from rekey.copy.batch_buffer import Held, Partitions, Write
-from rekey.copy.packing import sort_out
+from rekey.copy.batches import BatchBuffer, Partitions, sort_out
+from rekey.copy.map import Write
 from rekey.copy.scan import WindowSize, row_bytes
 from rekey.copy.write import GATHERED_WINDOWS, MAPPING_WINDOWS, TARGET_WINDOWS
 from rekey.mapping.ids import DIGEST_BYTES
@@ -85,8 +85,8 @@ class Packing:
         """Take how many target tables there are, and when a window is full."""
         self._size = window
         self.page_rows = min(window.rows, MAX_PAGE_ROWS)
-        self._mapping = Held(cast(Any, _Sizes()), MAPPING_WINDOWS)
-        self._targets = [Held(cast(Any, _Sizes()), TARGET_WINDOWS) for _ in range(tables)]
+        self._mapping = BatchBuffer(cast(Any, _Sizes()), MAPPING_WINDOWS)
+        self._targets = [BatchBuffer(cast(Any, _Sizes()), TARGET_WINDOWS) for _ in range(tables)]
         self.mapping_sends = Sends()
         self.sends = [Sends() for _ in range(tables)]
         self._number = 1
@@ -161,7 +161,7 @@ class Packing:
             sends.given += len(writes)
             sends.hottest += self._add(sends, held, writes)
 
-    def _add(self, sends: Sends, held: Held, writes: list[Write]) -> int:
+    def _add(self, sends: Sends, held: BatchBuffer, writes: list[Write]) -> int:
         """Pack writes; return how many are of the partition that has most of them."""
         partitions: Partitions = defaultdict(list)
         sort_out(writes, partitions)

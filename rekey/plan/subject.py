@@ -3,7 +3,8 @@
 Rules kept here:
 
 * A missing secret, or a wrapping key that cannot be used, is something to be told in the plan: it is in the
-  subject, not an error.
+  subject, not an error. A secret that cannot be asked for (Key Vault is down) is an error.
+* Nothing is written.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rekey.declaration.migration import Declared
+from rekey.errors import SecretMissing
 from rekey.inspect.inventory import SampleSize
-from rekey.mapping.ids import SafeIds
+from rekey.mapping.ids import SafeIds, new_key
+from rekey.migration.opening import OpenMigration
 from rekey.model import Row
 from rekey.plan.problems import Started
 from rekey.plan.survey import MapsRows
 from rekey.project.bounds import Gates, Limits
 from rekey.project.prices import Prices
+from rekey.state.models import MigrationRecord
 
 OwnsRow = Callable[[int, Row], Awaitable[bool]]
 """Tells whether this migration wrote a row of its target table with that number (0: main)."""
@@ -79,3 +83,39 @@ class PlanOptions:
     gates: Gates = field(default_factory=Gates)
     tries_rows: bool = True
     prices: Prices = field(default_factory=Prices)
+
+
+async def subject_of(migration: OpenMigration, record: MigrationRecord | None = None) -> Subject:
+    """Return the subject of a plan.
+
+    Args:
+        migration: what is planned.
+        record: how it was begun, as the state file has it; what the control row says counts more.
+
+    Raises:
+        CredentialRefused, EndpointDown, Unavailable: the restricted store could not be asked.
+    """
+    prepared = migration.prepared
+    control = await migration.control.read()
+    started = None
+    if control is not None:
+        started = Started(str(control.phase), control.digest, control.fingerprints)
+    elif record is not None:
+        started = Started("source", record.digest, record.secret_fingerprints)
+    store, no_wrapping = None, ""
+    try:
+        _ = prepared.wrapping  # absent, it is told although nothing has begun
+        store = None if control is None else await migration.mapping(control)
+    except SecretMissing as error:
+        no_wrapping = error.what
+    return Subject(
+        declared=prepared.declared,
+        mapper=None if prepared.missing else prepared.mapper,
+        ids=SafeIds(new_key()) if store is None else store.rows.ids,
+        ids_hold=store is not None,
+        secret_fingerprints=prepared.fingerprints,
+        missing_secrets=prepared.missing,
+        no_wrapping_key=no_wrapping,
+        started=started,
+        owns_row=None if store is None else store.owns,
+    )

@@ -15,7 +15,7 @@ import heapq
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeAlias
 
-from rekey.copy.packing import SizeOf
+from rekey.copy.batches import SizeOf
 from rekey.copy.scan import WindowSize
 from rekey.core.limits import entity_bytes, utf16_units
 from rekey.errors import RowRefused

@@ -1,6 +1,6 @@
 """propagate(k): make the replicas of one source key equal what the authority says now.
 
-Rules kept here (DESIGN section 5; each was found by searching all interleavings):
+Rules kept here (ADR 0017; each was found by searching all interleavings):
 
 * In every round the replicas are read first, then the authority. The other way round, a slow propagator
   overwrites newer rows.

@@ -1,6 +1,6 @@
 """Which way an operation of a dual-write client takes: decided from phase and view alone. Pure.
 
-Rules kept here (DESIGN section 4, ADR 0017):
+Rules kept here (ADR 0017):
 
 * The old view addresses rows by old keys and reads the source until `complete`; the new view addresses rows
   by new keys and reads the main target. The authority is the source in `dual_write`, the main target in

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rekey.copy.passes import delta_pass
+from rekey.copy.delta import delta_pass
 from rekey.errors import StateUnusable
 from rekey.runner.run import Run
 from rekey.state.models import WATERMARK

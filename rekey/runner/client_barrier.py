@@ -1,6 +1,6 @@
 """Moving the control row together with the clients of the application.
 
-Rules kept here (DESIGN section 4):
+Rules kept here (ADR 0019):
 
 * Two clients are never two epochs apart: before a move every live client has acknowledged the present epoch,
   and after it nothing goes on before every live client has acknowledged the new one.

@@ -5,34 +5,37 @@ Rules kept here:
 * `apply` runs to the next gate and says what the gate asks for; it goes through a gate only when told to.
 * Before a migration's first write every source row is tried: what the mapping refuses, or what collides, is
   refused before anything is written.
+* A gate that was asked in order to be passed is recorded, open or closed, with what it said and what it saw:
+  control row, last full verification, what the operator confirmed. A gate that is only shown is not recorded.
+* The plan that a migration began with is kept whole in the state file, without keys; its digest is in the
+  audit log.
 * A verification is offered only where source and targets are meant to be equal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+import rfc8785
+
 from rekey.core.progress import Interruptible
-from rekey.declaration.mapper import Mapper
 from rekey.errors import (
     ConfigurationError,
     Findings,
+    GateClosed,
     Refused,
     RekeyError,
     SecretMissing,
 )
-from rekey.mapping.ids import SafeIds, new_key
-from rekey.migration.opening import fingerprints_of, mapping_of, secrets_of
-from rekey.migration.wrapping import wrapping_for
 from rekey.phases import GATED, LEAVES, ORDER, ControlPhase, Phase, following
 from rekey.plan.advice.service import is_cosmos
 from rekey.plan.plan import make_plan
 from rekey.plan.result import MigrationPlan, Plan
-from rekey.plan.subject import PlanOptions, Subject
-from rekey.protocol.control import ControlStore
+from rekey.plan.subject import PlanOptions, subject_of
 from rekey.protocol.rules import SOURCE, TARGET, authority
 from rekey.runner.capture import catch_up
 from rekey.runner.client_barrier import wait_for_present
@@ -40,10 +43,11 @@ from rekey.runner.intents import sweep_journal, while_sweeping
 from rekey.runner.phases import PHASES
 from rekey.runner.phases.backfill import swept_rows
 from rekey.runner.quiet import until_quiet
-from rekey.runner.record import keep_plan, pass_gate
 from rekey.runner.run import Run
 from rekey.runner.session import Session
 from rekey.runner.verification import context, verify_full
+from rekey.state.audit import expressible
+from rekey.state.models import PLAN_FACT
 from rekey.status.facts import ESTIMATED_ROWS
 from rekey.verify.count import count
 from rekey.verify.report import Report
@@ -109,7 +113,7 @@ def apply(session: Session, script_id: str, *, to: Phase | None = None, check_ro
     for phase in ORDER[len(before) : ORDER.index(last) + 1]:
         reasons = session.do(PHASES[phase].gate(run))
         if reasons or phase in GATED:
-            session.do(pass_gate(run, phase, reasons, _gate_hint(run, phase)))
+            session.do(_pass_gate(run, phase, reasons, _gate_hint(run, phase)))
         session.ledger.apply(script_id, phase)
     after = session.ledger.applied(script_id)
     caught_up = 0
@@ -122,10 +126,47 @@ def apply(session: Session, script_id: str, *, to: Phase | None = None, check_ro
 
 def _keep(session: Session, script_id: str, planned: Plan, *, check_rows: bool) -> None:
     """Keep the plan that a migration begins with, and how many rows it is about."""
-    keep_plan(session.state, script_id, planned, checked_rows=check_rows)
-    inventory = planned.migrations[0].inventory
-    if inventory is not None:
-        session.state.set_fact(script_id, ESTIMATED_ROWS, str(inventory.rows.rows))
+    from rekey.plan.planfile import plan_document  # what is planned with takes a while to import
+
+    state, [migration] = session.state, planned.migrations
+    document = rfc8785.dumps(expressible(plan_document(planned)))
+    state.set_fact(script_id, PLAN_FACT, document.decode())
+    details = {
+        "plan_sha256": hashlib.sha256(document).hexdigest(),
+        "row_check": "every source row was tried" if check_rows else "skipped (--skip-row-check)",
+        "digest": migration.basis.declaration,
+    }
+    state.audit("planned", script_id, details)
+    if migration.inventory is not None:
+        state.set_fact(script_id, ESTIMATED_ROWS, str(migration.inventory.rows.rows))
+
+
+async def _record_gate(run: Run, phase: Phase, reasons: Sequence[str]) -> None:
+    """Record what a gate said, and what it saw."""
+    control = await run.control.read()
+    last = run.state.latest_verification(run.script_id)
+    saw: dict[str, Any] = {
+        "control": None if control is None else {"phase": str(control.phase), "epoch": control.epoch},
+        "digest": run.declared.digest,
+        "writers_stopped": run.options.writers_stopped,
+        "table_name_typed": run.options.typed_table == run.source.name,
+        "verification": None
+        if last is None
+        else {
+            "finished_at": last.finished_at,
+            "divergences": last.divergences,
+            "content_digest": last.digest,
+        },
+    }
+    details = {"phase": str(phase), "open": not reasons, "reasons": list(reasons), "saw": saw}
+    run.state.audit("gate", run.script_id, details)
+
+
+async def _pass_gate(run: Run, phase: Phase, reasons: Sequence[str], hint: str) -> None:
+    """Record what a gate said and refuse when it is closed. Raises GateClosed."""
+    await _record_gate(run, phase, reasons)
+    if reasons:
+        raise GateClosed(phase, list(reasons), hint=hint)
 
 
 async def _catch_up(run: Run, last: Phase) -> int:
@@ -148,21 +189,10 @@ async def _catch_up(run: Run, last: Phase) -> int:
 def check_before_first_write(session: Session, script_id: str, *, check_rows: bool) -> Plan:
     """Plan the migration on every row (or, without `check_rows`, on a sample) and refuse what the plan calls
     an error."""
-    declared = session.scripts[script_id]
-    found = secrets_of(session.config, declared.migration)
-    wrapping = wrapping_for(session.config, declared.migration)
-    control = session.do(ControlStore(session.accounts.restricted, script_id).read())
-    store = None
-    if control is not None:
-        store = session.do(mapping_of(session.accounts, declared, control.id_key, wrapping))
-    subject = Subject(
-        declared=declared,
-        mapper=Mapper(declared.migration, found),
-        ids=SafeIds(new_key()) if store is None else store.rows.ids,
-        ids_hold=store is not None,
-        secret_fingerprints=fingerprints_of(found),
-        owns_row=None if store is None else store.owns,
-    )
+    migration = session.opened(script_id)
+    migration.prepared.require()
+    # Where declaration or secrets have moved since it began, `Session.guard` says so.
+    subject = replace(session.do(subject_of(migration)), started=None)
     options = PlanOptions(
         exact=check_rows,
         limits=session.config.rates,
@@ -254,7 +284,7 @@ def require_begun(session: Session, script_id: str) -> None:
     """
     if session.ledger.applied(script_id):
         return
-    if session.do(ControlStore(session.accounts.restricted, script_id).read()) is None:
+    if session.do(session.opened(script_id).control.read()) is None:
         raise Refused(
             f"{script_id} has not begun and has copied nothing",
             kept="everything; nothing was changed",
@@ -352,5 +382,5 @@ def retire(session: Session, script_id: str) -> None:
     if Phase.COMPLETE not in session.ledger.applied(script_id):
         reasons = [f"{script_id} is not complete"]
     hint = f"`rekey status {script_id}` shows what is missing"
-    session.do(pass_gate(run, Phase.RETIRE, reasons, hint))
+    session.do(_pass_gate(run, Phase.RETIRE, reasons, hint))
     session.ledger.apply(script_id, Phase.RETIRE)

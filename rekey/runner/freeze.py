@@ -1,6 +1,6 @@
 """The freeze of capture "dual-write": authority passes from one side to the other, in either direction.
 
-Rules kept here (DESIGN section 5):
+Rules kept here (ADR 0019):
 
 * Whatever may take long is done while writes go on: clients that went silent are waited for, old intents are
   settled. Under freeze there is no scan of a table.

@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rekey.copy.map import Copier
 from rekey.copy.scan import WindowSize, window_of
 from rekey.copy.workers.pool import Factory
+from rekey.copy.write import Copier
 from rekey.core.clock import Clock, SystemClock
 from rekey.core.progress import Progress, Silent
 from rekey.declaration.mapper import Mapper

@@ -18,14 +18,14 @@ from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from rekey.copy.map import Copier
 from rekey.copy.throttle import Throttle
 from rekey.copy.workers.pool import Factory, load_factory
+from rekey.copy.write import Copier
 from rekey.core.clock import Clock, ServiceClock, SystemClock, format_ticks
 from rekey.core.progress import Progress, Silent
-from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Declared
 from rekey.errors import StateUnusable
+from rekey.evidence.checkpoints import make_checkpoint
 from rekey.evidence.keys import Signer
 from rekey.evidence.signing import open_signer
 from rekey.mapping.cursors import SealedKeys
@@ -34,13 +34,11 @@ from rekey.mapping.keyring import Keyring
 from rekey.mapping.rows import MAPPING_TABLE
 from rekey.mapping.sealing import cursors_key
 from rekey.mapping.wrapping import WrappingKey
-from rekey.migration.opening import connect, fingerprints_of, mapping_of, secrets_of
-from rekey.migration.wrapping import wrapping_for
+from rekey.migration.opening import OpenMigration, Prepared, connect, open_migration
 from rekey.phases import ControlPhase, Phase
 from rekey.project.config import Config
-from rekey.protocol.control import ControlRow, ControlStore
+from rekey.protocol.control import ControlRow
 from rekey.protocol.lease import RunnerLease
-from rekey.protocol.propagate import Propagator
 from rekey.protocol.term import Term
 from rekey.runner.capture import begin_watermark
 from rekey.runner.client_barrier import wait_for_present
@@ -48,7 +46,6 @@ from rekey.runner.freeze import leave_old_freeze
 from rekey.runner.intents import announcing
 from rekey.runner.phases import PHASES
 from rekey.runner.quiet import hand_over, until_quiet
-from rekey.runner.record import make_checkpoint
 from rekey.runner.run import Options, Run, StopFlag
 from rekey.runner.steering import Steering, follow
 from rekey.state.align import aligned
@@ -195,12 +192,15 @@ class Session:
             self._align(self.runs[script_id])
         return self.runs[script_id]
 
+    def opened(self, script_id: str) -> OpenMigration:
+        """Return a migration of the project, opened; nothing is asked or written."""
+        return open_migration(Prepared.of(self.config, self.scripts[script_id]), self.accounts)
+
     async def _begin(self, declared: Declared) -> Run:
-        found = secrets_of(self.config, declared.migration)
-        mapper = Mapper(declared.migration, found)
-        fingerprints = fingerprints_of(found)
-        wrapping = wrapping_for(self.config, declared.migration)
-        control = ControlStore(self.accounts.restricted, declared.script_id)
+        migration = self.opened(declared.script_id)
+        migration.prepared.require()
+        control, fingerprints = migration.control, migration.prepared.fingerprints
+        wrapping = migration.prepared.wrapping
         self.guard(declared, await control.read(), fingerprints)
         lease = RunnerLease(self.accounts.restricted, declared.script_id, self.lock)
         await self.leases.enter_async_context(lease)
@@ -220,17 +220,14 @@ class Session:
             fingerprints,
             self.endpoint_id,
         )
-        mapping = await mapping_of(self.accounts, declared, row.id_key, wrapping)
+        mapping = await migration.mapping(row)
         await self._use_keys(declared.script_id, mapping.keyring, row)
         tables = self.accounts.tables
-        names = declared.migration.tables
-        propagator = Propagator(
-            tables.shared(declared.migration.source), [tables.shared(name) for name in names], mapper, mapping
-        )
+        propagator = migration.propagator(mapping, tables.shared)
         run = Run(
             declared=declared,
             config=self.config,
-            mapper=mapper,
+            mapper=migration.mapper,
             tables=tables,
             restricted=self.accounts.restricted,
             state=self.state,
@@ -240,7 +237,7 @@ class Session:
                 propagator,
                 self.config.limits.concurrency,
                 self._throttle(),
-                targets=[tables.table(name) for name in names],
+                targets=[tables.table(name) for name in declared.migration.tables],
             ),
             options=self.options,
             progress=self.progress,

@@ -10,31 +10,39 @@ Rules kept here:
   the journal is swept meanwhile, so that a client that died does not keep a row in flight for ever.
 * A verification while no client was registered says nothing about what was written since: it opens no gate
   for clients that came later.
-* One that was cut off goes on from its sums (`rekey.runner.resuming`).
+* One that was cut off goes on from its sums, but only where they mean what new ones would: of the same run,
+  declaration and epoch (so never across a move, and never from before a freeze), with the same side as the
+  authority, with clients registered or not as then, and only while the first row that went into them was read
+  less than `[gates] verification_max_age` ago: an older verification opens no gate anyhow. Rows change behind
+  its cursor as they do within one sitting: what differs is looked at again before it counts, and the report
+  says what was read when. What cannot be gone on from is forgotten, and said to be.
 * From cutover on the target is the authority: it is looked at last, and repair brings the source up to date.
 """
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from rekey.core.clock import format_ticks, ticks_of
+from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 from rekey.core.progress import Advance
+from rekey.errors import StateUnusable
 from rekey.model import EntityKey
 from rekey.phases import ControlPhase
 from rekey.protocol.rules import SOURCE, TARGET, authority
 from rekey.runner.client_barrier import look
 from rekey.runner.intents import InFlight, heard_of_until, while_sweeping
-from rekey.runner.resuming import keep, made_now, resumed
 from rekey.runner.run import Run
 from rekey.runner.sum_with_workers import reader_of
 from rekey.state.models import WATERMARK, Verification
+from rekey.state.sums import StoredSums
 from rekey.status.facts import RETURNED_AT, UNFOLLOWED, is_unfollowed, verification_problem
 from rekey.verify.context import ReconcileContext
 from rekey.verify.full import full
 from rekey.verify.report import FullReport
+from rekey.verify.sums import Partial
 
 
 class _Rows:
@@ -204,3 +212,57 @@ def _again(run: Run, last: Verification | None) -> str:
     """Return the command that verifies again, and mends what the last one found and did not mend."""
     mends = last is not None and last.divergences and last.report.get("repair") is None
     return f"`rekey verify {run.script_id} --mode full{' --repair' if mends else ''}`"
+
+
+# --- going on with one that was cut off --------------------------------------------------------------------
+
+
+async def made_now(run: Run, control: ControlPhase, *, followed: bool) -> str:
+    """Return what sums are made under now, as it is compared.
+
+    Args:
+        run: the migration.
+        control: the phase that says which side is the authority.
+        followed: whether clients are registered that follow, or none is needed.
+    """
+    row = await run.control.read()
+    return json.dumps(
+        {
+            "run_id": "" if row is None else row.run_id,
+            "epoch": 0 if row is None else row.epoch,
+            "digest": run.declared.digest,
+            "control": control,
+            "followed": followed,
+        },
+        sort_keys=True,
+    )
+
+
+def keep(run: Run, under: str, work: Partial) -> None:
+    """Store sums durably."""
+    run.still_alone()
+    run.state.keep_sums(run.script_id, StoredSums(under, work.begun_at, work.as_state()))
+
+
+def resumed(run: Run, under: str) -> Partial | None:
+    """Return the sums to go on from, None to begin anew."""
+    try:
+        stored = run.state.sums(run.script_id)
+        if stored is None:
+            return None
+        work = Partial.from_state(stored.sums, targets=len(run.targets))
+    except StateUnusable:
+        stored, work = None, None
+    if stored is not None and work is not None and stored.basis == under:
+        age = (run.clock.ticks() - ticks_of(stored.begun_at)) / TICKS_PER_SECOND
+        if age < run.config.gates.verification_max_age_s:
+            run.progress.note(
+                f"{run.script_id}: the verification begun at {stored.begun_at} goes on behind"
+                f" {sum(one.rows for one in work.reads.values()):,} rows"
+            )
+            return work
+    run.state.keep_sums(run.script_id, None)
+    run.progress.note(
+        f"{run.script_id}: an earlier verification cannot be gone on with; this one begins anew"
+    )
+    return None

@@ -2,7 +2,7 @@
 
 Rules kept here:
 
-* The replica is read first, then the authority (DESIGN section 5): a difference seen in this order is either
+* The replica is read first, then the authority (ADR 0017): a difference seen in this order is either
   real or still being mended, and looking again tells which.
 * Only the source decides what a target key should hold. Who might claim it comes from the scan (`claims`),
   and when that does not explain the row, from the mapping table: a main row by its reverse row, an index row

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from rekey.copy.packing import pack
+from rekey.copy.batches import pack
 from rekey.mapping.cursors import SealedKeys
 from rekey.mapping.sealing import FORWARD, REVERSE, ROOT, SEALED, DataKey, Sealer, cursors_key, read_data_key
 from rekey.mapping.wrapping import LocalWrappingKey

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from rekey.copy import write as gathering_module
-from rekey.copy.batch_buffer import Held
-from rekey.copy.engine import copy_segments
-from rekey.copy.window import TURN_ROWS
+from rekey.copy import write as writing
+from rekey.copy.batches import BatchBuffer
+from rekey.copy.checkpoint import copy_segments
+from rekey.copy.map import TURN_ROWS
 from rekey.copy.write import GATHERED_WINDOWS
 from rekey.errors import Collision, RowRefused, Unavailable
 from rekey.mapping.rows import MAPPING_TABLE
@@ -59,16 +59,16 @@ async def test_every_row_arrives_in_every_target_with_its_mapping(
 
 async def gathered(world: World) -> int:
     """Copy all rows as the runner does; return the number of rows read."""
-    async with asyncio.timeout(60), world.copier.gathering() as gathering:
+    async with asyncio.timeout(60), world.copier.writer() as writer:
         copied, _ = await copy_segments(
             world.source,
             [WHOLE],
-            gathering.copy,
+            writer.copy,
             size=world.window,
             checkpoint=lambda _: None,
             stop_requested=never,
             advance=nothing,
-            gathering=gathering,
+            writer=writer,
         )
     return copied.rows
 
@@ -90,9 +90,9 @@ async def test_others_have_their_turn_while_a_window_is_mapped_and_packed(
         return step
 
     monkeypatch.setattr(world.mapper, "map", counted("mapped", world.mapper.map))
-    monkeypatch.setattr(Held, "add", counted("partitions packed", Held.add))
-    sort_out = gathering_module.sort_out
-    monkeypatch.setattr(gathering_module, "sort_out", counted("sorted", sort_out))
+    monkeypatch.setattr(BatchBuffer, "add", counted("partitions packed", BatchBuffer.add))
+    sort_out = writing.sort_out
+    monkeypatch.setattr(writing, "sort_out", counted("sorted", sort_out))
 
     async def others() -> None:
         while True:
@@ -102,9 +102,9 @@ async def test_others_have_their_turn_while_a_window_is_mapped_and_packed(
             await asyncio.sleep(0)
 
     having_turns = asyncio.create_task(others())
-    async with world.copier.gathering() as gathering:
-        gathering.drain()
-        copied = await gathering.copy([row async for page in world.source.scan() for row in page.rows])
+    async with world.copier.writer() as writer:
+        writer.drain()
+        copied = await writer.copy([row async for page in world.source.scan() for row in page.rows])
     having_turns.cancel()
     assert copied.inserted == 6_000
     assert 0 < longest["mapped"] <= TURN_ROWS

@@ -10,7 +10,7 @@ import pytest
 from rekey import keys
 from rekey.cli.main import run
 from rekey.declaration.scripts import load_script, load_scripts
-from rekey.migration.wrapping import read_wrapping
+from rekey.migration.opening import read_wrapping
 from rekey.project.config import load_config
 from rekey.project.secrets_source import SecretKind, SecretSource
 

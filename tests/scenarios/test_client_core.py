@@ -9,10 +9,11 @@ import pytest
 
 from rekey.client.reading import ClientFacts, LeaseSettings
 from rekey.client.sdk.core import ClientCore
-from rekey.declaration.mapper import Mapper
 from rekey.declaration.scripts import load_script
 from rekey.errors import WritesRefused
 from rekey.mapping.rows import CONTROL_TABLE
+from rekey.mapping.wrapping import WrappingKey
+from rekey.migration.opening import Prepared
 from rekey.protocol.registry import Registry
 from rekey.tables.base import Accounts
 from rekey.tables.faults import Call
@@ -24,13 +25,18 @@ from tests.simulation.dual_people import plan_for
 SCRIPT = "0001_posts"
 
 
+def no_key() -> WrappingKey:
+    """Give no wrapping key: the mapping is in the clear."""
+    raise AssertionError
+
+
 def core_of(folder: Path, memory: MemoryTableService) -> ClientCore:
     """Return a client of the old view that has not begun."""
     path = folder / f"{SCRIPT}.py"
     path.write_text(under_writes(POSTS_SCRIPT))
     declared = load_script(path)
     facts = ClientFacts(SCRIPT, declared.digest, {}, "old", "web")
-    plan = plan_for(declared, Mapper(declared.migration, {}), facts, LeaseSettings(poll_s=0.01), 0.0)
+    plan = plan_for(Prepared(declared, {}.__getitem__, no_key), facts, LeaseSettings(poll_s=0.01), 0.0)
     return ClientCore(plan, lambda _plan: Accounts(memory, memory))
 
 

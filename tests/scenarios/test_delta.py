@@ -9,8 +9,8 @@ import pytest
 
 from rekey import Migration, Target, keys, props
 from rekey.copy.back import BackPropagator
-from rekey.copy.passes import PassResult, delta_pass, earlier, fresh_second, later, sweep
-from rekey.copy.sweep import DigestParts
+from rekey.copy.delta import PassResult, delta_pass, earlier, fresh_second, later
+from rekey.copy.sweep import DigestParts, sweep
 from rekey.core.clock import FakeClock
 from rekey.errors import RowRefused
 from rekey.model import EntityKey, Row, content_of, etag_of, key_of

@@ -16,7 +16,7 @@ from rekey.model import EntityKey, Row, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol.control import ControlStore
 from rekey.protocol.rules import View
-from rekey.runner import commands as moves
+from rekey.runner import commands
 from rekey.runner.run import Run
 from rekey.state.store import State
 from rekey.tables.base import SIGNED_S, Operation, Verb
@@ -547,7 +547,7 @@ def test_nothing_is_claimed_or_written_in_the_place_of_a_tombstone(
     assert tombstones(project) == stones
     assert project.rows("UsersV2") == targets
     with project.session() as session:
-        moves.apply(session, SCRIPT)
+        commands.apply(session, SCRIPT)
     assert tombstones(project) == stones
 
 

@@ -17,14 +17,14 @@ from rekey.core.clock import TICKS_PER_SECOND, Clock
 from rekey.core.concurrency import cancel
 from rekey.errors import GateClosed, Interrupted, ServiceError
 from rekey.mapping.rows import MAPPING_TABLE
-from rekey.migration.opening import fingerprints_of
+from rekey.migration.opening import Prepared
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol import lease
 from rekey.protocol.control import ControlStore
 from rekey.protocol.registry import Registry, is_current, refused_at
 from rekey.protocol.rules import View
-from rekey.runner import commands as moves
+from rekey.runner import commands
 from rekey.runner.intents import RUNNER
 from rekey.runner.run import OPEN_S, Options, StopFlag
 from rekey.state.store import State
@@ -34,7 +34,7 @@ from tests.company import QUICK, Client, Company, application, as_application, c
 from tests.dualwriting import delete, upsert
 from tests.projects import USERS_SCRIPT, Project
 from tests.simulation.dual_people import plan_for
-from tests.worlds import SECRET, Killed, contents, user
+from tests.worlds import Killed, contents, user
 
 MARGIN_S = 60
 OVER_S = 51
@@ -350,13 +350,12 @@ class OfTheSdk:
 
     def __init__(self, ours: Company) -> None:
         project, self.name = ours.project, "sdk"
-        declared = project.scripts[ours.script_id]
+        prepared = Prepared.of(project.config, project.scripts[ours.script_id])
         facts = ClientFacts(
-            ours.script_id, declared.digest, fingerprints_of({"users": SECRET}), View.OLD, self.name
+            ours.script_id, prepared.declared.digest, prepared.fingerprints, View.OLD, self.name
         )
-        self.core = ClientCore(
-            plan_for(declared, ours.mapper, facts, QUICK, 0.0), lambda _: project.connect(project.config)
-        )
+        plan = plan_for(prepared, facts, QUICK, 0.0)
+        self.core = ClientCore(plan, lambda _: project.connect(project.config))
         self.lease = ours.do(self.core.open())
         self.lease._monotonic = project.clock.rising
 
@@ -457,7 +456,7 @@ class Delta:
         self._gates(gate)
         self.project.tables.faults = PlannedFaults(Planned(Fault(FaultKind.LOST_REQUEST), "transact", table))
         with pytest.raises(Interrupted), self.project.session(STOPPED, stop) as session:
-            moves.apply(session, self.script_id)
+            commands.apply(session, self.script_id)
         self.project.tables.last_open = None  # the next process knows nothing of it
         return sent[0]
 
@@ -479,11 +478,11 @@ class Delta:
 
     def apply(self, to: Phase | None = None, options: Options = STOPPED) -> None:
         with self.project.session(options) as session:
-            moves.apply(session, self.script_id, to=to)
+            commands.apply(session, self.script_id, to=to)
 
     def rollback(self) -> None:
         with self.project.session(Options(writers_stopped=True, drop_targets=True)) as session:
-            moves.rollback(session, self.script_id, to=ControlPhase.SOURCE, drop=True)
+            commands.rollback(session, self.script_id, to=ControlPhase.SOURCE, drop=True)
 
     def _gates(self, gate: Callable[[Call], Awaitable[None]]) -> None:
         self.project.tables.gate = self.project.restricted.gate = gate

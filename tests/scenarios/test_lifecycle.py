@@ -28,7 +28,7 @@ from rekey.phases import ControlPhase, Phase
 from rekey.protocol import lease
 from rekey.protocol.control import ControlStore
 from rekey.protocol.lease import RunnerLease
-from rekey.runner import commands as moves
+from rekey.runner import commands
 from rekey.runner.commands import Mode
 from rekey.runner.run import Options, StopFlag
 from rekey.tables.faults import Call
@@ -66,9 +66,9 @@ def project(tmp_path: Path) -> Project:
     return made
 
 
-def apply(project: Project, to: Phase | None = None, options: Options | None = None) -> moves.Applied:
+def apply(project: Project, to: Phase | None = None, options: Options | None = None) -> commands.Applied:
     with project.session(options) as session:
-        return moves.apply(session, SCRIPT, to=to)
+        return commands.apply(session, SCRIPT, to=to)
 
 
 def rollback(
@@ -80,13 +80,13 @@ def rollback(
 ) -> list[Phase]:
     merged = Options(writers_stopped=options.writers_stopped, drop_targets=bool(drop))
     with project.session(merged) as session:
-        return moves.rollback(session, SCRIPT, to=to, drop=drop)
+        return commands.rollback(session, SCRIPT, to=to, drop=drop)
 
 
 def verify(project: Project, mode: Mode = Mode.FULL, *, repair: bool = False) -> bool:
     """Return whether anything was found."""
     with project.session() as session:
-        return moves.verify(session, SCRIPT, mode=mode, repair=repair).findings
+        return commands.verify(session, SCRIPT, mode=mode, repair=repair).findings
 
 
 def control_phase(project: Project) -> ControlPhase | None:
@@ -145,7 +145,7 @@ def test_the_whole_life_with_a_way_back_in_it(project: Project) -> None:
     assert actual(project) == expected(project)
     with project.session(Options(typed_table="Users")) as session:
         prove(session.config, session.scripts[SCRIPT], session.state)
-        moves.retire(session, SCRIPT)
+        commands.retire(session, SCRIPT)
     assert control_phase(project) is ControlPhase.RETIRED
     assert asyncio.run(project.tables.table_exists("Users")) is False
     assert len(project.rows("UsersV2")) == 231
@@ -242,18 +242,18 @@ def test_retire_asks_for_the_name_the_phase_and_the_retention(project: Project) 
         project.session(Options(typed_table="Users")) as session,
         pytest.raises(GateClosed, match="complete"),
     ):
-        moves.retire(session, SCRIPT)
+        commands.retire(session, SCRIPT)
     apply(project, Phase.COMPLETE)
     with project.session(Options(typed_table="users")) as session, pytest.raises(GateClosed, match="typed"):
-        moves.retire(session, SCRIPT)
+        commands.retire(session, SCRIPT)
     toml = project.folder / "rekey.toml"
     toml.write_text(toml.read_text().replace('retention = "0s"', 'retention = "1d"'))
     with project.session(Options(typed_table="Users")) as session, pytest.raises(GateClosed, match="ends at"):
-        moves.retire(session, SCRIPT)
+        commands.retire(session, SCRIPT)
     project.clock.advance(86_401)
     with project.session(Options(typed_table="Users")) as session:
         prove(session.config, session.scripts[SCRIPT], session.state)
-        moves.retire(session, SCRIPT)
+        commands.retire(session, SCRIPT)
     assert control_phase(project) is ControlPhase.RETIRED
 
 
@@ -265,7 +265,7 @@ def test_retire_never_deletes_a_row_that_changed_after_the_freeze(project: Proje
     asyncio.run(source.merge({"PartitionKey": "p0", "RowKey": "user0000@example.com", "Nm": "late"}))
     with project.session(Options(typed_table="Users")) as session, pytest.raises(Findings) as found:
         prove(session.config, session.scripts[SCRIPT], session.state)
-        moves.retire(session, SCRIPT)
+        commands.retire(session, SCRIPT)
     assert "example" not in str(found.value)
     assert [row["Nm"] for row in project.rows("Users")] == ["late"]
     assert control_phase(project) is ControlPhase.COMPLETE
@@ -399,7 +399,7 @@ def test_without_the_lease_nothing_more_is_written_not_even_what_was_under_way(
     monkeypatch.setattr(RunnerLease, "check", lose)
     project.tables.gate = project.restricted.gate = count
     with project.session() as session, pytest.raises(Locked):
-        moves.apply(session, SCRIPT)
+        commands.apply(session, SCRIPT)
     assert (before, behind) == (20, 0)
     lost, before = False, -1000
     apply(project)
@@ -419,7 +419,7 @@ def test_a_stop_request_checkpoints_and_the_next_run_goes_on(project: Project) -
 
     project.tables.gate = stop_in_the_middle
     with project.session(stop=stop) as session, pytest.raises(Interrupted):
-        moves.apply(session, SCRIPT)
+        commands.apply(session, SCRIPT)
     with project.session() as session:
         assert (
             0 < sum(segment.rows for segment in session.state.segments(SCRIPT, "backfill", keys=False)) < 900

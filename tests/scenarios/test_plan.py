@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rekey import Migration, Target, keys, props
-from rekey.copy.engine import copy_segments
+from rekey.copy.checkpoint import copy_segments
 from rekey.copy.scan import window_of
 from rekey.core.clock import FakeClock
 from rekey.errors import CredentialRefused, EndpointDown, ExitCode
@@ -53,16 +53,16 @@ async def test_an_exact_plan_counts_the_batches_that_backfill_sends(
     what = replace(subject(migration), ids=world.mapping.rows.ids, started=None)
     plan = await plan_one(memory, what, exact=True, limits=LIMITS)
     assert codes(plan) == []
-    async with world.copier.gathering() as gathering:
+    async with world.copier.writer() as writer:
         copied, _ = await copy_segments(
             world.source,
             [Segment(id=1, script_id="0001_users", purpose="backfill")],
-            gathering.copy,
+            writer.copy,
             size=window_of(LIMITS),
             checkpoint=lambda _segments: None,
             stop_requested=never,
             advance=nothing,
-            gathering=gathering,
+            writer=writer,
         )
     assert plan.estimate is not None
     written = sum(

@@ -155,9 +155,9 @@ def test_a_run_that_was_killed_keeps_what_it_had_counted_at_its_last_checkpoint(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(State, "count_phase", count)
         with pytest.raises(Killed), rekey.project.session() as session:
-            from rekey.runner import commands as moves
+            from rekey.runner import commands
 
-            moves.apply(session, "0001_users_opaque_ids")
+            commands.apply(session, "0001_users_opaque_ids")
     with State.open(rekey.project.folder / "state.sqlite", read_only=True) as state:
         last = state.phase_runs("0001_users_opaque_ids")[-1]
     assert last.phase == "backfill" and last.outcome is None and last.finished_at is None

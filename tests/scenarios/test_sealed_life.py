@@ -34,7 +34,7 @@ from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.project.config import resolve_secret
 from rekey.protocol.rules import View
-from rekey.runner import commands as moves
+from rekey.runner import commands
 from rekey.runner.run import Options, StopFlag
 from rekey.state.store import State
 from rekey.tables.base import Operation, Verb
@@ -107,14 +107,14 @@ def filled(project: Project, count: int = 230) -> Searched:
     return searched
 
 
-def apply(project: Project, to: Phase | None = None, options: Options | None = None) -> moves.Applied:
+def apply(project: Project, to: Phase | None = None, options: Options | None = None) -> commands.Applied:
     with project.session(options) as session:
-        return moves.apply(session, SCRIPT, to=to)
+        return commands.apply(session, SCRIPT, to=to)
 
 
 def rollback(project: Project, to: ControlPhase | None, options: Options) -> list[Phase]:
     with project.session(options) as session:
-        return moves.rollback(session, SCRIPT, to=to, drop=options.drop_targets or None)
+        return commands.rollback(session, SCRIPT, to=to, drop=options.drop_targets or None)
 
 
 def mapped(project: Project) -> dict[EntityKey, Row]:
@@ -143,7 +143,7 @@ def test_a_life_with_delta_passes_a_kill_and_a_way_back_leaves_no_key(project: P
 
     project.tables.gate = stop_in_the_middle
     with project.session(stop=stop) as session, pytest.raises(Interrupted):
-        moves.apply(session, SCRIPT)
+        commands.apply(session, SCRIPT)
     project.tables.gate = go_on
     with State.open(project.config.state, read_only=True) as state:
         assert 0 < sum(one.rows for one in state.segments(SCRIPT, "backfill", keys=False)) < 230

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rekey.copy.engine import copy_segments
+from rekey.copy.checkpoint import copy_segments
 from rekey.copy.scan import Reading, WindowSize
 from rekey.copy.throttle import Throttle
 from rekey.core.clock import TICKS_PER_SECOND, FakeClock
@@ -326,18 +326,18 @@ async def test_cut_off_anywhere_the_rest_is_read_and_little_is_repeated(
 
     async def copy() -> int:
         segments = state.segments(SCRIPT, PURPOSE) or state.add_segments(SCRIPT, PURPOSE, [EVERYTHING])
-        async with world.copier.gathering() as gathering:
+        async with world.copier.writer() as writer:
             copied, _ = await copy_segments(
                 world.source,
                 segments,
-                gathering.copy,
+                writer.copy,
                 size=WindowSize(20, 10**6),
                 checkpoint=state.checkpoint,
                 stop_requested=never,
                 advance=nothing,
                 readers=4,
                 split=state.split_segment,
-                gathering=gathering,
+                writer=writer,
             )
         return copied.rows
 

@@ -27,8 +27,7 @@ from rekey.errors import (
 )
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import Phase
-from rekey.runner import commands as moves
-from rekey.runner import steering
+from rekey.runner import commands, steering
 from rekey.runner.run import Options, StopFlag
 from rekey.tables.faults import Call
 from tests.company import company
@@ -65,7 +64,7 @@ def _fill(project: Project, table: str, rows: list[Row]) -> None:
 def apply(project: Project, script_id: str, *, executor: str = NAME, stop: StopFlag | None = None) -> None:
     """Apply up to the gate, as a command does."""
     with project.session(Options(executor=executor), stop=stop) as session:
-        moves.apply(session, script_id)
+        commands.apply(session, script_id)
 
 
 def counters(project: Project, script_id: str) -> dict[str, int]:
@@ -319,7 +318,7 @@ def test_a_rollback_waits_for_the_tasks_of_a_runner_that_was_killed(ready: Ready
         apply(project, script_id)
     began = seconds(project)
     with project.session() as session:
-        moves.rollback(session, script_id, to=None, drop=True)
+        commands.rollback(session, script_id, to=None, drop=True)
     assert seconds(project) - began >= TERM_S + MARGIN_S - 1
 
 

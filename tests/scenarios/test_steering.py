@@ -14,8 +14,7 @@ from rekey.copy.throttle import Rates
 from rekey.core.clock import TICKS_PER_SECOND
 from rekey.errors import MachineFailed
 from rekey.phases import Phase
-from rekey.runner import commands as moves
-from rekey.runner import steering
+from rekey.runner import commands, steering
 from rekey.runner.steering import Steering
 from rekey.state.store import State
 from rekey.tables.faults import Call
@@ -110,7 +109,7 @@ def test_a_runner_holds_while_it_is_paused_and_goes_on_when_it_is_resumed(projec
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(steering, "read", reading)
         with project.session() as session:
-            moves.apply(session, SCRIPT, to=Phase.BACKFILL)
+            commands.apply(session, SCRIPT, to=Phase.BACKFILL)
     assert early == []
     assert resumed_at - began > 5 * TICKS_PER_SECOND
     assert len(project.rows("UsersV2")) == 120

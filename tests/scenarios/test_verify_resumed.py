@@ -15,8 +15,7 @@ from rekey.copy.workers.work import work
 from rekey.core.clock import TICKS_PER_SECOND
 from rekey.errors import Interrupted, RekeyError
 from rekey.model import Row, content_of, key_of
-from rekey.runner import commands as moves
-from rekey.runner import resuming, steering
+from rekey.runner import commands, steering, verification
 from rekey.runner.commands import Mode
 from rekey.runner.run import Options, StopFlag
 from rekey.tables.faults import Call
@@ -38,7 +37,7 @@ def project(tmp_path: Path) -> Iterator[Project]:
     with made.session() as session:
         rows = [user(f"user{n:04}@example.com", f"p{n % 7}") for n in range(ROWS)]
         session.do(made.fill("Users", rows))
-        moves.apply(session, "0001_users")
+        commands.apply(session, "0001_users")
     yield made
 
 
@@ -47,7 +46,7 @@ def verify(
 ) -> FullReport:
     """Verify as a command does."""
     with project.session(Options(executor=executor), stop=stop) as session:
-        report = moves.verify(session, "0001_users", mode=Mode.FULL, repair=repair)
+        report = commands.verify(session, "0001_users", mode=Mode.FULL, repair=repair)
     assert isinstance(report, FullReport)
     return report
 
@@ -109,8 +108,8 @@ def test_parts_are_split_while_they_are_read_and_the_digests_are_those_of_one_re
     assert len(alone.read) == 2
     small_pages(monkeypatch, 5)
     seen: list[int] = []
-    monkeypatch.setattr(resuming, "keep", lambda _run, _under, sums: seen.append(len(sums.parts)))
-    monkeypatch.setattr("rekey.runner.verification.keep", resuming.keep)
+    monkeypatch.setattr(verification, "keep", lambda _run, _under, sums: seen.append(len(sums.parts)))
+    monkeypatch.setattr("rekey.runner.verification.keep", verification.keep)
     assert digests(verify(project)) == digests(alone)
     assert seen[-1] > 3, "the tables are read in more than one part each"
 
@@ -161,7 +160,7 @@ def test_rows_that_change_meanwhile_are_no_findings_and_those_that_differ_are(
     with project.session() as session:
         for row in (first, last):
             session.do(project.tables.table("Users").replace({**content_of(row), "Nm": "changed"}))
-        moves.apply(session, "0001_users")
+        commands.apply(session, "0001_users")
     whole = verify(project)
     assert not whole.findings
     cut_off(project, monkeypatch, pages=6)

@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from rekey.copy.map import Copier
-from rekey.copy.passes import PassResult, delta_pass
-from rekey.copy.write import Gathering
+from rekey.copy.delta import PassResult, delta_pass
+from rekey.copy.map import target_writes
+from rekey.copy.write import BatchWriter, Copier
 from rekey.mapping.rows import TargetKey
 from rekey.model import EntityKey, Row
 from rekey.protocol import propagate
@@ -106,25 +106,25 @@ _difference = propagate.difference
 class UpsertingCopier(Copier):
     """Writes target rows by upsert: what was scanned overwrites what is there."""
 
-    def gathering(self) -> Gathering:
+    def writer(self) -> BatchWriter:
         return _Upserts(self)
 
 
 class TargetFirst(Copier):
     """Writes target rows before their mapping rows."""
 
-    def gathering(self) -> Gathering:
+    def writer(self) -> BatchWriter:
         return _TargetsFirst(self)
 
 
 class Blind(Copier):
     """Takes any row that stands in the way for copied already."""
 
-    def gathering(self) -> Gathering:
+    def writer(self) -> BatchWriter:
         return _Blind(self)
 
 
-class _Upserts(Gathering):
+class _Upserts(BatchWriter):
     async def _write(self, held: Any, batch: list[Any]) -> None:
         if held is self._mapping:
             await super()._write(held, batch)
@@ -134,21 +134,21 @@ class _Upserts(Gathering):
         _all_wrote(batch)
 
 
-class _TargetsFirst(Gathering):
+class _TargetsFirst(BatchWriter):
     _put_off: list[Any]
 
     async def _hand_over(self, window: Any, held: Any, writes: Any) -> None:
         if held is self._mapping:
             self._put_off = list(writes)
             for number, target in enumerate(self._targets):
-                await super()._hand_over(window, target, self._copier.target_writes(window, number))
+                await super()._hand_over(window, target, target_writes(window, number))
                 for batch in target.release_all():
                     self._start(target, batch)
         elif held is self._targets[0]:
             await super()._hand_over(window, self._mapping, iter(self._put_off))
 
 
-class _Blind(Gathering):
+class _Blind(BatchWriter):
     async def _write(self, held: Any, batch: list[Any]) -> None:
         await insert_absent(held.table, batch)
         _all_wrote(batch)

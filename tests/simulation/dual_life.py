@@ -47,19 +47,19 @@ from rekey.mapping.rows import (
     JOURNAL_TABLE,
     MAPPING_TABLE,
 )
-from rekey.migration.opening import fingerprints_of
+from rekey.mapping.wrapping import LocalWrappingKey
+from rekey.migration.opening import Prepared
 from rekey.model import EntityKey, Row
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol import lease
 from rekey.protocol.control import ControlRow, from_row
 from rekey.protocol.rules import SOURCE, View, authority
-from rekey.runner import commands as moves
-from rekey.runner import verification
+from rekey.runner import commands, verification
 from rekey.runner.commands import Mode
 from rekey.runner.run import Options
 from rekey.runner.session import Accounts, Session
 from tests.declared import under_writes
-from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
+from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, WRAPPING_KEY, Project
 from tests.simulation.driving import Driver
 from tests.simulation.dual_people import (
     Application,
@@ -199,9 +199,11 @@ class Life:
         self.loop.run(self.project.tables.create_table(self.source))
 
     def _apply(self) -> None:
-        if self.random.random() < 0.15 and not self._attempt("apply", lambda one: moves.apply(one, SCRIPT)):
+        if self.random.random() < 0.15 and not self._attempt(
+            "apply", lambda one: commands.apply(one, SCRIPT)
+        ):
             self._go_back_to_the_beginning(drop=True)
-        self._until_done("apply", lambda one: moves.apply(one, SCRIPT))
+        self._until_done("apply", lambda one: commands.apply(one, SCRIPT))
         self._expect_phase(ControlPhase.DUAL_WRITE)
         if self.random.random() < 0.5:
             self._pause("after apply")
@@ -214,17 +216,17 @@ class Life:
         def go_back(one: Session) -> object:
             if self.control is None or (self.control.phase is ControlPhase.SOURCE and not drop):
                 return None
-            return moves.rollback(one, SCRIPT, to=ControlPhase.SOURCE, drop=drop)
+            return commands.rollback(one, SCRIPT, to=ControlPhase.SOURCE, drop=drop)
 
         self._until_done("rollback to source", go_back, Options(drop_targets=drop))
         self._pass(self.random.choice((0, 60)))
 
     def _verify(self) -> None:
         def verify(one: Session) -> object:
-            report = moves.verify(one, SCRIPT, mode=Mode.FULL)
+            report = commands.verify(one, SCRIPT, mode=Mode.FULL)
             if report.findings and self._was_sent_late():
-                moves.verify(one, SCRIPT, mode=Mode.FULL, repair=True)
-                report = moves.verify(one, SCRIPT, mode=Mode.FULL)
+                commands.verify(one, SCRIPT, mode=Mode.FULL, repair=True)
+                report = commands.verify(one, SCRIPT, mode=Mode.FULL)
             self.require(not report.findings, f"a false alarm under writes: {report.as_json()}")
             return None
 
@@ -237,10 +239,12 @@ class Life:
 
     def _cut_over(self) -> None:
         if self.returned == self.verified and self.random.random() < 0.5:
-            work = self._attempt("cutover unverified", lambda one: moves.apply(one, SCRIPT, to=Phase.CUTOVER))
+            work = self._attempt(
+                "cutover unverified", lambda one: commands.apply(one, SCRIPT, to=Phase.CUTOVER)
+            )
             self.require(not work, "cut over, and nothing was verified since the way back")
         self._verify()
-        self._until_done("cutover", lambda one: moves.apply(one, SCRIPT, to=Phase.CUTOVER))
+        self._until_done("cutover", lambda one: commands.apply(one, SCRIPT, to=Phase.CUTOVER))
         self._expect_phase(ControlPhase.CUTOVER)
         if self.random.random() < 0.6:
             self._pause("after cutover")
@@ -249,7 +253,7 @@ class Life:
         def roll_back(one: Session) -> object:
             if self.control is not None and self.control.phase is ControlPhase.DUAL_WRITE:
                 return None  # a run before, which did not hear of it, did it
-            return moves.rollback(one, SCRIPT, to=ControlPhase.DUAL_WRITE, drop=None)
+            return commands.rollback(one, SCRIPT, to=ControlPhase.DUAL_WRITE, drop=None)
 
         self.returned = self.verified
         self._until_done("rollback", roll_back)
@@ -274,7 +278,7 @@ class Life:
         }
         self.notes = Notes(self.mapper, plain=True)
         self.before = rows
-        self._until_done("complete", lambda one: moves.apply(one, SCRIPT, to=Phase.COMPLETE))
+        self._until_done("complete", lambda one: commands.apply(one, SCRIPT, to=Phase.COMPLETE))
         self._expect_phase(ControlPhase.COMPLETE)
         self._work(10)
         self._pause("after complete")
@@ -293,10 +297,11 @@ class Life:
         draw = random.Random(f"{self.kind} {self.seed} {name}")
         slowness = draw.choice((1.0, 1.0, 1.0, 10.0))
         process = Process(name, float(service), self.failing, slowness, unasked=0.5)
-        facts = ClientFacts(
-            SCRIPT, self.declared.digest, fingerprints_of(self._secrets()), str(view), name
-        )  # fmt: skip
-        plan = plan_for(self.declared, self.mapper, facts, self.settings, 0.0)
+        prepared = Prepared(
+            self.declared, {"users": SECRET}.__getitem__, lambda: LocalWrappingKey(WRAPPING_KEY.encode())
+        )
+        facts = ClientFacts(SCRIPT, self.declared.digest, prepared.fingerprints, str(view), name)
+        plan = plan_for(prepared, facts, self.settings, 0.0)
         accounts = connect.Accounts(self.project.tables, self.project.restricted)
         client = Client(
             process,
@@ -313,9 +318,6 @@ class Life:
         self.clients.append(client)
         self.storm.happened["client started"] += 1
         return client
-
-    def _secrets(self) -> dict[str, bytes]:
-        return {"users": SECRET} if "secret=" in self.declared.path.read_text("utf-8") else {}
 
     async def _nature(self) -> None:
         """Let clients come and go."""
@@ -497,7 +499,7 @@ class Life:
         for wait in (30, 30, 2 * SIGNED_S, 30):
             if not self._rows(JOURNAL_TABLE, self.project.restricted):
                 break
-            self._attempt("apply", lambda one: moves.apply(one, SCRIPT))
+            self._attempt("apply", lambda one: commands.apply(one, SCRIPT))
             self._pass(wait)
         self._judge(when)
         self.notes = Notes(self.mapper, self.notes.plain)

@@ -33,11 +33,10 @@ from rekey.errors import (
     ServiceError,
     WritesRefused,
 )
-from rekey.mapping.wrapping import LocalWrappingKey
+from rekey.migration.opening import Prepared
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row, etag_of, key_of
 from rekey.protocol.rules import View
 from rekey.tables.base import Table
-from tests.projects import WRAPPING_KEY
 from tests.simulation.linearizable import (
     CONDITION,
     DONE,
@@ -366,21 +365,19 @@ class Client:
         return self.view.side == began.side == now.side and now.epoch - began.epoch <= 2
 
 
-def plan_for(declared: Any, mapper: Mapper, facts: Any, settings: Any, share: float) -> Plan:
+def plan_for(prepared: Prepared, facts: Any, settings: Any, share: float) -> Plan:
     """Return the plan of a client, with accounts that nobody connects to."""
+    mapper = prepared.mapper
     view = View(facts.view)
-    migration = declared.migration
     return Plan(
-        declared=declared,
-        mapper=mapper,
+        prepared=prepared,
         view=view,
-        table=migration.source if view is View.OLD else mapper.tables[0],
+        table=prepared.declared.migration.source if view is View.OLD else mapper.tables[0],
         is_index=False,
         facts=facts,
         settings=settings,
         tables=None,  # type: ignore[arg-type]
         restricted=None,  # type: ignore[arg-type]
-        wrapping=LocalWrappingKey(WRAPPING_KEY.encode()) if migration.is_sealed else None,
         shadow_reads=share,
         shadow_seed=1,
     )

@@ -25,7 +25,7 @@ from typing import Any
 
 from rekey.client.counters import Counters
 from rekey.client.writer import Writer
-from rekey.copy.moved import settle_moved
+from rekey.copy.sweep import settle_moved
 from rekey.core.clock import FakeClock, format_ticks
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Migration

@@ -34,13 +34,13 @@ from typing import Any, cast
 from unittest import mock
 
 from rekey.copy import sweep
-from rekey.copy.map import Copier
 from rekey.copy.workers import copying, driver
 from rekey.copy.workers.driver import Driver
 from rekey.copy.workers.fence import Fence
 from rekey.copy.workers.opened import Opened, travel_key
 from rekey.copy.workers.tasks import Basis, Plain, Task
 from rekey.copy.workers.work import Host, carry_out
+from rekey.copy.write import Copier
 from rekey.core.progress import Silent
 from rekey.declaration.migration import Declared, Migration
 from rekey.mapping.cursors import SealedKeys

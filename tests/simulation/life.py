@@ -26,10 +26,10 @@ from rekey.errors import Collision, Findings, Interrupted, Locked, RekeyError, S
 from rekey.mapping.rows import MAPPING_TABLE
 from rekey.model import EntityKey, Row
 from rekey.phases import ControlPhase, Phase
+from rekey.plan import subject
 from rekey.protocol import lease
 from rekey.protocol.control import ControlStore
-from rekey.runner import commands as moves
-from rekey.runner import session
+from rekey.runner import commands, session
 from rekey.runner.commands import Mode
 from rekey.runner.run import Options
 from rekey.runner.session import Session
@@ -114,7 +114,7 @@ class Life:
             words = random.Random(f"{self.kind} {self.seed} words")
             stack.enter_context(mock.patch("secrets.token_bytes", words.randbytes))
             stack.enter_context(mock.patch.object(session, "new_key", lambda: self.random.randbytes(32)))
-            stack.enter_context(mock.patch.object(moves, "new_key", lambda: self.random.randbytes(32)))
+            stack.enter_context(mock.patch.object(subject, "new_key", lambda: self.random.randbytes(32)))
             stack.enter_context(mock.patch.object(lease, "_PROCESS", ""))
             self._begin()
             self._copy_under_writes()
@@ -156,7 +156,7 @@ class Life:
         options = Options(writers_stopped=True)
 
         def cut_over(one: Session) -> object:
-            return moves.apply(one, SCRIPT, to=Phase.CUTOVER)
+            return commands.apply(one, SCRIPT, to=Phase.CUTOVER)
 
         self._until_done("cutover", cut_over, options)
         self._expect_phase(ControlPhase.CUTOVER)
@@ -174,7 +174,7 @@ class Life:
         def roll_back(one: Session) -> object:
             if self._phase() is ControlPhase.DUAL_WRITE:
                 return None  # a run before, which did not hear of it, did it
-            return moves.rollback(one, SCRIPT, to=ControlPhase.DUAL_WRITE, drop=None)
+            return commands.rollback(one, SCRIPT, to=ControlPhase.DUAL_WRITE, drop=None)
 
         self._until_done("rollback", roll_back, Options(writers_stopped=True))
         self._expect_phase(ControlPhase.DUAL_WRITE)
@@ -232,18 +232,18 @@ class Life:
         return self._late_seen > before
 
     def _repair(self, one: Session) -> object:
-        moves.verify(one, SCRIPT, mode=Mode.FULL, repair=True)
-        return moves.verify(one, SCRIPT, mode=Mode.FULL)
+        commands.verify(one, SCRIPT, mode=Mode.FULL, repair=True)
+        return commands.verify(one, SCRIPT, mode=Mode.FULL)
 
     def _verify(self, one: Session) -> object:
-        report = moves.verify(one, SCRIPT, mode=Mode.FULL)
+        report = commands.verify(one, SCRIPT, mode=Mode.FULL)
         self._require(not report.findings, f"a false alarm under writes: {report.as_json()}")
         return None
 
     def _back_to_source(self, one: Session, drop: bool) -> object:
         if self._phase() is None:
             return None
-        return moves.rollback(one, SCRIPT, to=ControlPhase.SOURCE, drop=drop)
+        return commands.rollback(one, SCRIPT, to=ControlPhase.SOURCE, drop=drop)
 
     # --- judging -------------------------------------------------------------------------------------------
 
@@ -284,4 +284,4 @@ class Life:
 
 
 def _apply(one: Session) -> object:
-    return moves.apply(one, SCRIPT)
+    return commands.apply(one, SCRIPT)

@@ -20,9 +20,9 @@ from unittest import mock
 from rekey.client.lease import ClientLease
 from rekey.client.sdk import core
 from rekey.core.clock import rising_seconds
+from rekey.plan import subject
 from rekey.protocol.journal import Journal
 from rekey.protocol.lease import Holder, RunnerLease
-from rekey.runner import commands as moves
 from rekey.runner import session, verification
 
 
@@ -47,7 +47,7 @@ def made_repeatable(
         for replaced in (
             *(
                 mock.patch.object(module, "new_key", lambda: words.randbytes(32))
-                for module in (session, moves)
+                for module in (session, subject)
             ),
             mock.patch("secrets.token_hex", lambda n=32: words.randbytes(n).hex()),
             mock.patch("secrets.token_bytes", words.randbytes),

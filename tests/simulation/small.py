@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rekey.copy.engine import copy_segments
-from rekey.copy.map import Copier
-from rekey.copy.passes import delta_pass, sweep
+from rekey.copy.checkpoint import copy_segments
+from rekey.copy.delta import delta_pass
 from rekey.copy.scan import WindowSize
+from rekey.copy.sweep import sweep
+from rekey.copy.write import Copier
 from rekey.core.clock import TICKS_PER_SECOND, FakeClock
 from rekey.declaration.mapper import Mapper, TargetRow
 from rekey.declaration.migration import Migration

@@ -33,7 +33,7 @@ from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import EntityKey, Row, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol.rules import TARGET, View, authority
-from rekey.runner import commands as moves
+from rekey.runner import commands
 from rekey.runner.commands import Mode
 from rekey.runner.run import Options
 from rekey.runner.session import Session
@@ -227,13 +227,13 @@ class Stage(Life):
         """Take the cutover back unless that is done."""
         if self.control is not None and self.control.phase is ControlPhase.DUAL_WRITE:
             return None
-        return moves.rollback(one, SCRIPT, to=ControlPhase.DUAL_WRITE, drop=None)
+        return commands.rollback(one, SCRIPT, to=ControlPhase.DUAL_WRITE, drop=None)
 
     def drop(self) -> None:
         """Take everything back, targets included."""
 
         def go_back(one: Session) -> object:
-            return self.control and moves.rollback(one, SCRIPT, to=ControlPhase.SOURCE, drop=True)
+            return self.control and commands.rollback(one, SCRIPT, to=ControlPhase.SOURCE, drop=True)
 
         self.until_done(go_back, Options(writers_stopped=True, drop_targets=True))
 
@@ -284,17 +284,17 @@ class Stage(Life):
 
 def apply(one: Session) -> object:
     """Copy, and catch up."""
-    return moves.apply(one, SCRIPT)
+    return commands.apply(one, SCRIPT)
 
 
 def cut_over(one: Session) -> object:
     """Move the authority to the target."""
-    return moves.apply(one, SCRIPT, to=Phase.CUTOVER)
+    return commands.apply(one, SCRIPT, to=Phase.CUTOVER)
 
 
 def verify(one: Session, *, repair: bool = False) -> object:
     """Compare everything. Raises Findings when rows differ."""
-    report = moves.verify(one, SCRIPT, mode=Mode.FULL, repair=repair)
+    report = commands.verify(one, SCRIPT, mode=Mode.FULL, repair=repair)
     if report.findings and not repair:
         raise Findings("verification found rows that differ")
     return report

@@ -19,7 +19,7 @@ from rekey.mapping.keyring import Keyring
 from rekey.mapping.rows import MAPPING_TABLE
 from rekey.mapping.vault import KeyVaultWrappingKey
 from rekey.mapping.wrapping import Wrapped
-from rekey.migration.wrapping import open_wrapping
+from rekey.migration.opening import open_wrapping
 from rekey.project.config import load_config
 from rekey.tables.memory import MemoryTableService
 from tests.vaults import SAID, Credential, FakeVault, Refused, decoded, unpadded

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekey.copy.packing import pack
+from rekey.copy.batches import pack
 from rekey.model import Row
 from rekey.tables.base import MAX_BATCH_BYTES, MAX_BATCH_OPERATIONS, Operation, Verb
 

@@ -28,14 +28,13 @@ from rekey.client.sdk.plan import Plan
 from rekey.client.shadow import Shadow
 from rekey.client.writer import Writer
 from rekey.errors import Moved, WritesRefused
-from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE
-from rekey.mapping.store import open_mapping
+from rekey.mapping.rows import JOURNAL_TABLE
+from rekey.migration.opening import open_migration
 from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow
 from rekey.protocol.effects import apply_operations
 from rekey.protocol.journal import Journal
 from rekey.protocol.permits import Permit
-from rekey.protocol.propagate import Propagator
 from rekey.protocol.registry import SAFETY_S
 from rekey.protocol.rules import NEW_VIEW_CLOSED, View, index_write_refused, reads_refused, refusal
 from rekey.tables.allowance import while_allowed
@@ -296,22 +295,15 @@ class ClientCore:
 
     async def _made(self, lease: ClientLease, control: ControlRow) -> _Working:
         accounts, plan = self._tables(), self.plan
-        migration, script_id = plan.declared.migration, plan.declared.script_id
-        restricted = accounts.restricted.table(MAPPING_TABLE)
+        migration = open_migration(plan.prepared, accounts)
         try:
-            mapping = await open_mapping(restricted, script_id, migration, control.id_key, plan.wrapping)
+            mapping = await migration.mapping(control)
         except Moved as error:
             raise WritesRefused(WRAPPING_KEY_MOVED, error.what, hint=error.hint) from None
-        propagator = Propagator(
-            accounts.tables.table(migration.source),
-            [accounts.tables.table(name) for name in migration.tables],
-            plan.mapper,
-            mapping,
-            width=_REPLICAS_AT_ONCE,
-        )
+        propagator = migration.propagator(mapping, accounts.tables.table, width=_REPLICAS_AT_ONCE)
         open_s = plan.settings.longest_operation_s + SAFETY_S
         journal_table = accounts.restricted.table(JOURNAL_TABLE)
-        journal = Journal(journal_table, script_id, mapping.keyring, open_s=open_s)
+        journal = Journal(journal_table, plan.declared.script_id, mapping.keyring, open_s=open_s)
         permits = _PermitsOfRun(lease, control.run_id)
         writer = Writer(
             plan.view,

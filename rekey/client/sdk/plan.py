@@ -18,14 +18,12 @@ from typing import Any
 from azure.core.credentials import AzureNamedKeyCredential
 
 from rekey.client.reading import ClientFacts, LeaseSettings
-from rekey.declaration.mapper import Mapper
-from rekey.declaration.migration import Declared, Migration, required_secrets
+from rekey.declaration.migration import Declared, Migration
 from rekey.declaration.scripts import load_script
 from rekey.errors import ConfigurationError, SecretMissing
 from rekey.mapping.wrapping import LocalWrappingKey, WrappingKey
-from rekey.migration.wrapping import wrapping_for
-from rekey.project.config import account_key, load_config, resolve_secret
-from rekey.project.secrets_source import fingerprint
+from rekey.migration.opening import Prepared
+from rekey.project.config import account_key, load_config
 from rekey.protocol.rules import View
 from rekey.tables.credentials import Credential
 
@@ -46,21 +44,18 @@ class Plan:
     """All that the core of a client needs to know.
 
     Attributes:
-        declared: the migration.
-        mapper: its declaration at work, with its secrets.
+        prepared: the migration, with its secrets and the wrapping key of its mapping.
         view: how the client addresses rows.
         table: the client's table, in the declaration's spelling.
         is_index: whether that is an index table.
         facts: what the lease compares with the control row.
         settings: the lease's times.
         tables, restricted: the two accounts.
-        wrapping: what a sealed mapping's data keys are wrapped with; None for a mapping in the clear.
         shadow_reads: share of reads that are also done on the replica, 0 to 1.
         shadow_seed: of the draw which reads these are; None for a different one each time.
     """
 
-    declared: Declared
-    mapper: Mapper = field(repr=False)
+    prepared: Prepared = field(repr=False)
     view: View
     table: str
     is_index: bool
@@ -68,9 +63,13 @@ class Plan:
     settings: LeaseSettings
     tables: Endpoint
     restricted: Endpoint
-    wrapping: WrappingKey | None = field(default=None, repr=False)
     shadow_reads: float = DEFAULT_SHADOW_READS
     shadow_seed: int | None = None
+
+    @property
+    def declared(self) -> Declared:
+        """The migration."""
+        return self.prepared.declared
 
 
 def declared_of(migration: Declared | Path | str) -> Declared:
@@ -130,18 +129,18 @@ def make_plan(
         )
     migration = declared.migration
     found_view, spelled, is_index = view_of(migration, table, view)
-    mapper = Mapper(migration, secrets)
-    wanted = required_secrets(migration)
+    wrapping = _wrapping(migration, wrapping_key)
+    prepared = Prepared(declared, lambda name: secrets.get(name, b""), lambda: wrapping)
+    _ = prepared.mapper  # a secret that is absent or too short is told now
     facts = ClientFacts(
         script_id=declared.script_id,
         digest=declared.digest,
-        fingerprints={one: fingerprint(secrets[one]) for one in wanted},
+        fingerprints=prepared.fingerprints,
         view=str(found_view),
         name=name,
     )
     return Plan(
-        declared=declared,
-        mapper=mapper,
+        prepared=prepared,
         view=found_view,
         table=spelled,
         is_index=is_index,
@@ -149,7 +148,6 @@ def make_plan(
         settings=settings or LeaseSettings(),
         tables=tables,
         restricted=restricted,
-        wrapping=_wrapping(migration, wrapping_key),
         shadow_reads=shadow_reads,
         shadow_seed=shadow_seed,
     )
@@ -196,6 +194,7 @@ def configured(
     migration = declared.migration
     if table is None:
         table = migration.source if View(str(view)) is View.OLD else migration.target.table
+    prepared = Prepared.of(config, declared)
     keys = {account: account_key(account) for account in (config.tables, config.restricted)}
     made = {
         account: identity() if key is None else AzureNamedKeyCredential(account.name, key)
@@ -208,8 +207,8 @@ def configured(
         "migration": declared,
         "restricted_endpoint": config.restricted.endpoint,
         "restricted_credential": made[config.restricted],
-        "secrets": {name: resolve_secret(config, name) for name in required_secrets(migration)},
-        "wrapping_key": wrapping_for(config, migration),
+        "secrets": prepared.secrets,
+        "wrapping_key": prepared.wrapping,
         "view": view,
     }
     return arguments, [made[account] for account, key in keys.items() if key is None]

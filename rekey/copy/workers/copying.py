@@ -14,13 +14,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from rekey.copy.engine import copy_segments
-from rekey.copy.map import Copier
+from rekey.copy.checkpoint import copy_segments
+from rekey.copy.map import Copied
 from rekey.copy.scan import WindowSize
-from rekey.copy.window import Copied
 from rekey.copy.workers.fence import Fence, FencedTable, Superseded, TermOver, seconds_left
 from rekey.copy.workers.opened import Opened
 from rekey.copy.workers.tasks import Ended, Result, Task
+from rekey.copy.write import Copier
 from rekey.core.clock import rising_seconds
 from rekey.mapping.store import MappingStore
 from rekey.model import Row
@@ -87,13 +87,13 @@ class _Slice:
         def checkpoint(moved: list[Segment]) -> None:
             self._reached = moved[-1]
 
-        async with self._copier.gathering() as gathering:
+        async with self._copier.writer() as writer:
             begun = False
 
             async def copy(rows: Sequence[Row]) -> Copied:
                 nonlocal begun
                 begun = True
-                copied = await gathering.copy(rows)
+                copied = await writer.copy(rows)
                 self._copied.add(copied)
                 return copied
 
@@ -105,7 +105,7 @@ class _Slice:
                 checkpoint=checkpoint,
                 stop_requested=lambda: begun and rising_seconds() >= self._stop_at,
                 advance=lambda _rows: None,
-                gathering=gathering,
+                writer=writer,
                 throttle=opened.throttle,
             )
         return whole

@@ -28,8 +28,7 @@ from rekey.errors import ConfigurationError, Moved, RekeyError, StateUnusable
 from rekey.mapping.cursors import SealedKeys
 from rekey.mapping.sealing import tasks_key
 from rekey.mapping.store import MappingStore
-from rekey.migration.opening import fingerprints_of, mapping_of, secrets_of
-from rekey.migration.wrapping import wrapping_for
+from rekey.migration.opening import Prepared, open_migration
 from rekey.model import EntityKey, KeyRange
 from rekey.project.config import Config, load_config
 from rekey.protocol.control import ControlRow, ControlStore
@@ -143,7 +142,7 @@ def identity_of(basis: Basis) -> tuple[str, ...]:
     return (str(path), sha256(text).hexdigest(), basis.script_id, basis.digest, basis.run_id, basis.endpoints)
 
 
-async def open_migration(basis: Basis, connect: Any) -> Opened:
+async def open_for(basis: Basis, connect: Any) -> Opened:
     """Open a migration for a worker.
 
     Args:
@@ -160,17 +159,17 @@ async def open_migration(basis: Basis, connect: Any) -> Opened:
     _require_same("accounts", config.endpoints, basis.endpoints)
     declared = load_script(config.migrations / f"{basis.script_id}.py")
     _require_same("script", declared.digest, basis.digest)
-    found = secrets_of(config, declared.migration)
-    wrapping = wrapping_for(config, declared.migration)
+    prepared = Prepared.of(config, declared)
+    prepared.require()
     accounts: Accounts = connect(config)
     try:
-        control = ControlStore(accounts.restricted, basis.script_id)
-        row = await control.read()
+        migration = open_migration(prepared, accounts)
+        row = await migration.control.read()
         if row is None or row.run_id != basis.run_id:
             raise _other("run")
-        if dict(row.fingerprints) != fingerprints_of(found):
+        if dict(row.fingerprints) != prepared.fingerprints:
             raise _other("secrets")
-        mapping = await mapping_of(accounts, declared, row.id_key, wrapping)
+        mapping = await migration.mapping(row)
     except BaseException:
         await accounts.close()
         raise
@@ -178,9 +177,9 @@ async def open_migration(basis: Basis, connect: Any) -> Opened:
         identity=identity,
         config=config,
         declared=declared,
-        mapper=Mapper(declared.migration, found),
+        mapper=prepared.mapper,
         accounts=accounts,
-        control=control,
+        control=migration.control,
         mapping=mapping,
         keys=SealedKeys(basis.script_id, travel_key(mapping, row)),
     )

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from rekey.copy.workers.copying import copy_slice
-from rekey.copy.workers.opened import Opened, identity_of, open_migration
+from rekey.copy.workers.opened import Opened, identity_of, open_for
 from rekey.copy.workers.summing import find_slice, sum_slice
 from rekey.copy.workers.tasks import Basis, Ended, Failure, Kind, Plain, Result, Task, read_task
 from rekey.core.distribution import installed_version
@@ -51,7 +51,7 @@ class Host:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def opened(self, basis: Basis) -> Opened:
-        """Return a migration, opened now or before. Raises as `open_migration`."""
+        """Return a migration, opened now or before. Raises as `open_for`."""
         async with self._opening:
             wanted = identity_of(basis)
             for one in self._opened:
@@ -60,7 +60,7 @@ class Host:
             for one in [one for one in self._opened if not one.at_work]:
                 self._opened.remove(one)
                 await one.accounts.close()
-            made = await open_migration(basis, self._connect)
+            made = await open_for(basis, self._connect)
             self._opened.append(made)
             return made
 

@@ -33,6 +33,7 @@ from rekey.errors import (
     TableBeingDeleted,
     TableMissing,
 )
+from rekey.evidence.checkpoints import make_checkpoint
 from rekey.mapping.erasing import Search, bury, search
 from rekey.mapping.lookup import Lookup, Query
 from rekey.mapping.rows import TargetKey
@@ -44,7 +45,6 @@ from rekey.runner.client_barrier import wait_for_present
 from rekey.runner.commands import require_begun
 from rekey.runner.intents import heard_of_until
 from rekey.runner.phases.retire import quiet_at
-from rekey.runner.record import make_checkpoint
 from rekey.runner.run import Run
 from rekey.runner.session import Session
 from rekey.state.audit import ERASURE_BEGUN, ERASURE_ENDED

@@ -19,6 +19,7 @@ from typing import Any
 
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 from rekey.errors import ConfigurationError, Findings, Refused
+from rekey.evidence.checkpoints import make_checkpoint
 from rekey.mapping.erasing import Emptied, empty
 from rekey.mapping.keyring import cohorts_kept
 from rekey.mapping.retention import WHOLE, Cohort
@@ -26,7 +27,6 @@ from rekey.mapping.tombstones import day_of
 from rekey.protocol.control import ControlRow
 from rekey.runner.commands import require_begun
 from rekey.runner.erase.erasure import require_complete
-from rekey.runner.record import make_checkpoint
 from rekey.runner.run import Run
 from rekey.runner.session import Session
 from rekey.state.audit import ERASURE_BEGUN, ERASURE_ENDED

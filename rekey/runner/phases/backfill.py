@@ -18,9 +18,9 @@ Rules kept here:
 
 from __future__ import annotations
 
-from rekey.copy.engine import copy_segments
-from rekey.copy.moved import settle_moved
-from rekey.copy.passes import earlier, sweep
+from rekey.copy.checkpoint import copy_segments
+from rekey.copy.delta import earlier
+from rekey.copy.sweep import settle_moved, sweep
 from rekey.core.progress import Advance
 from rekey.model import EVERYTHING, EntityKey
 from rekey.phases import Phase
@@ -90,18 +90,18 @@ async def _copy_here(run: Run, segments: list[Segment], advance: Advance) -> tup
         run.still_alone()
         return run.state.split_segment(segment, middle)
 
-    async with run.copier.gathering() as gathering:
+    async with run.copier.writer() as writer:
         copied, whole = await copy_segments(
             run.source,
             segments,
-            gathering.copy,
+            writer.copy,
             size=run.window,
             checkpoint=checkpoint,
             stop_requested=run.stop.requested,
             advance=advance,
             readers=run.config.limits.scans,
             split=split,
-            gathering=gathering,
+            writer=writer,
             throttle=run.copier.throttle,
         )
     return {"rows": copied.rows, "inserted": copied.inserted, "propagated": copied.propagated}, whole

@@ -13,7 +13,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from rekey.copy.passes import fresh_second
+from rekey.copy.delta import fresh_second
 from rekey.errors import Findings, GateClosed
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol.rules import TARGET

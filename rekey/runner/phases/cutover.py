@@ -27,7 +27,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 from rekey.copy.back import BackPropagator
-from rekey.copy.passes import earlier, fresh_second
+from rekey.copy.delta import earlier, fresh_second
 from rekey.copy.sweep import gone
 from rekey.core.clock import ticks_of
 from rekey.core.concurrency import for_each

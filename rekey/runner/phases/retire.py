@@ -13,7 +13,7 @@ Rules kept here:
 from __future__ import annotations
 
 from rekey.client.reading import LeaseSettings
-from rekey.copy.passes import later
+from rekey.copy.delta import later
 from rekey.core.clock import ticks_of
 from rekey.core.concurrency import for_each
 from rekey.errors import ConditionFailed, Findings, RowMissing

@@ -12,18 +12,13 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
 from dataclasses import dataclass
 
-from rekey.copy.engine import copy_segments
-from rekey.copy.map import Copier
+from rekey.copy.checkpoint import copy_segments
+from rekey.copy.map import Copied
 from rekey.copy.scan import WindowSize
-from rekey.copy.sweep import gone
-from rekey.copy.window import Copied
+from rekey.copy.write import Copier
 from rekey.core.clock import TICKS_PER_SECOND, Clock, format_ticks, ticks_of
-from rekey.core.concurrency import for_each
-from rekey.model import EntityKey
-from rekey.protocol.propagate import Propagator
 from rekey.state.models import Segment
 from rekey.tables.base import Table
 
@@ -92,31 +87,3 @@ async def delta_pass(
         modified_from=earlier(watermark, margin_seconds),
     )
     return PassResult(started_at, copied, whole)
-
-
-async def sweep(
-    propagator: Propagator,
-    *,
-    concurrency: int,
-    advance: Callable[[int], None],
-    check: Callable[[], None],
-) -> int:
-    """Propagate every mapping row whose source row is gone; return how many keys this changed.
-
-    Closes "deleted while being copied", crashes between copy and checkpoint, and all deletes of a delta
-    capture.
-    """
-    changed = 0
-
-    async def settle(source_key: EntityKey) -> None:
-        nonlocal changed
-        # Awaited before the sum is read: others add to it meanwhile.
-        outcome = await propagator.propagate(source_key)
-        changed += outcome.changed
-
-    mapping = propagator.mapping
-    candidates = gone(propagator.source, mapping.rows.ids, mapping, "f", advance=advance, check=check)
-    async with aclosing(candidates):
-        async for portion in candidates:
-            await for_each(portion, settle, limit=concurrency)
-    return changed

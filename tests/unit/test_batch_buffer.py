@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from rekey.copy.batch_buffer import Held, Write
-from rekey.copy.window import CopyWindow
+from rekey.copy.batches import BatchBuffer
+from rekey.copy.map import CopyWindow, Write
 from rekey.core.clock import FakeClock
 from rekey.model import EntityKey
 from rekey.tables.base import Verb
 from rekey.tables.memory import MemoryTableService
 
 
-def held(windows: int = 2) -> Held:
-    return Held(MemoryTableService(clock=FakeClock()).table("Users"), windows)
+def held(windows: int = 2) -> BatchBuffer:
+    return BatchBuffer(MemoryTableService(clock=FakeClock()).table("Users"), windows)
 
 
 def writes(window: int, partition: str, *rows: str) -> list[Write]:
@@ -32,44 +32,44 @@ def numbered(window: int, partition: str, begin: int, count: int) -> list[Write]
 
 
 def test_a_partition_that_is_rare_in_every_window_still_fills_its_batches() -> None:
-    gathering = held(windows=10)
+    buffer = held(windows=10)
     sent = []
     for window in range(1, 8):
-        sent += gathering.add("rare", numbered(window, "rare", window * 30, 30))[0]
-        gathering.add("much", numbered(window, "much", 0, 250))
+        sent += buffer.add("rare", numbered(window, "rare", window * 30, 30))[0]
+        buffer.add("much", numbered(window, "much", 0, 250))
     assert [len(batch) for batch in sent] == [100, 100]
-    assert sum(map(len, gathering.release_all())) >= 10
+    assert sum(map(len, buffer.release_all())) >= 10
 
 
 def test_what_fills_no_batch_is_written_when_it_has_been_held_long_enough() -> None:
-    gathering = held(windows=2)
-    assert gathering.add("p", writes(1, "p", "a"))[0] == []
-    assert list(gathering.release(newest=2)) == []
-    assert [len(batch) for batch in gathering.release(newest=3)] == [1]
-    assert list(gathering.release(newest=9)) == []
+    buffer = held(windows=2)
+    assert buffer.add("p", writes(1, "p", "a"))[0] == []
+    assert list(buffer.release(newest=2)) == []
+    assert [len(batch) for batch in buffer.release(newest=3)] == [1]
+    assert list(buffer.release(newest=9)) == []
 
 
 def test_a_window_that_was_overtaken_is_not_forgotten() -> None:
     """Its rows come behind those of a later window, and still leave when their own time has come."""
-    gathering = held(windows=2)
-    gathering.add("p", writes(2, "p", "b"))
-    gathering.add("p", writes(1, "p", "a"))
-    assert [len(batch) for batch in gathering.release(newest=3)] == [2]
+    buffer = held(windows=2)
+    buffer.add("p", writes(2, "p", "b"))
+    buffer.add("p", writes(1, "p", "a"))
+    assert [len(batch) for batch in buffer.release(newest=3)] == [2]
 
 
 def test_two_rows_that_want_one_key_never_stand_in_one_batch() -> None:
-    gathering = held()
-    gathering.add("p", writes(1, "p", "same", "other"))
-    full, twice = gathering.add("p", writes(2, "p", "same", "more"))
+    buffer = held()
+    buffer.add("p", writes(1, "p", "same", "other"))
+    full, twice = buffer.add("p", writes(2, "p", "same", "more"))
     assert full == []
     assert [write.window.number for write in twice] == [2]
-    [batch] = gathering.release_all()
+    [batch] = buffer.release_all()
     assert sorted(write.row["RowKey"] for write in batch) == ["more", "other", "same"]
 
 
 def test_rows_that_were_held_leave_first() -> None:
-    gathering = held()
-    gathering.add("p", writes(1, "p", "z"))
-    [batch], _ = gathering.add("p", numbered(2, "p", 0, 150))
+    buffer = held()
+    buffer.add("p", writes(1, "p", "z"))
+    [batch], _ = buffer.add("p", numbered(2, "p", 0, 150))
     assert len(batch) == 100
     assert batch[0].row["RowKey"] == "z"

@@ -17,10 +17,10 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rekey.copy.map import Copied
 from rekey.copy.scan import Reading, Split, Window, WindowSize
 from rekey.copy.throttle import Throttle
-from rekey.copy.window import Copied
-from rekey.copy.write import Gathering
+from rekey.copy.write import BatchWriter
 from rekey.core.collector import patient_collector
 from rekey.core.concurrency import cancel
 from rekey.model import Row
@@ -44,7 +44,7 @@ async def copy_segments(
     modified_from: str | None = None,
     readers: int = 1,
     split: Split | None = None,
-    gathering: Gathering | None = None,
+    writer: BatchWriter | None = None,
     throttle: Throttle | None = None,
 ) -> tuple[Copied, bool]:
     """Copy all rows of the segments into the targets.
@@ -60,7 +60,7 @@ async def copy_segments(
         modified_from: only rows whose Timestamp is at or after this (a delta pass).
         readers: segments read at a time.
         split: stores a split of a segment; None: segments are read as they are.
-        gathering: what `copy` gathers windows in, if it does: it has room for more of them at a time.
+        writer: what `copy` writes through, if it fills batches across windows: it has room for more of them.
         throttle: what is read is counted with.
 
     Returns:
@@ -75,7 +75,7 @@ async def copy_segments(
         modified_from=modified_from,
         throttle=throttle,
     )
-    writing = _Writing(checkpoint, advance, gathering)
+    writing = _Writing(checkpoint, advance, writer)
     stopped = False
     windows = _ahead(reading.windows(size))
     try:
@@ -98,12 +98,12 @@ class _Writing:
         self,
         checkpoint: Callable[[list[Segment]], None],
         advance: Callable[[int], None],
-        gathering: Gathering | None,
+        writer: BatchWriter | None,
     ) -> None:
         self.total = Copied()
         self.windows: deque[tuple[_Written, asyncio.Task[Copied]]] = deque()
-        self._checkpoint, self._advance, self._gathering = checkpoint, advance, gathering
-        self._most = WINDOWS_UNDER_WAY if gathering is None else UNRECORDED_WINDOWS
+        self._checkpoint, self._advance, self._writer = checkpoint, advance, writer
+        self._most = WINDOWS_UNDER_WAY if writer is None else UNRECORDED_WINDOWS
 
     async def begin(
         self, window: Window, copy: Callable[[Sequence[Row]], Coroutine[Any, Any, Copied]]
@@ -113,22 +113,22 @@ class _Writing:
         Its rows belong to `copy` from here on: they go as they are written.
         """
         while self.windows and (self.windows[0][1].done() or not self._has_room):
-            if self._gathering is None or self.windows[0][1].done() or len(self.windows) >= self._most:
+            if self._writer is None or self.windows[0][1].done() or len(self.windows) >= self._most:
                 await self.finish_oldest()
             else:
-                await self._gathering.progress()
+                await self._writer.progress()
         written = _Written(len(window.rows), list(window.segments.values()))
         self.windows.append((written, asyncio.create_task(copy(window.rows))))
 
     @property
     def _has_room(self) -> bool:
-        gathered = self._gathering is None or self._gathering.has_room
+        gathered = self._writer is None or self._writer.has_room
         return gathered and len(self.windows) < self._most
 
     async def finish_all(self) -> None:
         """Finish all, oldest first: no window follows any more."""
-        if self._gathering is not None:
-            self._gathering.drain()
+        if self._writer is not None:
+            self._writer.drain()
         while self.windows:
             await self.finish_oldest()
 

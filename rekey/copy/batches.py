@@ -1,0 +1,120 @@
+"""Batches: inserts are held until a batch of their partition is full, across the windows they were read in.
+
+Rules kept here:
+
+* A batch holds one partition of one table, at most 100 operations, at most 4 MiB of encoded body, and each
+  row once (the service's limits).
+* Within a partition new operations are ordered by row key before they are cut, so that a batch's keys lie
+  close together and a conflict can be looked up with one range query.
+* What fills no batch is held back for a few windows, then written all the same: a rare partition must not
+  keep checkpoints waiting for ever. Memory holds what those windows left over, no more.
+* Two rows that want one key are no business of packing: the later one is given back, and propagate decides.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+from rekey.copy.map import Write
+from rekey.model import PARTITION_KEY, ROW_KEY, utf16_order
+from rekey.tables.base import MAX_BATCH_BYTES, MAX_BATCH_OPERATIONS, Operation, Table
+
+Op = TypeVar("Op", bound=Operation)
+SizeOf = Callable[[Operation], int]
+"""Encoded bytes of one operation in a batch body, its multipart headers included."""
+
+
+def pack(operations: Iterable[Operation], size_of: SizeOf) -> Iterator[list[Operation]]:
+    """Yield batches of operations of one table, each within the limits of one transaction."""
+    partitions: defaultdict[str, list[Operation]] = defaultdict(list)
+    sort_out(operations, partitions)
+    for members in partitions.values():
+        yield from cut(in_order(members), size_of)
+
+
+def sort_out(operations: Iterable[Op], into: defaultdict[str, list[Op]]) -> None:
+    """Put operations to those of their partition."""
+    for operation in operations:
+        into[operation.row[PARTITION_KEY]].append(operation)
+
+
+def in_order(members: list[Op]) -> list[Op]:
+    """Sort operations of one partition as the service does, in place, and return them."""
+    if len(members) > 1:
+        # ASCII sorts as UTF-16 does, and most keys are ASCII.
+        is_ascii = all(member.row[ROW_KEY].isascii() for member in members)
+        members.sort(key=_row_key if is_ascii else _row_order)
+    return members
+
+
+def _row_key(operation: Operation) -> str:
+    key: str = operation.row[ROW_KEY]
+    return key
+
+
+def _row_order(operation: Operation) -> bytes:
+    return utf16_order(operation.row[ROW_KEY])
+
+
+def cut(members: Iterable[Op], size_of: SizeOf) -> Iterator[list[Op]]:
+    """Yield operations of one partition, as they come, in batches; the last one may be small."""
+    batch: list[Op] = []
+    size = 0
+    for operation in members:
+        bytes_more = size_of(operation)
+        if batch and (len(batch) == MAX_BATCH_OPERATIONS or size + bytes_more > MAX_BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(operation)
+        size += bytes_more
+    if batch:
+        yield batch
+
+
+Partitions = defaultdict[str, list[Write]]
+
+
+class BatchBuffer:
+    """What is held back of one table.
+
+    Args:
+        table: where it will be written.
+        windows: for how many windows.
+    """
+
+    def __init__(self, table: Table, windows: int) -> None:
+        self.table = table
+        self._windows = windows
+        self._held: dict[str, list[Write]] = {}
+
+    def add(self, partition: str, members: list[Write]) -> tuple[list[list[Write]], list[Write]]:
+        """Take writes of a partition; return batches full now, and writes whose key is held already."""
+        held = self._held.pop(partition, [])
+        twice: list[Write] = []
+        if held:
+            known = {write.row[ROW_KEY] for write in held}
+            twice = [write for write in members if write.row[ROW_KEY] in known]
+            members = [write for write in members if write.row[ROW_KEY] not in known]
+        full = list(cut(held + in_order(members), self.table.encoded_size))
+        if len(full[-1]) < MAX_BATCH_OPERATIONS:
+            self._held[partition] = full.pop()
+        return full, twice
+
+    def release(self, newest: int) -> Iterator[list[Write]]:
+        """Yield the batches in which something has been held long enough when window `newest` begins."""
+        # Windows may overtake each other on their way here, so the first write held need not be the oldest.
+        limit = newest - self._windows
+        due = [
+            name
+            for name, writes in self._held.items()
+            if min([write.window.number for write in writes]) <= limit
+        ]
+        for name in due:
+            yield self._held.pop(name)
+
+    def release_all(self) -> Iterator[list[Write]]:
+        """Yield everything."""
+        held, self._held = self._held, {}
+        yield from held.values()
