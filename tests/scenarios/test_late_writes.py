@@ -34,7 +34,7 @@ from tests.dualwriting import delete, upsert
 from tests.faults import Call, Fault, FaultKind, Planned, PlannedFaults
 from tests.projects import USERS_SCRIPT, Project
 from tests.simulation.dual_people import plan_for
-from tests.worlds import SECRET, Killed, contents, user
+from tests.worlds import Killed, contents, user
 
 MARGIN_S = 60
 OVER_S = 51
@@ -350,12 +350,12 @@ class OfTheSdk:
 
     def __init__(self, ours: Company) -> None:
         project, self.name = ours.project, "sdk"
-        declared = project.scripts[ours.script_id]
-        prepared = Prepared(declared, {"users": SECRET}.__getitem__, lambda: None)
-        facts = ClientFacts(ours.script_id, declared.digest, prepared.fingerprints, View.OLD, self.name)
-        self.core = ClientCore(
-            plan_for(prepared, facts, QUICK, 0.0), lambda _: project.connect(project.config)
+        prepared = Prepared.of(project.config, project.scripts[ours.script_id])
+        facts = ClientFacts(
+            ours.script_id, prepared.declared.digest, prepared.fingerprints, View.OLD, self.name
         )
+        plan = plan_for(prepared, facts, QUICK, 0.0)
+        self.core = ClientCore(plan, lambda _: project.connect(project.config))
         self.lease = ours.do(self.core.open())
         self.lease._monotonic = project.clock.rising
 
