@@ -107,7 +107,7 @@ PURE = {
 }
 """Modules (a package stands for all of its modules) that take values and return values."""
 
-VALUES = {"inspect.inventory", "tables.base", "core.clock", "tables.probe"}
+VALUES = {"project.config", "inspect.inventory", "tables.base", "core.clock", "tables.probe"}
 """Modules that pure ones may take values and types from, although they stand beside I/O."""
 
 IO_MODULES = {

@@ -357,7 +357,7 @@ class OfTheSdk:
         plan = plan_for(prepared, facts, QUICK, 0.0)
         self.core = ClientCore(plan, lambda _: project.connect(project.config))
         self.lease = ours.do(self.core.open())
-        self.lease._monotonic = project.clock.rising
+        self.lease.monotonic = project.clock.rising
 
     async def write(self, *operations: Operation) -> list[str | None]:
         with as_application(self.name):
