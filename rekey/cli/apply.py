@@ -18,10 +18,9 @@ import click
 
 from rekey.cli.project import Project, open_project, open_session, status_of
 from rekey.cli.shell import EXECUTOR, FILE, Shell, command
-from rekey.cli.text import bullets, next_lines, phase_line
 from rekey.errors import ExitCode, Findings, GateClosed
 from rekey.phases import GATED, Phase
-from rekey.present.text import wrapped
+from rekey.present.text import duration, wrapped
 
 if TYPE_CHECKING:
     from rekey.declaration.migration import Declared
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from rekey.runner.session import Session
     from rekey.state.models import PhaseRun
     from rekey.status.facts import Wait
-    from rekey.status.status import Status
+    from rekey.status.judge import Status
 
 _GOALS = [phase for phase in Phase if phase is not Phase.RETIRE]
 _OF_A_RUN = ("phase", "outcome", "started_at", "finished_at", "counters")
@@ -198,9 +197,11 @@ def _waiting(result: _Result) -> GateClosed:
 
 def _told(shell: Shell, result: _Result) -> list[str]:
     """Return what is told of one migration."""
+    from rekey.status.tell import next_lines
+
     title = result.declared.doc.partition("\n")[0]
     lines = wrapped(result.declared.script_id + (f": {title}" if title else ""))
-    lines += [phase_line(run) for run in result.runs]
+    lines += [_phase_line(run) for run in result.runs]
     if result.waits:
         waits = ", ".join(f"`{one.phase}` of {one.script_id}" for one in result.waits)
         return [*lines, f"  waits for {waits}", ""]
@@ -213,5 +214,18 @@ def _told(shell: Shell, result: _Result) -> list[str]:
         return [*lines, "  all phases are done", ""]
     asks = list(applied.asks)
     lines.append(f"  stopped before `{applied.next_phase}`" + (", which asks for:" if asks else ""))
-    lines += bullets(asks)
-    return [*lines, *(next_lines(shell, result.status) if result.status else []), ""]
+    lines += [line for ask in asks for line in wrapped(ask, first="    - ")]
+    return [*lines, *(next_lines(result.status, shell.command) if result.status else []), ""]
+
+
+def _phase_line(run: PhaseRun) -> str:
+    """Return one line about one run of a phase."""
+    from rekey.core.clock import TICKS_PER_SECOND, ticks_of
+    from rekey.status.tell import LABEL
+
+    took = ""
+    if run.finished_at is not None:
+        took = duration((ticks_of(run.finished_at) - ticks_of(run.started_at)) / TICKS_PER_SECOND)
+    counters = ", ".join(f"{name.replace('_', ' ')} {number:,}" for name, number in run.counters.items())
+    outcome = "" if run.outcome == "done" else f"stopped ({run.outcome})"
+    return f"  {run.phase:<{LABEL}}{took:>7}  {outcome or counters}".rstrip()

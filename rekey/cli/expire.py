@@ -15,9 +15,9 @@ import click
 from rekey.cli.naming import check_reason
 from rekey.cli.project import open_project, open_session
 from rekey.cli.shell import Shell, command
-from rekey.cli.text import moment
 from rekey.errors import ExitCode, Findings
 from rekey.phases import Phase
+from rekey.status.tell import moment
 
 if TYPE_CHECKING:
     from rekey.runner.erase.expiry import Expired

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rekey.project.config import Config
     from rekey.runner.run import Options
     from rekey.runner.session import Session
-    from rekey.status.status import Status
+    from rekey.status.judge import Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +143,8 @@ def open_session(shell: Shell, project: Project, options: Options | None = None)
 
 def status_of(session: Session, declared: Declared) -> Status:
     """Return where a migration stands, read in an open session."""
-    from rekey.status.reader import look_at
-    from rekey.status.status import judge
+    from rekey.status.judge import judge
+    from rekey.status.read import look_at
 
     restricted = session.accounts.restricted
     return judge(

@@ -12,7 +12,6 @@ import click
 
 from rekey.cli.project import open_project, open_session, status_of
 from rekey.cli.shell import Shell, command
-from rekey.cli.text import next_lines
 from rekey.errors import ExitCode
 from rekey.phases import ControlPhase, Phase
 from rekey.present.text import wrapped
@@ -50,6 +49,7 @@ def rollback(
     """
     from rekey.runner import commands
     from rekey.runner.run import Options
+    from rekey.status.tell import next_lines
 
     project = open_project(shell)
     declared = project.the_one(script, lambda applied: bool(applied) and Phase.COMPLETE not in applied)
@@ -66,4 +66,4 @@ def rollback(
         "undone": [str(phase) for phase in undone],
         "status": status.as_json(),
     }
-    return shell.emit(document, "\n".join([*lines, *next_lines(shell, status)]))
+    return shell.emit(document, "\n".join([*lines, *next_lines(status, shell.command)]))

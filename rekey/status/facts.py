@@ -1,4 +1,4 @@
-"""All that is known of one migration, as `rekey.status.reader` collects it.
+"""All that is known of one migration, as `rekey.status.read` collects it.
 
 Rules kept here:
 
@@ -6,6 +6,10 @@ Rules kept here:
 * What could not be asked is said to be unknown, never guessed.
 * A client that is over counts for nothing: whoever ended without a word leaves a row behind.
 * Nothing here holds a key, but for segments, whose keys no repr shows.
+* A bundle counts as evidence for `retire` when it was exported after `complete`, was signed, and was verified
+  on this machine: the audit log says all three. What was exported before `complete` does not show how it
+  ended. Where the log does not know when the migration was completed (the state file was lost since), every
+  bundle that it knows counts: it was exported later than that.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from rekey.phases import ControlPhase, Phase
 from rekey.project.config import Gates
 from rekey.protocol.control import ControlRow
 from rekey.protocol.registry import ClientRow, is_current, is_over
-from rekey.state.audit import AuditEvent
+from rekey.state.audit import EVIDENCE_VERIFIED, AuditEvent
 from rekey.state.ledger import LedgerScript, aligned, applied_phases, handover
 from rekey.state.models import PhaseRun, Segment, Verification
 
@@ -36,6 +40,11 @@ UNFOLLOWED = "unfollowed"
 LATE_UNTIL = "late_until"
 """Fact: until when, by the service's clock, clients may be heard of that were given up at the beginning.
 What they wrote before had no intent."""
+
+EVIDENCE_MISSING = (
+    "no signed evidence was exported since `complete` and verified"
+    " (`rekey evidence export`, then `rekey evidence verify`)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,3 +253,18 @@ def verification_problem(
 def is_unfollowed(last: Verification, facts: Mapping[str, str]) -> bool:
     """Tell whether a full verification was made while no client was registered."""
     return UNFOLLOWED in facts and last.number <= int(facts[UNFOLLOWED])
+
+
+def is_proved(events: Iterable[AuditEvent]) -> bool:
+    """Tell whether evidence that counts was verified.
+
+    Args:
+        events: the events of one migration, in order.
+    """
+    completed, proved = 0, False
+    for event in events:
+        if event.event == "phase-done" and event.details.get("phase") == Phase.COMPLETE:
+            completed, proved = event.seq, False
+        if event.event == EVIDENCE_VERIFIED and event.details["signed"]:
+            proved = proved or event.details["exported"] > completed
+    return proved

@@ -15,9 +15,9 @@ import pytest
 from rekey.cli.main import rekey, run
 from rekey.cli.progress import Bars, Logged, progress_on
 from rekey.cli.shell import Shell, Surroundings, command
-from rekey.cli.text import field
 from rekey.errors import ExitCode
 from rekey.present.text import WIDTH, duration
+from rekey.status.tell import field
 
 COMMANDS = [
     f"{name} {below}".strip()
@@ -212,8 +212,8 @@ def test_help_needs_no_heavy_module() -> None:
 def test_what_looks_needs_nothing_of_what_works() -> None:
     """`rekey status` is asked again and again: it does not wait for modules that copy, plan or compare."""
     program = (
-        "import sys, rekey.cli.status, rekey.status.status, rekey.status.reader, rekey.migration.opening\n"
-        "working = ('copy.engine', 'copy.passes', 'plan', 'verify', 'inspect', 'runner.session')\n"
+        "import sys, rekey.cli.status, rekey.status.judge, rekey.status.read, rekey.status.tell, rekey.migration.opening\n"
+        "working = ('copy.checkpoint', 'copy.delta', 'plan', 'verify', 'inspect', 'runner.session')\n"
         "other = ('azure.identity', 'azure.data', 'azure.keyvault', 'rekey.client')\n"
         "print(*(name for name in (*other, *(f'rekey.{one}' for one in working)) if name in sys.modules))"
     )

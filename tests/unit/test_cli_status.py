@@ -22,8 +22,8 @@ from rekey.protocol.registry import ClientRow, Registry
 from rekey.state.models import WATERMARK, PhaseRun, Segment, Verification
 from rekey.state.store import State
 from rekey.status.facts import RETURNED_AFTER, UNFOLLOWED, Facts, Intents, Lease, Wait, waits
-from rekey.status.reader import look_at
-from rekey.status.status import judge
+from rekey.status.judge import judge
+from rekey.status.read import look_at
 from tests.fakeclock import FakeClock
 from tests.memory import MemoryTableService
 from tests.worlds import SCRIPT, USERS

@@ -3,7 +3,7 @@
 Rules kept here:
 
 * Only after `complete`, after the retention period, with signed evidence exported and verified since
-  (`rekey.status.proof`), and with the table's name typed.
+  (`rekey.status.facts`), and with the table's name typed.
 * A row that changed after the freeze is never deleted: if there is one, the others are deleted one by one
   with their ETags and the changed ones are reported; only an unchanged table is dropped whole.
 * Capture "dual-write" writes the source until `complete`: there it is compared with the moment from which on
@@ -28,7 +28,7 @@ from rekey.runner.phases.complete import undo as refuse
 from rekey.runner.phases.cutover import FROZEN_AT, written_since
 from rekey.runner.phases.operation import Counters, Operation
 from rekey.runner.run import Run
-from rekey.status.proof import MISSING, is_proved
+from rekey.status.facts import EVIDENCE_MISSING, is_proved
 
 _NAMED = 20
 
@@ -46,7 +46,7 @@ async def gate(run: Run) -> list[str]:
     if run.options.typed_table != run.source.name:
         reasons.append("the source table's name was not typed, or typed differently")
     if not is_proved(run.state.audit_events(run.script_id)):
-        reasons.append(MISSING)
+        reasons.append(EVIDENCE_MISSING)
     if not run.is_delta and await any_intent(run):
         reasons.append(f"the journal holds intents; `rekey apply {run.script_id}` settles them")
     if await run.tables.table_exists(run.targets[0].name) is False:

@@ -26,8 +26,7 @@ from rekey.state.audit import erasures
 from rekey.state.ledger import applied_phases
 from rekey.state.models import BACKFILL
 from rekey.state.store import State
-from rekey.status.facts import Facts, Intents, Lease, waits
-from rekey.status.proof import is_proved
+from rekey.status.facts import Facts, Intents, Lease, is_proved, waits
 from rekey.tables.base import TableService
 
 
