@@ -17,7 +17,6 @@ from rekey.cli.project import open_project, open_session
 from rekey.cli.shell import Shell, command
 from rekey.errors import ExitCode, Findings
 from rekey.phases import Phase
-from rekey.status.tell import moment
 
 if TYPE_CHECKING:
     from rekey.runner.erase.expiry import Expired
@@ -83,6 +82,7 @@ def expire(
 def _told(script_id: str, done: Expired) -> list[str]:
     from rekey.core.clock import format_ticks
     from rekey.mapping.retention import WHOLE
+    from rekey.status.tell import moment
 
     if done.cohorts == (WHOLE,):
         lines = [f"{script_id}: {done.deleted_rows:,} rows of the mapping are erased."]

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from rekey.cli.shell import Shell
-from rekey.cli.status import _told
 from rekey.core.clock import ticks_of
 from rekey.declaration.migration import Declared, Migration
 from rekey.mapping.rows import JOURNAL_TABLE
@@ -21,6 +19,7 @@ from rekey.protocol.journal import Journal
 from rekey.protocol.registry import ClientRow, Registry
 from rekey.state.models import WATERMARK, PhaseRun, Segment, Verification
 from rekey.state.store import State
+from rekey.status import tell
 from rekey.status.facts import RETURNED_AFTER, UNFOLLOWED, Facts, Intents, Lease, Wait, waits
 from rekey.status.judge import judge
 from rekey.status.read import look_at
@@ -317,7 +316,7 @@ def aged(seconds: float, **more: Any) -> ClientRow:
 
 
 def told(known: Facts) -> str:
-    return "\n".join(_told(Shell(), judge(known)))
+    return "\n".join(tell.told(judge(known), "rekey {}".format))
 
 
 def test_clients_are_shown_with_what_they_go_by_and_how_long_they_may_still_act() -> None:
