@@ -38,20 +38,22 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from typing import TypeVar
 
-from rekey.client.work import ROW_TOO_BUSY, Flow, State, Work, found
+from rekey.client.work import ROW_TOO_BUSY, ClientParts, State, Work, found
 from rekey.errors import RekeyError, RequestRejected, RowRefused, ServiceError, Unavailable
 from rekey.mapping.rows import Forward, Reservation, TargetKey, pointer_of
 from rekey.model import TIMESTAMP, EntityKey, Row
 from rekey.protocol.effects import apply_operations, side_by_side
 from rekey.protocol.inverse import STAND_IN
 from rekey.protocol.operations import CREATES, FULL, MERGES, as_sent, may_travel, row_after
+from rekey.protocol.permits import Permit
 from rekey.protocol.propagate import MAX_ROUNDS, Propagator, version_of, yield_or_collide
 from rekey.protocol.replicas import Rows
 from rekey.protocol.reverse import ReversePropagator, source_place
 from rekey.protocol.rules import SOURCE, TARGET, Side
-from rekey.tables.base import Table, Verb
+from rekey.tables.base import Operation, Table, Verb
 
 V = TypeVar("V")
 
@@ -61,6 +63,42 @@ _RELEASES = 3
 """How often a reservation is tried to be given up; what stays ends by time."""
 _REMEMBERED = 10_000
 """Keys of which a client remembers what it saw of their mapping rows."""
+
+
+@dataclass(slots=True)
+class Flow(ABC):
+    """One call, an operation or a transaction, with what its steps work with.
+
+    Attributes:
+        works: its keys.
+        client: whose call it is.
+        authority: the side that decides.
+        permit: what the call runs under.
+        deadline: by when the call and its work after the answer end, by the loop's clock.
+        sent: whether a request for the authority may have been applied, or may be yet.
+    """
+
+    works: list[Work]
+    client: ClientParts
+    authority: Authority
+    permit: Permit
+    deadline: float
+    sent: bool = False
+
+    @abstractmethod
+    async def prepare(self) -> bool:
+        """Do all that comes before the authority's write, see `intent.prepare`."""
+
+    @abstractmethod
+    def raced(self, error: RekeyError, work: Work, sent: Operation) -> bool:
+        """Tell whether the authority refused only on a condition of ours."""
+
+    def etags(self) -> list[str | None]:
+        """Return the caller's ETags, None for deletes."""
+        return [work.etag for work in self.works]
+
+    async def after_propagate(self, work: Work) -> None:  # noqa: B027 - nothing, in the authority's own view
+        """Find out what else a caller needs, when propagate brought the replicas in step."""
 
 
 async def send(flow: Flow) -> bool:

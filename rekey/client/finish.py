@@ -21,9 +21,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 
-from rekey.client.authority import MARGIN_S
+from rekey.client.authority import MARGIN_S, Flow
 from rekey.client.replicas import leave, propagate, release
-from rekey.client.work import WIDTH, ClientParts, Flow, IntentRef, State, Work
+from rekey.client.work import WIDTH, ClientParts, IntentRef, State, Work
 from rekey.core.concurrency import cancel
 from rekey.errors import RekeyError
 from rekey.phases import ControlPhase

@@ -24,8 +24,8 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from rekey.client.authority import SourceAuthority, TargetAuthority, check_one_partition
-from rekey.client.work import ROW_TOO_BUSY, Flow, IntentRef, Work
+from rekey.client.authority import Flow, SourceAuthority, TargetAuthority, check_one_partition
+from rekey.client.work import ROW_TOO_BUSY, IntentRef, Work
 from rekey.errors import (
     ConditionFailed,
     RekeyError,

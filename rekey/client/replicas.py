@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from rekey.client.work import WIDTH, Flow, State, Work
+from rekey.client.authority import Flow
+from rekey.client.work import WIDTH, State, Work
 from rekey.errors import Ambiguous, ServiceError
 from rekey.mapping.rows import TargetKey
 from rekey.protocol.effects import Outcome, apply_for_etag, in_turns, side_by_side

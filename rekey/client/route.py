@@ -20,11 +20,11 @@ import asyncio
 from collections.abc import Sequence
 from functools import partial
 
-from rekey.client.authority import SourceAuthority, TargetAuthority, send
+from rekey.client.authority import Flow, SourceAuthority, TargetAuthority, send
 from rekey.client.finish import Finisher
 from rekey.client.intent import NewViewFirst, OldViewAfter, SameView, prepare, works_of
 from rekey.client.replicas import follow
-from rekey.client.work import ROW_TOO_BUSY, ClientParts, Flow, IntentRef, State
+from rekey.client.work import ROW_TOO_BUSY, ClientParts, IntentRef, State
 from rekey.errors import ServiceError, Unavailable
 from rekey.phases import FOLLOWED
 from rekey.protocol.effects import apply_operations

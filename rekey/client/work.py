@@ -10,24 +10,18 @@ Rules kept here:
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
 
-from rekey.errors import RekeyError
 from rekey.mapping.rows import Forward, TargetKey
 from rekey.model import EntityKey, Row
 from rekey.protocol.journal import Journal
-from rekey.protocol.permits import Permit, Permits
+from rekey.protocol.permits import Permits
 from rekey.protocol.propagate import Propagator
 from rekey.protocol.replicas import Rows
 from rekey.protocol.rules import Side, View
 from rekey.tables.base import Operation, Table
-
-if TYPE_CHECKING:
-    from rekey.client.authority import Authority
 
 LONGEST_OPERATION_S = 30.0
 ROW_TOO_BUSY = "RowTooBusy"
@@ -199,42 +193,6 @@ class Work:
         """All main target keys of this key, old and new."""
         places = (*self.known, *(self.expected or ()), *self.early)
         return {target.key for target in places if target.table == 0}
-
-
-@dataclass(slots=True)
-class Flow(ABC):
-    """One call, an operation or a transaction, with what its steps work with.
-
-    Attributes:
-        works: its keys.
-        client: whose call it is.
-        authority: the side that decides.
-        permit: what the call runs under.
-        deadline: by when the call and its work after the answer end, by the loop's clock.
-        sent: whether a request for the authority may have been applied, or may be yet.
-    """
-
-    works: list[Work]
-    client: ClientParts
-    authority: Authority
-    permit: Permit
-    deadline: float
-    sent: bool = False
-
-    @abstractmethod
-    async def prepare(self) -> bool:
-        """Do all that comes before the authority's write, see `intent.prepare`."""
-
-    @abstractmethod
-    def raced(self, error: RekeyError, work: Work, sent: Operation) -> bool:
-        """Tell whether the authority refused only on a condition of ours."""
-
-    def etags(self) -> list[str | None]:
-        """Return the caller's ETags, None for deletes."""
-        return [work.etag for work in self.works]
-
-    async def after_propagate(self, work: Work) -> None:  # noqa: B027 - nothing, in the authority's own view
-        """Find out what else a caller needs, when propagate brought the replicas in step."""
 
 
 def found(key: EntityKey | None) -> EntityKey:

@@ -16,9 +16,9 @@ from typing import Any
 from unittest import mock
 
 from rekey.client import replicas
-from rekey.client.authority import Authority, TargetAuthority
+from rekey.client.authority import Authority, Flow, TargetAuthority
 from rekey.client.route import Writer
-from rekey.client.work import ClientParts, Flow, Work
+from rekey.client.work import ClientParts, Work
 from rekey.mapping.rows import Forward, TargetKey
 from rekey.model import EntityKey, Row, key_of
 from rekey.protocol import effects, propagate, reverse
