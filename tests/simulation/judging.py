@@ -5,6 +5,7 @@ What judges yields what is wrong, in words; nothing when all is right.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Migration
 from rekey.errors import SealedUnreadable
 from rekey.mapping.ids import SafeIds
-from rekey.mapping.rows import MappingRows, TargetKey
+from rekey.mapping.rows import MAPPING_TABLE, REVERSE, MappingRows, TargetKey
 from rekey.mapping.sealing import ROOT, Sealer, ids_key, key_partition, read_data_key
 from rekey.mapping.wrapping import LocalWrappingKey
 from rekey.model import EntityKey, Row, key_of
@@ -92,11 +93,14 @@ def left_of_other_runs(rows: MappingRows, mapping: Iterable[Row]) -> Iterator[st
             continue
         expected = rows.forward_key(source)
         if direction == "r":
-            target = rows._opened(rows.sealer, row)[1] if rows.sealer is not None else _target_of(row)
-            expected = rows.reverse_key(EntityKey(*target))
+            expected = rows.reverse_key(EntityKey(*_target_of(rows, row)))
         if key_of(row) != expected:
             yield f"the mapping holds a row of another run, about {source}"
 
 
-def _target_of(row: Row) -> Sequence[str]:
-    return row["NewPartitionKey"], row["NewRowKey"]
+def _target_of(rows: MappingRows, row: Row) -> Sequence[str]:
+    """Return the target key that a reverse row names, beside the source key."""
+    if rows.sealer is None:
+        return row["NewPartitionKey"], row["NewRowKey"]
+    _, target = json.loads(rows.sealer.unseal(REVERSE, MAPPING_TABLE, row, lane=row["RowKey"][:1]))
+    return list(target)
