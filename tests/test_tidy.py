@@ -161,6 +161,7 @@ A room imports only rooms of floors below its own, so that it can be read, teste
 above, and nothing imports in a circle."""
 
 
+@cache
 def python_files(folder: str) -> list[Path]:
     """Return the Python files under a folder of the repository, in order."""
     return sorted((ROOT / folder).rglob("*.py"))
@@ -183,22 +184,24 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text("utf-8"))
 
 
-def imports_of(path: Path) -> Iterator[str]:
-    """Yield every module a file imports while it runs (what is for type checkers only is left out)."""
+@cache
+def imports_of(path: Path) -> tuple[str, ...]:
+    """Return every module a file imports while it runs (what is for type checkers only is left out)."""
     skipped = {
         id(node)
         for block in ast.walk(tree_of(path))
         if isinstance(block, ast.If) and isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING"
         for node in ast.walk(block)
     }
+    found: list[str] = []
     for node in ast.walk(tree_of(path)):
         if id(node) in skipped:
             continue
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found += (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
+    return tuple(found)
 
 
 def own_imports(path: Path) -> set[str]:

@@ -146,7 +146,7 @@ async def test_refusals_are_told_apart_from_lost_answers(clock: FakeClock) -> No
 # --- a whole test ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("limit", "batch"), [(300, 5), (2_000, 25)])
+@pytest.mark.parametrize(("limit", "batch"), [(300, 5), pytest.param(2_000, 25, marks=pytest.mark.soak)])
 async def test_the_limit_of_a_partition_is_found_and_a_spread_carries_more(
     clock: FakeClock, notes: Notes, limit: float, batch: int
 ) -> None:
