@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rekey.core.clock import TICKS_PER_SECOND, Clock
 from rekey.errors import Ambiguous, EndpointDown, ServiceError, Unavailable
@@ -54,15 +54,6 @@ class _Sent:
     error: ServiceError | None = None
 
 
-@dataclass
-class _Record:
-    """What is known of a step while it goes on."""
-
-    sent: list[_Sent] = field(default_factory=list)
-    unsent: list[float] = field(default_factory=list)
-    fatal: ServiceError | None = None
-
-
 async def offer(
     table: Table,
     rows: MadeUp,
@@ -83,53 +74,44 @@ async def offer(
     Raises:
         ServiceError: something other than load is wrong: the table is gone, a credential is refused.
     """
-    record = _Record()
-    waiting: set[asyncio.Task[None]] = set()
+    record: list[_Sent] = []
+    unsent: list[float] = []
+    waiting = 0
     began, used = clock.ticks(), processor()
 
     def now() -> float:
         return (clock.ticks() - began) / TICKS_PER_SECOND
 
-    try:
-        for number in range(given.requests):
-            due = number * given.batch / given.rate
-            # Also when it is late: answers must be taken in.
-            await clock.sleep(max(0.0, due - now()))
-            if record.fatal is not None:
-                break
-            if len(waiting) >= MOST_WAITING:
-                record.unsent.append(due)
-                continue
-            task = asyncio.create_task(_send(table, rows.rows(given.batch), due, now, record))
-            waiting.add(task)
-            task.add_done_callback(waiting.discard)
-        lasted, used = now(), processor() - used
-        await asyncio.gather(*waiting)
-    finally:
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-    if record.fatal is not None:
-        raise record.fatal
-    return measured(record.sent, record.unsent, given, used / max(lasted, given.seconds))
+    async def send(made: Sequence[Row], due: float) -> None:
+        nonlocal waiting
+        sent = _Sent(due, now())
+        try:
+            if len(made) == 1:
+                await table.insert(made[0])
+            else:
+                await table.transact([Operation(Verb.INSERT, row) for row in made])
+        except _EXPECTED as error:
+            sent.error = error
+        finally:
+            waiting -= 1
+        sent.answered = now()
+        record.append(sent)
 
-
-async def _send(
-    table: Table, rows: Sequence[Row], due: float, now: Callable[[], float], record: _Record
-) -> None:
-    sent = _Sent(due, now())
     try:
-        if len(rows) == 1:
-            await table.insert(rows[0])
-        else:
-            await table.transact([Operation(Verb.INSERT, row) for row in rows])
-    except _EXPECTED as error:
-        sent.error = error
-    except ServiceError as error:
-        record.fatal = record.fatal or error
-        return
-    sent.answered = now()
-    record.sent.append(sent)
+        async with asyncio.TaskGroup() as group:
+            for number in range(given.requests):
+                due = number * given.batch / given.rate
+                # Also when it is late: answers must be taken in.
+                await clock.sleep(max(0.0, due - now()))
+                if waiting >= MOST_WAITING:
+                    unsent.append(due)
+                    continue
+                waiting += 1
+                group.create_task(send(rows.rows(given.batch), due))
+            lasted, used = now(), processor() - used
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return measured(record, unsent, given, used / max(lasted, given.seconds))
 
 
 def measured(sent: Sequence[_Sent], unsent: Sequence[float], given: Offer, processor: float) -> Step:

@@ -1,20 +1,25 @@
-"""What a stress test found, as values and as JSON-able data. Pure.
+"""What a stress test found: as values, as JSON-able data, and as text for people. Pure.
 
 Rules kept here:
 
 * No key of an application is in a report: partitions are counted, never named.
-* What a service carries at least and what it carries at most are told apart.
+* What a service carries at least and what it carries at most are told apart. It is said plainly when this
+  machine was the limit: then the service was not measured.
+* The first line of a stage says what was found; the steps after it show why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rekey.core.limits import PARTITION_TARGET
+from rekey.present.text import counted, wrapped
 from rekey.stress.spread import Spread
 from rekey.stress.steps import Judged, Limit, Saturation, saturation
+
+_HEAD = "    offered/s  achieved/s     p50 ms     p95 ms     p99 ms   requests    refused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,8 @@ class Stage:
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object; rates in rows a second, latencies in milliseconds."""
         found = self.found
+        rates = {"rate": found.rate, "clean": found.clean, "saturated": found.saturated}
+        rounded = {name: None if rate is None else round(rate, 1) for name, rate in rates.items()}
         return {
             "stage": self.name,
             "partitions": self.spread.partitions,
@@ -70,14 +77,69 @@ class Stage:
             "target": round(self.target),
             "saturation": {
                 "limit": str(found.limit),
-                "rate": round(found.rate, 1),
+                "rate": rounded["rate"],
                 "of_target": round(found.rate / self.target, 3),
-                "clean": _rounded(found.clean),
-                "saturated": _rounded(found.saturated),
+                "clean": rounded["clean"],
+                "saturated": rounded["saturated"],
             },
             "bounded": self.bounded,
             "steps": [_step_json(one) for one in self.steps],
         }
+
+    def lines(self) -> list[str]:
+        """Return the lines about it for people."""
+        spread = self.spread
+        about = (
+            "one partition"
+            if not spread.table
+            else f"spread as in {spread.table}: {counted(spread.partitions, 'partition')} among"
+            f" {counted(spread.rows, 'row')}, the largest with {spread.largest_share:.1%}"
+        )
+        lines = [*wrapped(about, rest="  "), *wrapped(self._said(), first="  ", rest="    "), _HEAD]
+        for judged in self.steps:
+            step = judged.step
+            times = (
+                f"{'-' if seconds is None else f'{seconds * 1000:,.1f}':>11}"
+                for seconds in (step.p50, step.p95, step.p99)
+            )
+            figures = f"    {step.offered:>9,.0f}{step.achieved:>12,.0f}{''.join(times)}"
+            lines.append(f"{figures}{step.requests:>11,}{step.refused:>11,}")
+            for reason in judged.reasons:
+                lines += wrapped(reason, first=" " * 15 + "- ", rest=" " * 19)
+        return lines
+
+    def _said(self) -> str:
+        """Return what was found, in a sentence."""
+        found = self.found
+        target = f"the service's targets allow {self.target:,.0f}/s"
+        if found.limit is Limit.SERVICE:
+            between = f"clean at {found.clean:,.0f}/s, " if found.clean is not None else ""
+            refused = sum(one.step.refused for one in self.steps)
+            said = f", {counted(refused, 'request')} refused with 503" if refused else ""
+            return (
+                f"saturates at {found.rate:,.0f} rows/s ({between}no longer at"
+                f" {found.saturated:,.0f}/s{said}); {target}: {found.rate / self.target:.0%} of that"
+            )
+        if found.limit is Limit.CLIENT:
+            return (
+                f"this machine was the limit, not the service: it carries {found.rate:,.0f} rows/s or more;"
+                f" {target}. More rows in a request (--batch), or another machine, offers more"
+            )
+        why = f"; the test ended with its {self.bounded}" if self.bounded else ""
+        return f"carries {found.rate:,.0f} rows/s or more{why}; {target}"
+
+
+def _step_json(one: Judged) -> dict[str, Any]:
+    step = asdict(one.step)
+    for name in ("p50", "p95", "p99"):
+        seconds = step.pop(name)
+        step[f"{name}_ms"] = None if seconds is None else round(seconds * 1000, 1)
+    return {
+        **{name: round(value, 3) if isinstance(value, float) else value for name, value in step.items()},
+        "late": round(one.step.late, 4),
+        "limit": str(one.limit),
+        "reasons": list(one.reasons),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,24 +192,34 @@ class StressReport:
             "stages": [stage.as_json() for stage in self.stages],
         }
 
+    def as_text(self) -> str:
+        """Return the report for people."""
+        lines: list[str] = []
+        if self.removed:
+            removed = ", ".join(self.removed)
+            lines += wrapped(f"Left by an earlier stress test, removed now: {removed}", rest="  ")
+        for stage in self.stages:
+            lines += [*stage.lines(), ""]
+        for said in self._against_declared():
+            lines += wrapped(said, rest="  ")
+        if self.refused_rows:
+            lines.append(f"{self.refused_rows:,} rows of the sample cannot be mapped and were left out.")
+        lines += wrapped(
+            f"{self.sent:,} made-up rows of 1 KiB, {self.batch} in a request, in {self.seconds:.0f} s,"
+            f" to the table {self.table}, which is removed.",
+            rest="  ",
+        )
+        return "\n".join(lines) + "\n"
 
-def _step_json(one: Judged) -> dict[str, Any]:
-    step = asdict(one.step)
-    for name in ("p50", "p95", "p99"):
-        seconds = step.pop(name)
-        step[f"{name}_ms"] = None if seconds is None else round(seconds * 1000, 1)
-    return {
-        **{name: round(value, 3) if isinstance(value, float) else value for name, value in step.items()},
-        "late": round(one.step.late, 4),
-        "limit": str(one.limit),
-        "reasons": list(one.reasons),
-    }
-
-
-def _rounded(rate: float | None) -> float | None:
-    return None if rate is None else round(rate, 1)
-
-
-def total_refused(steps: Sequence[Judged]) -> int:
-    """Return how many requests of measured time were refused."""
-    return sum(one.step.refused for one in steps)
+    def _against_declared(self) -> Iterator[str]:
+        if self.declared is None:
+            return
+        writes = f"the declared {self.declared:,.0f} writes/s"
+        for stage in self.stages[1:]:
+            rate = stage.found.rate
+            if stage in self.too_little:
+                yield f"{stage.name} does not carry {writes}: it saturates at {rate:,.0f}/s."
+            elif rate >= self.declared * 0.95:
+                yield f"{stage.name} carries {writes}."
+            else:
+                yield f"{stage.name} was not tried with {writes}, only with {rate:,.0f}/s."

@@ -12,8 +12,7 @@ import pytest
 
 from rekey.cli.main import run
 from rekey.cli.shell import Surroundings
-from rekey.doctor.observe import see_account
-from rekey.doctor.observe_machine import see_state
+from rekey.doctor.observe import see_account, see_state
 from rekey.errors import CredentialRefused
 from rekey.model import EntityKey
 from rekey.project.config import Account
