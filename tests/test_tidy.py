@@ -133,7 +133,7 @@ IO_MODULES = {
 
 AZURE_SPEAKERS = (
     *("rekey/tables/", "rekey/project/secrets_source.py", "rekey/project/keyvault.py"),
-    *("rekey/evidence/keyvault.py", "rekey/mapping/vault.py"),
+    *("rekey/evidence/signing.py", "rekey/mapping/vault.py"),
     "rekey/migration/opening.py",
 )
 AZURE_WITNESSES = ("rekey/rehearse/",)

@@ -6,6 +6,8 @@ Rules kept here:
 * The audit log is checked first; one that does not hold together is not exported.
 * That it is exported is an event, too, before the checkpoint is made; that it was written, with the hash of
   its statement, is another one after it, which the bundle does not hold.
+* The snapshot of the state holds no key: of segments their counts, of facts those that are a time or a
+  number; other facts are named, not shown.
 * Before a bundle is written all its files are searched for the secrets and account keys that this
   configuration names: a script that holds one is refused, not handed to an auditor.
 """
@@ -26,9 +28,10 @@ from pathlib import Path
 from typing import Any
 
 from rekey.core.distribution import DISTRIBUTION, installed_version
+from rekey.core.plain import members
 from rekey.declaration.migration import Declared
 from rekey.errors import ConfigurationError, Findings, Moved, Refused, RekeyError, SecretMissing
-from rekey.evidence import bag, contents, note, timestamp
+from rekey.evidence import bag, contents, note
 from rekey.evidence.keys import Signer
 from rekey.evidence.log import problems_of, signed_over
 from rekey.evidence.report import render
@@ -43,6 +46,7 @@ from rekey.state.models import PLAN_FACT
 from rekey.state.store import State
 
 EXPORTING = "evidence-export"
+_HARMLESS = re.compile(r"\d{1,20}|\d{4}-\d\d-\d\d[T ][\d:.]{8,18}Z?|true|false", re.IGNORECASE)
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 _CONNECTION_STRING = re.compile(
     rb"(?i)AccountKey=[A-Za-z0-9+/]{20}|SharedAccessSignature=|[?&]sig=[^&\s]{20}"
@@ -120,11 +124,7 @@ def export(
         "rekey": installed_version(),
     }
     info = {"External-Identifier": script_id, "Bag-Group-Identifier": checkpoint.checkpoint.log}
-    with bag.drafted(folder) as unfinished:
-        bag.write(unfinished, files, info)
-        made = bag.state(unfinished, predicate, signer)
-        if authority is not None:
-            bag.stamp(unfinished, timestamp.ask(authority, made.data), signer)
+    made = bag.write(folder, files, info, predicate, signer=signer, authority=authority)
     done = Exported(
         script_id=script_id,
         files=len(bag.names(folder)),
@@ -195,36 +195,61 @@ def _files(
     script_id = declared.script_id
     lines = [event.line() for event in events]
     read = [json.loads(line) for line in lines]
-    ids = set(state.ledger_ids())
     facts = state.facts(script_id)
     plan = facts.pop(PLAN_FACT, None)
-    snapshot = contents.snapshot(
-        state.migration(script_id),
-        [str(phase) for phase in ORDER if ledger_id(script_id, phase) in ids],
-        state.phase_runs(script_id),
-        state.segments(script_id, "backfill", keys=False),
-        facts,
-    )
-    proofs = contents.proofs(script_id, lines, read, checkpoint.checkpoint)
-    earlier = [
-        {"size": one.size, "at": one.at, "note": one.note, "remark": one.remark}
-        for one in state.checkpoints()
-    ]
+    earlier = [members(one) for one in state.checkpoints()]
+    try:
+        script = declared.path.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(
+            f"the script {declared.path} cannot be read ({error.strerror or 'I/O error'})",
+            hint="make it readable by this user",
+        ) from None
     files = {
         contents.EVENTS: b"".join(line + b"\n" for line in lines),
         contents.CHECKPOINT: checkpoint.text.encode(),
         contents.EARLIER: b"".join(contents.as_json(one) + b"\n" for one in earlier),
-        contents.PROOFS: contents.as_json(proofs),
+        contents.PROOFS: contents.as_json(contents.proofs(script_id, lines, read, checkpoint.checkpoint)),
         contents.DECLARATION: declared.migration.canonical_json().encode(),
-        contents.SCRIPT: _script(declared.path),
+        contents.SCRIPT: script,
         contents.GATES: contents.as_json(contents.told(read, script_id, "gate")),
         contents.RECONCILIATION: contents.as_json(contents.told(read, script_id, "verification")),
-        contents.STATE: contents.as_json(snapshot),
+        contents.STATE: contents.as_json(_snapshot(state, script_id, facts)),
         contents.VERSIONS: contents.as_json(versions(state.schema_version)),
     }
     if plan is not None:
         files[contents.PLAN] = plan.encode()
     return {**files, contents.REPORT: render(files).encode()}
+
+
+def _snapshot(state: State, script_id: str, facts: Mapping[str, str]) -> dict[str, Any]:
+    """Return what the state file knows of a migration, without keys."""
+    record = state.migration(script_id)
+    applied = set(state.ledger_ids())
+    shown = {name: value for name, value in facts.items() if _HARMLESS.fullmatch(value)}
+
+    def some(value: object, *names: str) -> dict[str, Any]:
+        return {name: getattr(value, name) for name in names}
+
+    return {
+        "migration": None
+        if record is None
+        else {
+            **some(record, "script_id", "digest", "source", "run_id", "secret_fingerprints", "registered_at"),
+            "accounts": record.endpoint_id,
+        },
+        "phases": [str(phase) for phase in ORDER if ledger_id(script_id, phase) in applied],
+        "phase_runs": [
+            some(run, "phase", "started_at", "finished_at", "outcome", "counters")
+            for run in state.phase_runs(script_id)
+        ],
+        "segments": [
+            some(one, "purpose", "rows", "bytes", "done")
+            for one in state.segments(script_id, "backfill", keys=False)
+        ],
+        "facts": shown,
+        "facts_not_shown": sorted(set(facts) - set(shown)),
+    }
 
 
 def versions(schema: int) -> dict[str, Any]:
@@ -246,16 +271,6 @@ def versions(schema: int) -> dict[str, Any]:
         "state_schema": schema,
         "packages": found,
     }
-
-
-def _script(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigurationError(
-            f"the script {path} cannot be read ({error.strerror or 'I/O error'})",
-            hint="make it readable by this user",
-        ) from None
 
 
 def _refuse_secrets(config: Config, files: Mapping[str, bytes]) -> None:

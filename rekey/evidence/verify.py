@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rekey.core.plain import members, told
 from rekey.errors import ConfigurationError
 from rekey.evidence import bag, contents, log, note, statement, timestamp
 from rekey.evidence.keys import PublicKey
@@ -59,10 +60,10 @@ class Verdict:
 
     findings: list[log.Finding] = field(default_factory=list)
     checked: list[str] = field(default_factory=list)
-    predicate: dict[str, Any] = field(default_factory=dict)
+    predicate: dict[str, Any] = field(default_factory=dict, metadata=told("about"))
     statement_sha256: str = ""
     key_id: str = ""
-    key_origin: str = ""
+    key_origin: str = field(default="", metadata=told("key_from"))
     signed: bool = False
     stamped_at: str | None = None
 
@@ -77,17 +78,7 @@ class Verdict:
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object."""
-        return {
-            "right": self.is_right,
-            "findings": [one._asdict() for one in self.findings],
-            "checked": list(self.checked),
-            "about": self.predicate,
-            "statement_sha256": self.statement_sha256,
-            "key_id": self.key_id,
-            "key_from": self.key_origin,
-            "signed": self.signed,
-            "stamped_at": self.stamped_at,
-        }
+        return {"right": self.is_right, **members(self)}
 
 
 def verify(folder: Path, trusted: Trusted) -> Verdict:
@@ -200,7 +191,7 @@ def _consistent(files: dict[str, bytes], verdict: Verdict) -> None:
             verdict.wrong("not-as-logged", f"{name} is not the one that the audit log names")
     if verdict.predicate and verdict.predicate.get("script_id") != script_id:
         verdict.wrong("not-as-logged", "the statement is about another migration than the audit log's end")
-    head = log.checkpoint_over(log.lines_of(files[contents.EVENTS]))
+    head = log.Tree(log.lines_of(files[contents.EVENTS])).checkpoint
     if verdict.predicate and verdict.predicate.get("log") != head.named:
         verdict.wrong("not-as-stated", "the statement is about another audit log than the one that is here")
     if len(verdict.findings) == before:

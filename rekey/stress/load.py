@@ -1,4 +1,4 @@
-"""Offering one rate to a table for some seconds, and measuring what comes of it.
+"""Offering rates to a table, each for some seconds, and measuring what comes of it.
 
 Rules kept here:
 
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from rekey.core.clock import TICKS_PER_SECOND, Clock
 from rekey.errors import Ambiguous, EndpointDown, ServiceError, Unavailable
 from rekey.model import Row
+from rekey.stress.report import Bounds
 from rekey.stress.spread import MadeUp
 from rekey.stress.steps import Step, percentile
 from rekey.tables.base import Operation, Table, Verb
@@ -30,109 +31,123 @@ _REFUSED = frozenset({429, 500, 503})
 _EXPECTED = (Unavailable, Ambiguous, EndpointDown)
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """One rate for some seconds: rows a second, `batch` of them in a request."""
-
-    rate: float
-    seconds: float
-    batch: int
-
-    @property
-    def requests(self) -> int:
-        """Return how many requests that is."""
-        return max(1, round(self.rate * self.seconds / self.batch))
-
-
 @dataclass(slots=True)
 class _Sent:
     """One request: seconds since the step began at which it was due, sent, answered; how it ended."""
 
     due: float
-    sent: float = 0.0
+    sent: float
     answered: float = 0.0
     error: ServiceError | None = None
 
 
-async def offer(
-    table: Table,
-    rows: MadeUp,
-    given: Offer,
-    clock: Clock,
-    *,
-    processor: Callable[[], float] = time.process_time,
-) -> Step:
-    """Offer a rate, and wait for all answers.
+class Load:
+    """What is offered to a test table, and what is left of time and rows.
 
-    Args:
-        table: the test table.
-        rows: makes up what is inserted.
-        given: how much.
+    Attributes:
+        bounds: of the whole test.
         clock: tells when requests are due.
-        processor: seconds of processor that this process has used.
-
-    Raises:
-        ServiceError: something other than load is wrong: the table is gone, a credential is refused.
+        sent: rows sent so far.
     """
-    record: list[_Sent] = []
-    unsent: list[float] = []
-    waiting = 0
-    began, used = clock.ticks(), processor()
 
-    def now() -> float:
-        return (clock.ticks() - began) / TICKS_PER_SECOND
+    def __init__(
+        self,
+        table: Table,
+        bounds: Bounds,
+        clock: Clock,
+        *,
+        processor: Callable[[], float] = time.process_time,
+    ) -> None:
+        """Take the table and the bounds; the test begins now.
 
-    async def send(made: Sequence[Row], due: float) -> None:
-        nonlocal waiting
-        sent = _Sent(due, now())
+        Args:
+            table: the test table.
+            bounds: of the whole test.
+            clock: tells when requests are due.
+            processor: seconds of processor that this process has used.
+        """
+        self.bounds = bounds
+        self.clock = clock
+        self.sent = 0
+        self._table = table
+        self._processor = processor
+        self._began = clock.ticks()
+
+    @property
+    def spent(self) -> float:
+        """Return the seconds since the beginning."""
+        return (self.clock.ticks() - self._began) / TICKS_PER_SECOND
+
+    def share(self, stages: int) -> tuple[float, int]:
+        """Return until which second, and up to which row, the first of so many stages may go."""
+        seconds, rows = self.bounds.seconds - self.spent, self.bounds.rows - self.sent
+        return self.spent + seconds / stages, self.sent + rows // stages
+
+    async def offer(self, rows: MadeUp, rate: float, seconds: float) -> Step:
+        """Offer a rate for some seconds, and wait for all answers.
+
+        Args:
+            rows: makes up what is inserted.
+            rate: rows a second.
+            seconds: how long.
+
+        Raises:
+            ServiceError: something other than load is wrong: the table is gone, a credential is refused.
+        """
+        batch, requests = self.bounds.batch, max(1, round(rate * seconds / self.bounds.batch))
+        self.sent += requests * batch
+        record: list[_Sent] = []
+        unsent: list[float] = []
+        waiting = 0
+        began, used = self.spent, self._processor()
+
+        async def send(made: Sequence[Row], due: float) -> None:
+            nonlocal waiting
+            sent = _Sent(due, self.spent - began)
+            try:
+                if len(made) == 1:
+                    await self._table.insert(made[0])
+                else:
+                    await self._table.transact([Operation(Verb.INSERT, row) for row in made])
+            except _EXPECTED as error:
+                sent.error = error
+            finally:
+                waiting -= 1
+            sent.answered = self.spent - began
+            record.append(sent)
+
         try:
-            if len(made) == 1:
-                await table.insert(made[0])
-            else:
-                await table.transact([Operation(Verb.INSERT, row) for row in made])
-        except _EXPECTED as error:
-            sent.error = error
-        finally:
-            waiting -= 1
-        sent.answered = now()
-        record.append(sent)
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            for number in range(given.requests):
-                due = number * given.batch / given.rate
-                # Also when it is late: answers must be taken in.
-                await clock.sleep(max(0.0, due - now()))
-                if waiting >= MOST_WAITING:
-                    unsent.append(due)
-                    continue
-                waiting += 1
-                group.create_task(send(rows.rows(given.batch), due))
-            lasted, used = now(), processor() - used
-    except ExceptionGroup as failed:
-        raise failed.exceptions[0] from None
-    return measured(record, unsent, given, used / max(lasted, given.seconds))
-
-
-def measured(sent: Sequence[_Sent], unsent: Sequence[float], given: Offer, processor: float) -> Step:
-    """Return the figures of a step; throughput by when answers came, all else by when requests were due."""
-    begin, end = UNMEASURED * given.seconds, given.seconds
-    due = [one for one in sent if one.due >= begin]
-    times = sorted(max(0.0, one.answered - one.due) for one in due if one.error is None)
-    good = sum(one.error is None and begin <= one.answered < end for one in sent)
-    refused = sum(one.error is not None and one.error.status in _REFUSED for one in due)
-    return Step(
-        offered=given.rate,
-        achieved=good * given.batch / (end - begin),
-        seconds=end - begin,
-        requests=len(due),
-        refused=refused,
-        failed=sum(one.error is not None for one in due) - refused,
-        unsent=sum(one >= begin for one in unsent),
-        p50=percentile(times, 0.50),
-        p95=percentile(times, 0.95),
-        p99=percentile(times, 0.99),
-        grain=given.batch / (end - begin),
-        late=percentile(sorted(one.sent - one.due for one in due), 0.95) or 0.0,
-        processor=processor,
-    )
+            async with asyncio.TaskGroup() as group:
+                for number in range(requests):
+                    due = number * batch / rate
+                    # Also when it is late: answers must be taken in.
+                    await self.clock.sleep(max(0.0, due - (self.spent - began)))
+                    if waiting >= MOST_WAITING:
+                        unsent.append(due)
+                        continue
+                    waiting += 1
+                    group.create_task(send(rows.rows(batch), due))
+                lasted, used = self.spent - began, self._processor() - used
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        begin, measured = UNMEASURED * seconds, (1 - UNMEASURED) * seconds
+        # Throughput goes by when answers came, all else by when requests were due.
+        good = sum(one.error is None and begin <= one.answered < seconds for one in record)
+        of_step = [one for one in record if one.due >= begin]
+        times = sorted(max(0.0, one.answered - one.due) for one in of_step if one.error is None)
+        refused = sum(one.error is not None and one.error.status in _REFUSED for one in of_step)
+        return Step(
+            offered=rate,
+            achieved=good * batch / measured,
+            seconds=measured,
+            requests=len(of_step),
+            refused=refused,
+            failed=sum(one.error is not None for one in of_step) - refused,
+            unsent=sum(due >= begin for due in unsent),
+            p50=percentile(times, 0.50),
+            p95=percentile(times, 0.95),
+            p99=percentile(times, 0.99),
+            grain=batch / measured,
+            late=percentile(sorted(one.sent - one.due for one in of_step), 0.95) or 0.0,
+            processor=used / max(lasted, seconds),
+        )

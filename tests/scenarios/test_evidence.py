@@ -11,7 +11,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from securesystemslib.dsse import Envelope
 from securesystemslib.exceptions import VerificationError
@@ -20,12 +19,13 @@ from securesystemslib.signer import SSlibKey
 from rekey.errors import Unavailable
 from rekey.evidence import bag, contents, log, merkle, note, signing, statement
 from rekey.evidence.export import export
-from rekey.evidence.keys import Ed25519Signer, PublicKey, hashes
+from rekey.evidence.keys import Ed25519Signer, PublicKey
 from rekey.state.store import State
 from tests.commands import Commands
 from tests.evidence import (
     SCRIPT,
     TO_CUTOVER,
+    P256Signer,
     checked,
     codes,
     exported,
@@ -187,19 +187,12 @@ def test_without_a_key_the_bundle_says_that_nobody_signed_it(rekey: Commands) ->
 
 def test_a_key_in_key_vault_signs_bundles_too(rekey: Commands) -> None:
     """What Key Vault does on the wire is shown in tests/unit/test_evidence_keyvault.py."""
-    private = ec.generate_private_key(ec.SECP256R1())
-
-    class P256:
-        public = PublicKey(private.public_key())
-
-        def sign(self, data: bytes) -> bytes:
-            return private.sign(data, ec.ECDSA(hashes.SHA256()))
-
+    signer = P256Signer()
     rekey("apply", "0001")
     folder = rekey.project.folder / "bundle"
     with State.open(rekey.project.config.state) as state:
-        export(rekey.project.config, rekey.project.scripts[SCRIPT], state, folder, signer=P256())
-    assert checked(folder, P256.public).is_right
+        export(rekey.project.config, rekey.project.scripts[SCRIPT], state, folder, signer=signer)
+    assert checked(folder, signer.public).is_right
     assert codes(checked(folder)) == {"signature", "checkpoint-key"}
 
 

@@ -318,7 +318,7 @@ def test_a_checkpoint_by_another_key_is_found_although_the_statement_is_right(ma
     folder = made.folder
     other = Ed25519Signer(Ed25519PrivateKey.generate())
     said = note.parsed((folder / CHECKPOINT).read_text("utf-8")).checkpoint
-    (folder / CHECKPOINT).write_text(note.signed(said, other.public, other.sign).text, "utf-8")
+    (folder / CHECKPOINT).write_text(note.signed(said, other).text, "utf-8")
     restated(folder, made.signer)
     assert codes(checked(folder, made.key)) == {"checkpoint-key"}
     assert checked(folder, made.key, other.public).is_right, "unless that key is trusted, too"

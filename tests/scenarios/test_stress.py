@@ -16,11 +16,11 @@ from rekey.errors import CredentialRefused, RekeyError, ServiceError
 from rekey.model import Row
 from rekey.state.filelock import FileLock
 from rekey.stress import load
-from rekey.stress.load import Offer, offer
+from rekey.stress.load import Load
 from rekey.stress.report import Bounds, StressReport
 from rekey.stress.run import Notes, new_name, spread_of_design, spread_of_table, stress
 from rekey.stress.spread import ONE_PARTITION, MadeUp, Spread
-from rekey.stress.steps import Limit
+from rekey.stress.steps import Limit, Step
 from rekey.tables.probe import Heard
 from tests.declared import USERS, named
 from tests.fakeclock import FakeClock
@@ -78,6 +78,12 @@ def tables_of(service: MemoryTableService) -> set[str]:
 # --- one rate -------------------------------------------------------------------------------------------
 
 
+async def offered(service: MemoryTableService, clock: FakeClock, rate: float, seconds: float) -> Step:
+    """Offer a rate to the table Tried, row by row."""
+    load = Load(service.table("Tried"), Bounds(batch=1), clock, processor=lambda: 0.0)
+    return await load.offer(MadeUp(ONE_PARTITION, 0), rate, seconds)
+
+
 async def test_latency_counts_from_when_a_request_was_due(clock: FakeClock) -> None:
     """A service that stalls for two seconds: a closed loop would meet it once and report one slow answer in
     hundreds; everything that was due meanwhile waited, too."""
@@ -89,9 +95,7 @@ async def test_latency_counts_from_when_a_request_was_due(clock: FakeClock) -> N
 
     service = MemoryTableService(clock=clock, faults=Failing(stall))
     await service.create_table("Tried")
-    step = await offer(
-        service.table("Tried"), MadeUp(ONE_PARTITION, 0), Offer(100, 10, 1), clock, processor=lambda: 0.0
-    )
+    step = await offered(service, clock, 100, 10)
     assert step.achieved == pytest.approx(100, rel=0.02)
     assert step.p50 is not None and step.p50 < 0.1
     assert step.p95 == pytest.approx(1.6, abs=0.2)
@@ -114,9 +118,7 @@ async def test_what_waits_for_answers_is_bounded_and_what_was_not_sent_is_counte
 
     service = MemoryTableService(clock=clock, gate=gate)
     await service.create_table("Tried")
-    step = await offer(
-        service.table("Tried"), MadeUp(ONE_PARTITION, 0), Offer(40, 4, 1), clock, processor=lambda: 0.0
-    )
+    step = await offered(service, clock, 40, 4)
     assert most == 20
     assert step.unsent == 120
     assert step.achieved == 0.0
@@ -125,7 +127,7 @@ async def test_what_waits_for_answers_is_bounded_and_what_was_not_sent_is_counte
 async def test_a_table_that_is_gone_ends_the_test_with_its_error(clock: FakeClock) -> None:
     service = service_with(clock)
     with pytest.raises(ServiceError, match="no table"):
-        await offer(service.table("Gone"), MadeUp(ONE_PARTITION, 0), Offer(100, 2, 1), clock)
+        await offered(service, clock, 100, 2)
 
 
 async def test_refusals_are_told_apart_from_lost_answers(clock: FakeClock) -> None:
@@ -135,9 +137,7 @@ async def test_refusals_are_told_apart_from_lost_answers(clock: FakeClock) -> No
 
     service = MemoryTableService(clock=clock, faults=Failing(every_fifth))
     await service.create_table("Tried")
-    step = await offer(
-        service.table("Tried"), MadeUp(ONE_PARTITION, 0), Offer(100, 8, 1), clock, processor=lambda: 0.0
-    )
+    step = await offered(service, clock, 100, 8)
     assert step.requests == 600
     assert (step.refused, step.failed) == (120, 120)
     assert step.achieved == pytest.approx(60, rel=0.05)

@@ -17,12 +17,14 @@ import rfc8785
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from rekey.core.progress import Silent
 from rekey.errors import ConfigurationError, Unavailable
 from rekey.evidence import keys, log, merkle, note, signing
 from rekey.state import audit, backend
 from rekey.state.audit import AuditEvent
 from rekey.state.backend import SCHEMA_FOLDER
 from rekey.state.store import State
+from tests.evidence import P256Signer
 
 # The leaves and roots that implementations of Certificate Transparency are tested with.
 LEAVES = [b"", b"\0", b"\x10", b"\x20\x21", b"\x30\x31", b"\x40\x41\x42\x43", bytes(range(0x50, 0x58))]
@@ -163,7 +165,7 @@ RFC_8032_SECRET = bytes.fromhex("9d61b19deffd5a60ba844af492ec2cc44449c5697b32691
 
 def test_a_note_is_read_as_it_was_written_and_in_no_other_form(signer: keys.Ed25519Signer) -> None:
     checkpoint = note.Checkpoint("rekey-audit-0123456789abcdef", 7, hashlib.sha256(b"x").digest())
-    made = note.signed(checkpoint, signer.public, signer.sign)
+    made = note.signed(checkpoint, signer)
     assert note.parsed(made.text) == made
     assert made.is_by(signer.public)
     body, _, last = made.text.partition("\n\n")
@@ -180,10 +182,10 @@ def test_a_note_is_read_as_it_was_written_and_in_no_other_form(signer: keys.Ed25
 
 
 def test_a_note_of_a_p_256_key_is_by_that_key_alone() -> None:
-    private = ec.generate_private_key(ec.SECP256R1())
-    key = keys.PublicKey(private.public_key())
+    signer = P256Signer()
+    key = signer.public
     checkpoint = note.Checkpoint("log", 1, bytes(32))
-    made = note.signed(checkpoint, key, lambda data: private.sign(data, ec.ECDSA(keys.hashes.SHA256())))
+    made = note.signed(checkpoint, signer)
     assert note.parsed(made.text).is_by(key)
     assert made.key_id == hashlib.sha256(key.spki).digest()[:4]
     other = keys.PublicKey(ec.generate_private_key(ec.SECP256R1()).public_key())
@@ -204,7 +206,7 @@ def filled(state: State, signer: keys.Signer | None = None) -> None:
     for number in range(6):
         state.audit(f"event-{number}", None, {})
         if number in (2, 5):
-            assert log.seal(state, signer, f"after {number}") is not None
+            assert log.make_checkpoint(state, signer, f"after {number}", Silent()) is not None
 
 
 def problems(state: State) -> list[str]:
@@ -287,7 +289,8 @@ def test_a_log_that_was_written_anew_is_found_although_its_chain_holds(
     with State.open(path) as state:
         assert state.check_chain() is None
         assert any(said in one for one in problems(state))
-        assert log.seal(state, None, "later") is None, "nothing is signed over such a log"
+        made = log.make_checkpoint(state, None, "later", Silent())
+        assert made is None, "nothing is signed over such a log"
 
 
 def test_the_database_refuses_to_change_or_remove_a_checkpoint(state: State, path: Path) -> None:
