@@ -19,7 +19,6 @@ from rekey.doctor.observed import (
     ScriptSeen,
     SecretSeen,
     StateSeen,
-    StoreSeen,
     VersionsSeen,
     Writing,
 )
@@ -88,9 +87,9 @@ def migration(**more: Any) -> MigrationSeen:
     )
 
 
-def store(*migrations: MigrationSeen, **readings: Reading) -> StoreSeen:
-    """A restricted store whose tables are there."""
-    return StoreSeen({**dict.fromkeys(STORE, Reading.READ), **readings}, migrations)
+def store(**readings: Reading) -> dict[str, Reading]:
+    """Tables of a restricted store, which are there but for these."""
+    return {**dict.fromkeys(STORE, Reading.READ), **readings}
 
 
 SOUND = Observed(
@@ -125,7 +124,8 @@ SOUND = Observed(
         named_secrets=frozenset({"users"}),
     ),
     sources={"Users": Reading.READ},
-    store=store(migration()),
+    store=store(),
+    stored=(migration(),),
     writing=Writing("rekeycontrol"),
     crossing=Crossing(tried=True),
 )

@@ -29,13 +29,13 @@ from rekey.core.severity import Severity
 from rekey.doctor.observed import (
     KEYS_OFF,
     AccountSeen,
-    ConfigurationSeen,
     FileSeen,
     Kind,
     MigrationSeen,
     Observed,
     Reading,
     SecretSeen,
+    StateSeen,
 )
 from rekey.doctor.report import Fact, Finding, Report, Told, found, listed
 from rekey.errors import RekeyError
@@ -60,9 +60,9 @@ def examine(observed: Observed) -> Report:
     return Report({family: tuple(judge(observed)) for family, judge in families.items()})
 
 
-def _unusable(code: str, about: str, error: RekeyError, **values: str) -> Finding:
+def _unusable(code: str, about: str, error: RekeyError, **values: object) -> Finding:
     """Return the finding for what failed with an error, whose hint is the remedy."""
-    return found(code, about, error.what, do=error.hint, **values)
+    return found(code, about, seen=error.what, do=error.hint, **values)
 
 
 # --- configuration -------------------------------------------------------------------------------------
@@ -77,49 +77,45 @@ def _configuration(observed: Observed) -> Iterator[Told]:
     yield Fact("file", file.path)
     if seen.same_account:
         azurite = observed.restricted.kind is Kind.AZURITE
-        yield found(
-            "same-account",
-            "[restricted]",
-            "it is the same account as [tables]",
-            severity=Severity.NOTE if azurite else None,
-            on_azurite="; on Azurite it does not matter" if azurite else "",
-        )
-    elif seen.same_key:
-        azurite = observed.tables.has_published_key
+        but = "; on Azurite it does not matter" if azurite else ""
         severity = Severity.NOTE if azurite else None
-        yield found("same-key", "[restricted]", "both accounts have the same shared key", severity=severity)
+        yield found("same-account", "[restricted]", severity, on_azurite=but)
+    elif seen.same_key:
+        severity = Severity.NOTE if observed.tables.has_published_key else None
+        yield found("same-key", "[restricted]", severity)
     for account in observed.accounts:
-        yield from _account_key(account)
+        yield from _account_key(account, f"[{account.section}]")
     if file.writers:
-        said = f"others may change {file.path} ({file.described})"
-        yield found("config-writable", "rekey.toml", said, path=file.path)
+        yield found("config-writable", "rekey.toml", path=file.path, described=file.described)
     for secret in seen.secrets:
         yield from _secret(secret, named=secret.name in observed.migrations.named_secrets)
     if seen.wrapping is not None:
         harm = "who has this key and reads the restricted store finds every old key"
         do = "make one by chance, name this one under [sealing.previous], and run `rekey apply`"
         yield from _guessable_or_open(seen.wrapping, "[sealing]", harm, do)
-    yield from _evidence(seen)
+    if seen.evidence_trouble is not None:
+        yield _unusable("evidence-key-unusable", "[evidence]", seen.evidence_trouble)
+    if not seen.evidence_configured:
+        yield found("evidence-unsigned", "[evidence]")
+    yield from _open_file(seen.evidence_file, "[evidence]", "who has this key can sign another history")
 
 
-def _account_key(seen: AccountSeen) -> Iterator[Finding]:
-    section, account = f"[{seen.section}]", seen.account
+def _account_key(seen: AccountSeen, section: str) -> Iterator[Finding]:
     if seen.trouble is not None:
         yield _unusable("key-unusable", section, seen.trouble)
-    elif account.is_https and account.key_env is not None:
-        said = f"a shared key out of {account.key_env} is used where a token would do"
-        yield found("key-where-token", section, said, section=section)
+    elif seen.account.is_https and seen.account.key_env is not None:
+        yield found("key-where-token", section, key_env=seen.account.key_env, section=section)
     elif seen.has_published_key:
-        yield found("published-key", section, "the key of this account is the one that every Azurite has")
+        yield found("published-key", section)
 
 
 def _secret(secret: SecretSeen, *, named: bool) -> Iterator[Finding]:
     about = f"[secrets.{secret.name}]"
     if secret.trouble is not None and not named:
         do = secret.trouble.hint or "mend it, or remove the section"
-        yield found("secret-unreadable", about, secret.trouble.what, do=do)
+        yield found("secret-unreadable", about, seen=secret.trouble.what, do=do)
     if secret.trouble is None and secret.length < GOOD_BYTES:
-        yield found("secret-short", about, f"it has {secret.length} bytes; 16 is the least that is taken")
+        yield found("secret-short", about, length=secret.length)
     harm = "who has the secret can compute the id of every old key that can be guessed"
     do = (
         "make one by chance before the migration begins; one that has begun must keep its secret, and its"
@@ -130,43 +126,29 @@ def _secret(secret: SecretSeen, *, named: bool) -> Iterator[Finding]:
 
 def _guessable_or_open(secret: SecretSeen, about: str, harm: str, do: str) -> Iterator[Finding]:
     if secret.trouble is None and secret.distinct < FEW_DISTINCT:
-        said = f"it has {secret.distinct} different bytes: a pattern, not chance"
-        yield found("secret-guessable", about, said, harm=harm, do=do)
+        yield found("secret-guessable", about, distinct=secret.distinct, harm=harm, do=do)
     yield from _open_file(secret.file, about, harm)
 
 
-def _evidence(seen: ConfigurationSeen) -> Iterator[Finding]:
-    if seen.evidence_trouble is not None:
-        yield _unusable("evidence-key-unusable", "[evidence]", seen.evidence_trouble)
-    if not seen.evidence_configured:
-        said = "no key is configured: checkpoints and evidence are not signed"
-        yield found("evidence-unsigned", "[evidence]", said)
-    yield from _open_file(seen.evidence_file, "[evidence]", "who has this key can sign another history")
-
-
-def _open_file(file: FileSeen | None, about: str, harm: str, code: str = "file") -> Iterator[Finding]:
+def _open_file(file: FileSeen | None, about: str, harm: str, kind: str = "file") -> Iterator[Finding]:
     """Judge a file that only its owner may read.
 
     Args:
         file: None: there is none to judge.
         about: what it is.
         harm: why it matters who reads it.
-        code: begins the codes of findings.
+        kind: begins the codes of findings.
     """
     if file is None or file.mode is None:
         return
-    may = [
-        f"{verb} by {listed(others)}"
-        for verb, others in (("read", file.readers), ("written", file.writers))
-        if others
-    ]
+    said = {"path": file.path, "described": file.described, "harm": harm}
+    access = {"read": file.readers, "written": file.writers}
+    may = " and ".join(f"{verb} by {listed(others)}" for verb, others in access.items() if others)
     if may:
-        said = f"{file.path} may be {' and '.join(may)} ({file.described})"
         severity = Severity.ERROR if file.writers else None
-        yield found(f"{code}-open", about, said, severity=severity, harm=harm, path=file.path)
+        yield found(f"{kind}-open", about, severity, access=may, **said)
     if not file.ours:
-        said = f"{file.path} belongs to another user ({file.described})"
-        yield found(f"{code}-foreign", about, said, harm=harm)
+        yield found(f"{kind}-foreign", about, **said)
 
 
 # --- accounts ------------------------------------------------------------------------------------------
@@ -179,22 +161,21 @@ _DAY_TICKS = 86_400 * TICKS_PER_SECOND
 def _accounts(observed: Observed) -> Iterator[Told]:
     """Judge accounts: reachable, encrypted, whose service it is, which credentials they take."""
     for account in observed.accounts:
-        for judge in (_reached, _connection, _credential, _kind, _shared_keys, _scope):
+        for judge in (_reached, _connection, _credential, _kind, _roles):
             yield from judge(account, f"[{account.section}]")
 
 
 def _reached(seen: AccountSeen, section: str) -> Iterator[Told]:
     heard, endpoint = seen.anonymous, seen.account.endpoint
     if heard.failure == BAD_CERTIFICATE:
-        yield found("certificate-refused", section, f"the certificate of {endpoint} is not trusted")
+        yield found("certificate-refused", section, endpoint=endpoint)
     elif seen.listing is not None and seen.status == 404:
-        said = f"{endpoint} answers, and knows no account {seen.account.name} ({seen.listing.code})"
-        yield found("account-unknown", section, said)
+        said = {"endpoint": endpoint, "name": seen.account.name, "answer": seen.listing.code}
+        yield found("account-unknown", section, **said)
     elif not heard.answered or seen.is_failing:
-        said = f"{endpoint} does not answer as it must ({heard.failure or seen.status})"
-        yield found("unreachable", section, said)
+        yield found("unreachable", section, endpoint=endpoint, answer=heard.failure or seen.status)
     if heard.accepted:
-        yield found("anonymous-accepted", section, f"{endpoint} lists its tables for who has no credential")
+        yield found("anonymous-accepted", section, endpoint=endpoint)
 
 
 def _connection(seen: AccountSeen, section: str) -> Iterator[Told]:
@@ -203,12 +184,12 @@ def _connection(seen: AccountSeen, section: str) -> Iterator[Told]:
     version = f" {seen.azurite_version}" if seen.kind is Kind.AZURITE else ""
     yield Fact(section, f"{seen.account.endpoint}: {seen.kind}{version}, {how}")
     if heard.tls in _OLD_TLS:
-        yield found("tls-old", section, f"the connection is {heard.tls}", name=seen.account.name)
-    if (ends := heard.certificate_ends) is not None:
-        said = f"its certificate ends {format_ticks(ends)[:10]}"
-        yield Fact(section, said)
-        if ends - heard.received_at < CERTIFICATE_DAYS * _DAY_TICKS:
-            yield found("certificate-ends", section, said)
+        yield found("tls-old", section, tls=heard.tls, name=seen.account.name)
+    if heard.certificate_ends is not None:
+        day = format_ticks(heard.certificate_ends)[:10]
+        yield Fact(section, f"its certificate ends {day}")
+        if heard.certificate_ends - heard.received_at < CERTIFICATE_DAYS * _DAY_TICKS:
+            yield found("certificate-ends", section, day=day)
     if seen.takes_no_keys:
         yield Fact(section, "shared keys are switched off")
 
@@ -226,46 +207,34 @@ def _credential(seen: AccountSeen, section: str) -> Iterator[Told]:
         if listing.code == "AuthorizationFailure" and seen.account.is_https:
             do += "; or let this machine through the account's firewall, which answers the same"
     answer = listing.failure or f"{listing.status} {listing.code}".strip()
-    said = f"the account refuses the configured credential ({answer})"
-    yield found("credential-refused", section, said, do=do)
+    yield found("credential-refused", section, answer=answer, do=do)
 
 
 def _kind(seen: AccountSeen, section: str) -> Iterator[Told]:
     server = seen.anonymous.server
-    match seen.kind:
-        case Kind.AZURITE:
-            yield found("azurite", section, f"this is Azurite: it says so itself ({server})")
-        case Kind.COSMOS:
-            yield found("cosmos", section, "this is Cosmos DB for Table: its host says so")
-        case Kind.UNKNOWN:
-            said = f"Server: {server[:60]}" if server else "no header `Server`"
-            said = f"what answers says neither Azure Table Storage nor Azurite ({said})"
-            yield found("service-unknown", section, said)
-        case Kind.STORAGE | Kind.SILENT:
-            return
+    if seen.kind is Kind.AZURITE:
+        yield found("azurite", section, answer=server)
+    elif seen.kind is Kind.COSMOS:
+        yield found("cosmos", section)
+    elif seen.kind is Kind.UNKNOWN:
+        answer = f"Server: {server[:60]}" if server else "no header `Server`"
+        yield found("service-unknown", section, answer=answer)
 
 
-def _shared_keys(seen: AccountSeen, section: str) -> Iterator[Told]:
+def _roles(seen: AccountSeen, section: str) -> Iterator[Told]:
     if seen.kind is not Kind.STORAGE or not seen.account.is_https:
         return
-    name = seen.account.name
-    if seen.account.key_env is not None and seen.listing is not None and seen.listing.accepted:
-        said = "the account takes shared keys: the configured one was accepted"
-        severity = None if seen.section == "restricted" else Severity.NOTE
-        yield found("shared-key-accepted", section, said, severity=severity, name=name)
-    elif seen.uses_token and not seen.takes_no_keys:
-        said = "whether shared keys are switched off cannot be seen from here"
-        yield found("shared-key-unknown", section, said, name=name)
-
-
-def _scope(seen: AccountSeen, section: str) -> Iterator[Told]:
-    if seen.kind is not Kind.STORAGE or not seen.uses_token:
+    name, accepted = seen.account.name, seen.listing is not None and seen.listing.accepted
+    if not seen.uses_token:
+        if accepted:
+            severity = None if seen.section == "restricted" else Severity.NOTE
+            yield found("shared-key-accepted", section, severity, name=name)
         return
-    if seen.section == "tables" and seen.listing is not None and seen.listing.accepted:
-        said = "this identity may list all tables: its role is on the account or above, not on single tables"
-        yield found("account-wide", section, said)
-    said = "who else has which role on this account cannot be seen from here"
-    yield found("roles-not-visible", section, said, name=seen.account.name)
+    if not seen.takes_no_keys:
+        yield found("shared-key-unknown", section, name=name)
+    if seen.section == "tables" and accepted:
+        yield found("account-wide", section)
+    yield found("roles-not-visible", section, name=name)
 
 
 # --- access --------------------------------------------------------------------------------------------
@@ -273,15 +242,30 @@ def _scope(seen: AccountSeen, section: str) -> Iterator[Told]:
 
 def _access(observed: Observed) -> Iterator[Told]:
     yield from _sources(observed)
-    closed = [
-        name
-        for name, reading in observed.store.tables.items()
-        if reading in (Reading.REFUSED, Reading.FAILED)
-    ]
+    refused = (Reading.REFUSED, Reading.FAILED)
+    closed = [name for name, reading in observed.store.items() if reading in refused]
     if closed:
-        yield found("restricted-unreadable", "[restricted]", f"{listed(closed)} cannot be read")
-    yield from _writing(observed)
-    yield from _crossing(observed)
+        yield found("restricted-unreadable", "[restricted]", tables=listed(closed))
+    writing, trouble = observed.writing, observed.writing.trouble
+    if trouble is not None:
+        cure = {"do": trouble.hint} if trouble.hint else {}
+        said = {"table": writing.where, "problem": trouble.what}
+        yield found("restricted-unwritable", "[restricted]", **said, **cure)
+    elif writing.where:
+        yield Fact("[restricted]", f"a row was written to {writing.where} and removed")
+    elif observed.restricted.listing is not None:
+        yield found("writing-not-tried", "[restricted]")
+    if writing.left:
+        yield found("left-behind", "[restricted]", left=writing.left)
+    crossing = observed.crossing
+    if crossing.read:
+        azurite = observed.tables.has_published_key and observed.restricted.has_published_key
+        severity = Severity.NOTE if azurite else None
+        yield found("restricted-open", "[restricted]", severity, read=listed(crossing.read))
+    elif crossing.same_identity:
+        yield found("same-identity", "[restricted]")
+    elif crossing.tried:
+        yield Fact("[restricted]", "the credential of [tables] reads nothing here")
 
 
 def _sources(observed: Observed) -> Iterator[Told]:
@@ -289,43 +273,13 @@ def _sources(observed: Observed) -> Iterator[Told]:
     read = [one.source for one in scripts if sources.get(one.source) is Reading.READ]
     if read:
         yield Fact("[tables]", f"read: {listed(read)}")
-    retired = {one.script_id for one in observed.store.migrations if one.phase == ControlPhase.RETIRED}
+    retired = {one.script_id for one in observed.stored if one.phase == ControlPhase.RETIRED}
     for script in scripts:
         reading = sources.get(script.source)
         if reading in (Reading.REFUSED, Reading.FAILED):
-            said = f"its source {script.source} cannot be read ({reading})"
-            yield found("source-unreadable", script.script_id, said)
+            yield found("source-unreadable", script.script_id, source=script.source, reading=reading)
         if reading is Reading.MISSING and script.script_id not in retired:
-            said = f"its source {script.source} is not in this account"
-            yield found("source-missing", script.script_id, said)
-
-
-def _writing(observed: Observed) -> Iterator[Told]:
-    writing, trouble = observed.writing, observed.writing.trouble
-    if trouble is not None:
-        said = f"a row could not be written and removed in {writing.where}: {trouble.what}"
-        cure = {"do": trouble.hint} if trouble.hint else {}
-        yield found("restricted-unwritable", "[restricted]", said, **cure)
-    elif writing.where:
-        yield Fact("[restricted]", f"a row was written to {writing.where} and removed")
-    elif observed.restricted.listing is not None:
-        yield found("writing-not-tried", "[restricted]", "whether it can be written was not tried")
-    if writing.left:
-        said = f"{writing.left} was written by this check and could not be removed"
-        yield found("left-behind", "[restricted]", said)
-
-
-def _crossing(observed: Observed) -> Iterator[Told]:
-    crossing = observed.crossing
-    if crossing.read:
-        azurite = observed.tables.has_published_key and observed.restricted.has_published_key
-        said = f"the credential of [tables] reads {listed(crossing.read)} of the restricted account"
-        yield found("restricted-open", "[restricted]", said, severity=Severity.NOTE if azurite else None)
-    elif crossing.same_identity:
-        said = "one identity opens both accounts: what the application's own identity may read is not known"
-        yield found("same-identity", "[restricted]", said)
-    elif crossing.tried:
-        yield Fact("[restricted]", "the credential of [tables] reads nothing here")
+            yield found("source-missing", script.script_id, source=script.source)
 
 
 # --- clock ---------------------------------------------------------------------------------------------
@@ -351,15 +305,16 @@ def ahead_s(heard: Heard) -> float | None:
 
 def _clock(observed: Observed) -> Iterator[Told]:
     for account in observed.accounts:
-        off, section = ahead_s(account.anonymous), f"[{account.section}]"
-        if off is None:
+        ahead, section = ahead_s(account.anonymous), f"[{account.section}]"
+        if ahead is None:
             continue
-        said = "this machine's clock is right to the second"
-        if off:
-            said = f"this machine's clock is {abs(off):,.1f} s {'ahead' if off > 0 else 'behind'}, at least"
-        yield Fact(section, said)
-        if abs(off) >= WARNING_S:
-            yield found("clock-off", section, said, severity=Severity.ERROR if abs(off) >= ERROR_S else None)
+        off = "right to the second"
+        if ahead:
+            off = f"{abs(ahead):,.1f} s {'ahead' if ahead > 0 else 'behind'}, at least"
+        yield Fact(section, f"this machine's clock is {off}")
+        if abs(ahead) >= WARNING_S:
+            severity = Severity.ERROR if abs(ahead) >= ERROR_S else None
+            yield found("clock-off", section, severity, off=off)
 
 
 # --- versions ------------------------------------------------------------------------------------------
@@ -385,27 +340,23 @@ def _versions(observed: Observed) -> Iterator[Told]:
     yield Fact("packages", f"{shown}, SQLite {seen.sqlite}")
     oldest, newest = TESTED_PYTHON
     if not oldest <= seen.python[:2] <= newest:
-        range_ = {"oldest": "{}.{}".format(*oldest), "newest": "{}.{}".format(*newest)}
-        yield found("python-untested", "Python", f"this is Python {python}", **range_)
+        tested = {"oldest": "{}.{}".format(*oldest), "newest": "{}.{}".format(*newest)}
+        yield found("python-untested", "Python", python=python, **tested)
     for wanted in map(Requirement, seen.wanted):
         if is_unmet(wanted, seen.packages):
-            installed = f"{wanted.name} {seen.packages[wanted.name.lower()]} is installed"
-            yield found("package-outside", wanted.name, f"{installed}; rekey asks for {wanted.specifier}")
+            said = {"version": seen.packages[wanted.name.lower()], "wanted": wanted.specifier}
+            yield found("package-outside", wanted.name, package=wanted.name, **said)
     for account in observed.accounts:
-        yield from _service_version(account, f"[{account.section}]")
-
-
-def _service_version(seen: AccountSeen, section: str) -> Iterator[Told]:
-    azurite, api = seen.kind is Kind.AZURITE, seen.anonymous.api_version
-    if api and api < API_VERSION:
-        said = f"the service answers with API version {api}"
-        do = "find out what answers there; Azure speaks newer versions"
-        if azurite:
-            do = "renew it: `npx azurite@3.35.0 --skipApiVersionCheck`"
-        yield found("api-version-old", section, said, spoken=API_VERSION, do=do)
-    if azurite and not f"{seen.azurite_version}.".startswith(f"{TESTED_AZURITE}."):
-        said = f"this is Azurite {seen.azurite_version}"
-        yield found("azurite-untested", section, said, tested=TESTED_AZURITE)
+        section, api = f"[{account.section}]", account.anonymous.api_version
+        azurite = account.kind is Kind.AZURITE
+        if api and api < API_VERSION:
+            do = "find out what answers there; Azure speaks newer versions"
+            if azurite:
+                do = "renew it: `npx azurite@3.35.0 --skipApiVersionCheck`"
+            yield found("api-version-old", section, version=api, spoken=API_VERSION, do=do)
+        version = account.azurite_version
+        if azurite and not f"{version}.".startswith(f"{TESTED_AZURITE}."):
+            yield found("azurite-untested", section, version=version, tested=TESTED_AZURITE)
 
 
 # --- state ---------------------------------------------------------------------------------------------
@@ -425,44 +376,39 @@ def _state(observed: Observed) -> Iterator[Told]:
         yield Fact(about, f"{seen.path}: there is none yet; the first `apply` makes it")
     elif seen.trouble is None:
         yield Fact(about, f"{seen.path}: schema {seen.schema}, {seen.file.described}")
-    yield from _state_access(observed)
-    yield from _disk(observed)
+    yield from _state_access(seen)
+    if seen.free_bytes is not None:
+        system = seen.file_system or "unknown"
+        yield Fact("disk", f"{seen.free_bytes / 1024**3:,.1f} GiB free, file system {system}")
+        if seen.free_bytes < LOW_BYTES:
+            severity = Severity.ERROR if seen.free_bytes < FULL_BYTES else None
+            yield found("disk-low", "disk", severity, mebibytes=seen.free_bytes / 1024**2)
+    if seen.file_system in NETWORK or seen.file_system.startswith("fuse.blobfuse"):
+        yield found("network-file-system", "disk", system=seen.file_system)
     if seen.trouble is not None:
         yield _unusable("state-unusable", about, seen.trouble)
     if seen.held_by:
-        yield found("lock-held", about, f"{seen.held_by} works with it now")
+        yield found("lock-held", about, holder=seen.held_by)
     if 0 < seen.schema < seen.newest_schema:
-        said = f"its schema is {seen.schema}; this program has {seen.newest_schema}"
-        yield found("schema-older", about, said)
+        yield found("schema-older", about, schema=seen.schema, newest=seen.newest_schema)
     if seen.broken_at is not None:
-        yield found("audit-broken", about, f"the chain of audit events breaks at event {seen.broken_at}")
+        yield found("audit-broken", about, event=seen.broken_at)
 
 
-def _state_access(observed: Observed) -> Iterator[Told]:
+def _state_access(seen: StateSeen) -> Iterator[Told]:
     harm = "it holds old keys where a scan goes on, and the log of what was done"
-    for file in (observed.state.file, *observed.state.siblings):
+    for file in (seen.file, *seen.siblings):
         yield from _open_file(file, "state file", harm, "state")
-    folder = observed.state.folder
+    folder = seen.folder
     if folder is not None and folder.writers:
         yield found(
             "state-open",
             "state folder",
-            f"others may put files into {folder.path} ({folder.described})",
+            seen=f"others may put files into {folder.path} ({folder.described})",
             why="who may write the folder may put another state file in the place of this one",
             do="let only its owner write it, or keep the state in a folder of its own",
             command=f"chmod go-w {folder.path}",
         )
-
-
-def _disk(observed: Observed) -> Iterator[Told]:
-    free, system = observed.state.free_bytes, observed.state.file_system
-    if free is not None:
-        yield Fact("disk", f"{free / 1024**3:,.1f} GiB free, file system {system or 'unknown'}")
-        if free < LOW_BYTES:
-            said = f"{free / 1024**2:,.0f} MiB are free where the state file is"
-            yield found("disk-low", "disk", said, severity=Severity.ERROR if free < FULL_BYTES else None)
-    if system in NETWORK or system.startswith("fuse.blobfuse"):
-        yield found("network-file-system", "disk", f"the state file is on a network file system ({system})")
 
 
 # --- migrations ----------------------------------------------------------------------------------------
@@ -475,14 +421,13 @@ def _migrations(observed: Observed) -> Iterator[Told]:
     elif seen.scripts:
         yield Fact("scripts", listed([one.script_id for one in seen.scripts]))
     else:
-        yield found("no-scripts", "scripts", "there is no migration script")
+        yield found("no-scripts", "scripts")
     writable = [file for file in (seen.folder, *seen.files) if file is not None and file.writers]
     if writable:
-        first = writable[0]
-        said = f"others may change {first.path} ({first.described})"
-        if len(writable) > 1:
-            said += f", and {len(writable) - 1} more"
-        yield found("scripts-writable", "scripts", said, path=(seen.folder or first).path)
+        first, folder = writable[0], seen.folder or writable[0]
+        more = f", and {len(writable) - 1} more" if len(writable) > 1 else ""
+        said = {"path": first.path, "described": first.described, "more": more}
+        yield found("scripts-writable", "scripts", **said, folder=folder.path)
     for script in seen.scripts:
         for name, trouble in script.unresolved.items():
             yield _unusable("secret-unresolved", script.script_id, trouble, secret=name)
@@ -495,24 +440,23 @@ def _migrations(observed: Observed) -> Iterator[Told]:
 
 
 def _store(observed: Observed) -> Iterator[Told]:
-    tables, migrations = observed.store.tables, observed.store.migrations
+    tables, migrations = observed.store, observed.stored
     there = [name for name, reading in tables.items() if reading is Reading.READ]
     gone = [name for name, reading in tables.items() if reading is Reading.MISSING]
     if tables:
         yield Fact("tables", f"{listed(there)} are there" if there else "none yet; `apply` makes them")
     begun = [one.script_id for one in migrations if one.phase not in ("", ControlPhase.SOURCE)]
     if begun and gone:
-        said = f"{listed(gone)} gone, although {listed(begun)} is under way"
-        yield found("store-incomplete", "tables", said, script=begun[0])
+        said = {"tables": listed(gone), "scripts": listed(begun), "script": begun[0]}
+        yield found("store-incomplete", "tables", **said)
     for one in migrations:
         if one.trouble is not None:
             yield _unusable("control-unreadable", one.script_id, one.trouble)
         else:
-            yield from _migration(one, observed.versions.rekey)
+            yield from _migration(one, one.script_id, observed.versions.rekey)
 
 
-def _migration(one: MigrationSeen, version: str) -> Iterator[Told]:
-    script = one.script_id
+def _migration(one: MigrationSeen, script: str, version: str) -> Iterator[Told]:
     said = "not begun"
     if one.phase:
         clients = f"{one.live} live, {one.silent} silent, {one.over} over"
@@ -520,18 +464,15 @@ def _migration(one: MigrationSeen, version: str) -> Iterator[Told]:
     yield Fact(script, said)
     others = sorted(set(one.versions) - {version})
     if others and version:
-        said = f"clients of the application run rekey {listed(others)}; here it is {version}"
-        yield found("client-version", script, said)
+        yield found("client-version", script, others=listed(others), version=version)
     if one.silent:
-        said = f"{one.silent} client{'s are' if one.silent > 1 else ' is'} silent"
-        yield found("clients-silent", script, said, script=script)
+        clients = f"{one.silent} client{'s are' if one.silent > 1 else ' is'}"
+        yield found("clients-silent", script, clients=clients, script=script)
     if one.intents and not one.live + one.silent:
-        said = f"{one.intents:,} intents are in the journal, and no client is there"
-        yield found("intents-without-clients", script, said, script=script)
+        yield found("intents-without-clients", script, intents=one.intents, script=script)
     if one.due:
         months = "" if one.due == (WHOLE,) else f" of {listed(one.due)}"
-        said = f"the mapping{months} is kept longer than [gates] mapping_retention says"
-        yield found("mapping-over", script, said, script=script)
+        yield found("mapping-over", script, months=months, script=script)
     if one.returned:
-        said = f"the data key of {listed(one.returned)} was shredded, as the audit log says, and stands there"
-        yield found("data-key-returned", script, said, script=script, month=one.returned[0])
+        said = listed(one.returned)
+        yield found("data-key-returned", script, months=said, script=script, first=one.returned[0])

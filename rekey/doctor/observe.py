@@ -48,7 +48,6 @@ from rekey.doctor.observed import (
     ScriptSeen,
     SecretSeen,
     StateSeen,
-    StoreSeen,
     VersionsSeen,
     Writing,
 )
@@ -103,12 +102,20 @@ async def observe(
         async with connect(replace(config, restricted=config.tables)) as accounts:
             for script in migrations.scripts:
                 sources[script.source] = await _read_table(accounts.tables, script.source)
-    store, writing = StoreSeen(), Writing()
+    store: dict[str, Reading] = {}
+    stored: list[MigrationSeen] = []
+    writing = Writing()
     if restricted.is_usable:
         async with connect(replace(config, tables=config.restricted)) as accounts:
-            store = await read_store(accounts.restricted, migrations, config.gates)
+            service = accounts.restricted
+            store = {name: await _read_table(service, name) for name in STORE}
+            has_control, has_journal = (
+                store[name] is Reading.READ for name in (CONTROL_TABLE, JOURNAL_TABLE)
+            )
+            for script in migrations.scripts if has_control else ():
+                stored.append(await see_migration(service, script, config.gates, has_journal=has_journal))
             if writes:
-                writing = await _try_writing(accounts.restricted, store)
+                writing = await _try_writing(service, has_control=has_control)
     crossing = Crossing()
     if not configuration.same_account:
         crossing = await _try_crossing(tables, restricted, ask)
@@ -121,6 +128,7 @@ async def observe(
         migrations=migrations,
         sources=sources,
         store=store,
+        stored=tuple(stored),
         writing=writing,
         crossing=crossing,
     )
@@ -400,19 +408,10 @@ async def _read_table(service: TableService, name: str) -> Reading:
         return Reading.FAILED
 
 
-async def read_store(service: TableService, migrations: MigrationsSeen, gates: Gates) -> StoreSeen:
-    """Look at the restricted store: its tables, and each migration in numbers."""
-    tables = {name: await _read_table(service, name) for name in STORE}
-    if tables[CONTROL_TABLE] is not Reading.READ:
-        return StoreSeen(tables)
-    has_journal = tables[JOURNAL_TABLE] is Reading.READ
-    found = [await _see_migration(service, script, gates, has_journal) for script in migrations.scripts]
-    return StoreSeen(tables, tuple(found))
-
-
-async def _see_migration(
-    service: TableService, script: ScriptSeen, gates: Gates, has_journal: bool
+async def see_migration(
+    service: TableService, script: ScriptSeen, gates: Gates, *, has_journal: bool = True
 ) -> MigrationSeen:
+    """Look at a migration in the restricted store, in numbers."""
     script_id = script.script_id
     try:
         control = await ControlStore(service, script_id).read()
@@ -447,9 +446,9 @@ async def _see_migration(
     )
 
 
-async def _try_writing(service: TableService, store: StoreSeen) -> Writing:
+async def _try_writing(service: TableService, *, has_control: bool) -> Writing:
     """Write a row to the restricted account and remove it."""
-    if store.tables.get(CONTROL_TABLE) is Reading.READ:
+    if has_control:
         return await _try_row(service, CONTROL_TABLE)
     name = f"rekeydoctor{secrets.token_hex(8)}"
     try:

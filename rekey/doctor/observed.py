@@ -373,24 +373,13 @@ class MigrationSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreSeen:
-    """The restricted store.
-
-    Attributes:
-        tables: its tables, and what came of reading each.
-        migrations: the project's migrations in it.
-    """
-
-    tables: Mapping[str, Reading] = field(default_factory=dict)
-    migrations: tuple[MigrationSeen, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Observed:
     """Everything that was observed.
 
     Attributes:
         sources: what came of reading each source, as far as it was tried.
+        store: what came of reading each table of the restricted store.
+        stored: the project's migrations in it.
     """
 
     configuration: ConfigurationSeen
@@ -400,7 +389,8 @@ class Observed:
     state: StateSeen
     migrations: MigrationsSeen
     sources: Mapping[str, Reading] = field(default_factory=dict)
-    store: StoreSeen = field(default_factory=StoreSeen)
+    store: Mapping[str, Reading] = field(default_factory=dict)
+    stored: tuple[MigrationSeen, ...] = ()
     writing: Writing = field(default_factory=Writing)
     crossing: Crossing = field(default_factory=Crossing)
 

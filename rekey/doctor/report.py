@@ -24,7 +24,7 @@ _CATALOGUE = tomllib.loads(Path(__file__).with_name("findings.toml").read_text("
 TEXTS: dict[str, dict[str, str]] = {
     code: {part: " ".join(text.split()) for part, text in texts.items()} for code, texts in _CATALOGUE.items()
 }
-"""Severity, why, do and command of all findings that there are, by code."""
+"""Severity, seen, why, do and command of all findings that there are, by code."""
 _INDENT = " " * 11
 
 
@@ -51,20 +51,20 @@ class Finding:
     command: str = ""
 
 
-def found(code: str, about: str, seen: str, *, severity: Severity | None = None, **values: str) -> Finding:
+def found(code: str, about: str, severity: Severity | None = None, /, **values: object) -> Finding:
     """Return a finding.
 
     Args:
         code: of `TEXTS`.
         about: what it is about.
-        seen: what was observed.
         severity: another one than usual.
-        values: for what stands in braces in its texts; `why`, `do` and `command` stand for the text itself.
+        values: for what stands in braces in its texts; one that is called `seen`, `why`, `do` or `command` is
+            the whole text.
     """
     texts = TEXTS[code]
-    why, remedy, command = (
-        values[part] if part in values else texts.get(part, "").format_map(values)
-        for part in ("why", "do", "command")
+    seen, why, remedy, command = (
+        str(values[part]) if part in values else texts.get(part, "").format_map(values)
+        for part in ("seen", "why", "do", "command")
     )
     return Finding(code, severity or Severity(texts["severity"]), about, seen, why, remedy, command)
 

@@ -27,6 +27,8 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
 
+from packaging.requirements import Requirement
+
 from rekey.core.distribution import DISTRIBUTION, installed_version
 from rekey.core.plain import members
 from rekey.declaration.migration import Declared
@@ -47,7 +49,6 @@ from rekey.state.store import State
 
 EXPORTING = "evidence-export"
 _HARMLESS = re.compile(r"\d{1,20}|\d{4}-\d\d-\d\d[T ][\d:.]{8,18}Z?|true|false", re.IGNORECASE)
-_NAME = re.compile(r"[A-Za-z0-9._-]+")
 _CONNECTION_STRING = re.compile(
     rb"(?i)AccountKey=[A-Za-z0-9+/]{20}|SharedAccessSignature=|[?&]sig=[^&\s]{20}"
 )
@@ -255,11 +256,9 @@ def _snapshot(state: State, script_id: str, facts: Mapping[str, str]) -> dict[st
 def versions(schema: int) -> dict[str, Any]:
     """Return what runs here: rekey, Python, the packages rekey is built on, the schema of the state file."""
     found = {}
-    for wanted in requires(DISTRIBUTION) or []:
-        name = _NAME.match(wanted)
-        if name is None or "extra ==" in wanted:
-            continue
-        found[name[0]] = version(name[0])
+    for wanted in map(Requirement, requires(DISTRIBUTION) or []):
+        if wanted.marker is None or wanted.marker.evaluate({"extra": ""}):
+            found[wanted.name] = version(wanted.name)
     with suppress(PackageNotFoundError):  # an extra that is not installed signed nothing
         found["azure-keyvault-keys"] = version("azure-keyvault-keys")
     return {

@@ -11,10 +11,11 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rekey.core.limits import PARTITION_TARGET
+from rekey.core.plain import members, told
 from rekey.present.text import counted, wrapped
 from rekey.stress.spread import Spread
 from rekey.stress.steps import Judged, Limit, Saturation, saturation
@@ -46,16 +47,12 @@ class Stage:
     """One ramp.
 
     Attributes:
-        name: `one partition`, or the table whose distribution it has.
         spread: how rows were spread.
-        target: rows a second that the service's published targets allow.
         steps: judged, in the order in which they were made.
         bounded: what ended it early, "" when nothing did: `rows`, `seconds`.
     """
 
-    name: str
     spread: Spread
-    target: float
     steps: tuple[Judged, ...]
     bounded: str = ""
 
@@ -70,15 +67,15 @@ class Stage:
         rates = {"rate": found.rate, "clean": found.clean, "saturated": found.saturated}
         rounded = {name: None if rate is None else round(rate, 1) for name, rate in rates.items()}
         return {
-            "stage": self.name,
+            "stage": self.spread.name,
             "partitions": self.spread.partitions,
             "rows_looked_at": self.spread.rows,
             "largest_share": round(self.spread.largest_share, 4),
-            "target": round(self.target),
+            "target": round(self.spread.expected),
             "saturation": {
                 "limit": str(found.limit),
                 "rate": rounded["rate"],
-                "of_target": round(found.rate / self.target, 3),
+                "of_target": round(found.rate / self.spread.expected, 3),
                 "clean": rounded["clean"],
                 "saturated": rounded["saturated"],
             },
@@ -89,12 +86,12 @@ class Stage:
     def lines(self) -> list[str]:
         """Return the lines about it for people."""
         spread = self.spread
-        about = (
-            "one partition"
-            if not spread.table
-            else f"spread as in {spread.table}: {counted(spread.partitions, 'partition')} among"
-            f" {counted(spread.rows, 'row')}, the largest with {spread.largest_share:.1%}"
-        )
+        about = spread.name
+        if spread.table:
+            about = (
+                f"spread as in {spread.table}: {counted(spread.partitions, 'partition')} among"
+                f" {counted(spread.rows, 'row')}, the largest with {spread.largest_share:.1%}"
+            )
         lines = [*wrapped(about, rest="  "), *wrapped(self._said(), first="  ", rest="    "), _HEAD]
         for judged in self.steps:
             step = judged.step
@@ -110,15 +107,15 @@ class Stage:
 
     def _said(self) -> str:
         """Return what was found, in a sentence."""
-        found = self.found
-        target = f"the service's targets allow {self.target:,.0f}/s"
+        found, allowed = self.found, self.spread.expected
+        target = f"the service's targets allow {allowed:,.0f}/s"
         if found.limit is Limit.SERVICE:
             between = f"clean at {found.clean:,.0f}/s, " if found.clean is not None else ""
             refused = sum(one.step.refused for one in self.steps)
             said = f", {counted(refused, 'request')} refused with 503" if refused else ""
             return (
                 f"saturates at {found.rate:,.0f} rows/s ({between}no longer at"
-                f" {found.saturated:,.0f}/s{said}); {target}: {found.rate / self.target:.0%} of that"
+                f" {found.saturated:,.0f}/s{said}); {target}: {found.rate / allowed:.0%} of that"
             )
         if found.limit is Limit.CLIENT:
             return (
@@ -159,12 +156,12 @@ class StressReport:
 
     stages: tuple[Stage, ...]
     table: str
-    removed: tuple[str, ...]
-    sent: int
-    seconds: float
-    batch: int
-    refused_rows: int = 0
-    declared: float | None = None
+    removed: tuple[str, ...] = field(metadata=told("removed_leftovers"))
+    sent: int = field(metadata=told("rows_sent"))
+    seconds: float = field(metadata=told(digits=1))
+    batch: int = field(metadata=told("rows_per_request"))
+    refused_rows: int = field(default=0, metadata=told("rows_refused"))
+    declared: float | None = field(default=None, metadata=told("declared_writes_per_second"))
 
     @property
     def too_little(self) -> tuple[Stage, ...]:
@@ -179,18 +176,8 @@ class StressReport:
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object."""
-        return {
-            "table": self.table,
-            "removed_leftovers": list(self.removed),
-            "rows_sent": self.sent,
-            "rows_per_request": self.batch,
-            "seconds": round(self.seconds, 1),
-            "partition_target": PARTITION_TARGET,
-            "rows_refused": self.refused_rows,
-            "declared_writes_per_second": self.declared,
-            "declared_is_carried": None if self.declared is None else not self.too_little,
-            "stages": [stage.as_json() for stage in self.stages],
-        }
+        carried = None if self.declared is None else not self.too_little
+        return {**members(self), "partition_target": PARTITION_TARGET, "declared_is_carried": carried}
 
     def as_text(self) -> str:
         """Return the report for people."""
@@ -216,10 +203,10 @@ class StressReport:
             return
         writes = f"the declared {self.declared:,.0f} writes/s"
         for stage in self.stages[1:]:
-            rate = stage.found.rate
+            name, rate = stage.spread.name, stage.found.rate
             if stage in self.too_little:
-                yield f"{stage.name} does not carry {writes}: it saturates at {rate:,.0f}/s."
+                yield f"{name} does not carry {writes}: it saturates at {rate:,.0f}/s."
             elif rate >= self.declared * 0.95:
-                yield f"{stage.name} carries {writes}."
+                yield f"{name} carries {writes}."
             else:
-                yield f"{stage.name} was not tried with {writes}, only with {rate:,.0f}/s."
+                yield f"{name} was not tried with {writes}, only with {rate:,.0f}/s."

@@ -78,23 +78,17 @@ async def stress(
         ServiceError: the account cannot be used; the test table is removed all the same.
         MachineFailed: the notes cannot be written.
     """
-    removed = await remove_leftovers(service, notes, endpoint)
+    removed = []  # what earlier stress tests left
+    for name in notes.tables(endpoint):
+        if await service.delete_table(name):
+            removed.append(name)
+        notes.drop(name)
     stages: list[Stage] = []
     async with _test_table(service, notes, endpoint) as name:
         load = Load(loaded.table(name), bounds, clock, processor=processor)
         for number, spread in enumerate([ONE_PARTITION, *spreads]):
             stages.append(await _ramp(load, spread, number, len(spreads) + 1 - number, progress))
     return StressReport(tuple(stages), name, tuple(removed), load.sent, load.spent, bounds.batch)
-
-
-async def remove_leftovers(service: TableService, notes: Notes, endpoint: str) -> list[str]:
-    """Remove the test tables that are noted for an account; return those that were there."""
-    removed = []
-    for name in notes.tables(endpoint):
-        if await service.delete_table(name):
-            removed.append(name)
-        notes.drop(name)
-    return removed
 
 
 @contextlib.asynccontextmanager
@@ -119,12 +113,12 @@ async def _test_table(service: TableService, notes: Notes, endpoint: str) -> Asy
 async def _ramp(load: Load, spread: Spread, number: int, stages: int, progress: Progress) -> Stage:
     """Offer rates one after the other until it saturates, or `1/stages` of what is left is used up."""
     until, upto = load.share(stages)
-    rows, name = MadeUp(spread, number), spread.table or "one partition"
+    rows = MadeUp(spread, number)
     first, most = spread.expected / _FIRST, load.bounds.most or spread.expected * _MOST
     bounded = ""
     steps: list[Step] = []
     judged: list[Judged] = []
-    with progress.task(f"stress {name}") as advance:
+    with progress.task(f"stress {spread.name}") as advance:
         # The first rows are not measured: what connecting and making partitions takes goes there.
         rate = min(first, most)
         shares = _LOAD_SHARE * (until - load.spent), _LOAD_SHARE * (upto - load.sent) / rate
@@ -141,7 +135,7 @@ async def _ramp(load: Load, spread: Spread, number: int, stages: int, progress: 
             judged = judge_all(steps)
             if judged[-1].limit is not Limit.NOTHING:
                 await load.clock.sleep(_REST_SECONDS)
-    return Stage(name, spread, spread.expected, tuple(judged), bounded)
+    return Stage(spread, tuple(judged), bounded)
 
 
 # --- distributions to try --------------------------------------------------------------------------------

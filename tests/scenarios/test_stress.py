@@ -157,7 +157,7 @@ async def test_the_limit_of_a_partition_is_found_and_a_spread_carries_more(
     assert one.found.limit is spread.found.limit is Limit.SERVICE
     assert one.found.rate == pytest.approx(limit, rel=0.1)
     assert spread.found.rate == pytest.approx(4 * limit, rel=0.1)
-    assert one.target == 2_000 and spread.target == 8_000
+    assert one.spread.expected == 2_000 and spread.spread.expected == 8_000
 
 
 async def test_a_design_with_one_hot_partition_saturates_where_that_one_does(

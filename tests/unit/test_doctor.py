@@ -61,7 +61,7 @@ def scripts(**more: object) -> Observed:
 
 
 def stored(**more: object) -> Observed:
-    return changed(store=store(migration(**more)))
+    return changed(stored=(migration(**more),))
 
 
 CASES: dict[str, Case] = {
@@ -135,7 +135,7 @@ CASES: dict[str, Case] = {
     "source-missing": Case(
         WARNING,
         changed(sources={"Users": Reading.MISSING}),
-        changed(sources={"Users": Reading.MISSING}, store=store(migration(phase="retired"))),
+        changed(sources={"Users": Reading.MISSING}, stored=(migration(phase="retired"),)),
     ),
     "restricted-unreadable": Case(
         ERROR,
@@ -194,8 +194,8 @@ CASES: dict[str, Case] = {
     # restricted store
     "store-incomplete": Case(
         ERROR,
-        changed(store=store(migration(), rekeymap=Reading.MISSING)),
-        changed(store=store(migration(phase="source"), rekeymap=Reading.MISSING)),
+        changed(store=store(rekeymap=Reading.MISSING)),
+        changed(store=store(rekeymap=Reading.MISSING), stored=(migration(phase="source"),)),
     ),
     "control-unreadable": Case(ERROR, stored(trouble=NO)),
     "client-version": Case(WARNING, stored(versions=("0.1.0", "0.2.0"))),
