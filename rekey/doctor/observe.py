@@ -103,17 +103,17 @@ async def observe(
             for script in migrations.scripts:
                 sources[script.source] = await _read_table(accounts.tables, script.source)
     store: dict[str, Reading] = {}
-    stored: list[MigrationSeen] = []
+    stored: tuple[MigrationSeen, ...] = ()
     writing = Writing()
     if restricted.is_usable:
         async with connect(replace(config, tables=config.restricted)) as accounts:
             service = accounts.restricted
             store = {name: await _read_table(service, name) for name in STORE}
-            has_control, has_journal = (
-                store[name] is Reading.READ for name in (CONTROL_TABLE, JOURNAL_TABLE)
-            )
-            for script in migrations.scripts if has_control else ():
-                stored.append(await see_migration(service, script, config.gates, has_journal=has_journal))
+            has_control = store[CONTROL_TABLE] is Reading.READ
+            if has_control:
+                has_journal = store[JOURNAL_TABLE] is Reading.READ
+                see = partial(see_migration, service, gates=config.gates, has_journal=has_journal)
+                stored = tuple([await see(script) for script in migrations.scripts])
             if writes:
                 writing = await _try_writing(service, has_control=has_control)
     crossing = Crossing()
@@ -128,7 +128,7 @@ async def observe(
         migrations=migrations,
         sources=sources,
         store=store,
-        stored=tuple(stored),
+        stored=stored,
         writing=writing,
         crossing=crossing,
     )
@@ -409,7 +409,7 @@ async def _read_table(service: TableService, name: str) -> Reading:
 
 
 async def see_migration(
-    service: TableService, script: ScriptSeen, gates: Gates, *, has_journal: bool = True
+    service: TableService, script: ScriptSeen, *, gates: Gates, has_journal: bool = True
 ) -> MigrationSeen:
     """Look at a migration in the restricted store, in numbers."""
     script_id = script.script_id

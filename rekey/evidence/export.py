@@ -110,7 +110,6 @@ def export(
     files = _files(declared, state, events, checkpoint)
     state.add_checkpoint(len(events), checkpoint.text, f"{script_id}: evidence exported")
     _refuse_secrets(config, files)
-    stamped = authority is not None
     known = json.loads(files[contents.STATE])
     predicate = {
         "script_id": script_id,
@@ -121,7 +120,7 @@ def export(
         "phases": known["phases"],
         "log": checkpoint.checkpoint.named,
         "key": None if signer is None else signer.public.named,
-        "stamped": stamped,
+        "stamped": authority is not None,
         "rekey": installed_version(),
     }
     info = {"External-Identifier": script_id, "Bag-Group-Identifier": checkpoint.checkpoint.log}
@@ -132,11 +131,11 @@ def export(
         events=len(events),
         statement_sha256=hashlib.sha256(made.data).hexdigest(),
         key_id=key_id,
-        stamped=stamped,
+        stamped=authority is not None,
     )
     # An event after the bundle, which cannot hold it.
-    details = {"statement_sha256": done.statement_sha256, "signed": bool(key_id), "key_id": key_id}
-    state.audit(EVIDENCE_EXPORTED, script_id, {**details, "events": len(events), "stamped": stamped})
+    details = {name: getattr(done, name) for name in ("statement_sha256", "key_id", "events", "stamped")}
+    state.audit(EVIDENCE_EXPORTED, script_id, {**details, "signed": bool(key_id)})
     return done
 
 

@@ -476,7 +476,7 @@ def doctor(rekey: Commands) -> list[dict[str, Any]]:
 
     config = rekey.project.config
     [script] = see_migrations(config, see_configuration(config).secrets).scripts
-    stored = asyncio.run(see_migration(rekey.project.restricted, script, config.gates))
+    stored = asyncio.run(see_migration(rekey.project.restricted, script, gates=config.gates))
     return [
         {"code": one.code, "command": one.command, "seen": one.seen}
         for one in examine(changed(stored=(stored,))).findings
