@@ -90,14 +90,14 @@ def _configuration(observed: Observed) -> Iterator[Told]:
     for secret in seen.secrets:
         yield from _secret(secret, named=secret.name in observed.migrations.named_secrets)
     if seen.wrapping is not None:
-        harm = "who has this key and reads the restricted store finds every old key"
-        do = "make one by chance, name this one under [sealing.previous], and run `rekey apply`"
+        harm = "anyone with this key who reads the restricted store finds every old key"
+        do = "generate one at random, name this one under [sealing.previous], and run `rekey apply`"
         yield from _guessable_or_open(seen.wrapping, "[sealing]", harm, do)
     if seen.evidence_trouble is not None:
         yield _unusable("evidence-key-unusable", "[evidence]", seen.evidence_trouble)
     if not seen.evidence_configured:
         yield found("evidence-unsigned", "[evidence]")
-    yield from _open_file(seen.evidence_file, "[evidence]", "who has this key can sign another history")
+    yield from _open_file(seen.evidence_file, "[evidence]", "anyone with this key can sign another history")
 
 
 def _account_key(seen: AccountSeen, section: str) -> Iterator[Finding]:
@@ -116,10 +116,10 @@ def _secret(secret: SecretSeen, *, named: bool) -> Iterator[Finding]:
         yield found("secret-unreadable", about, seen=secret.trouble.what, do=do)
     if secret.trouble is None and secret.length < GOOD_BYTES:
         yield found("secret-short", about, length=secret.length)
-    harm = "who has the secret can compute the id of every old key that can be guessed"
+    harm = "anyone with the secret can compute the id of every old key that can be guessed"
     do = (
-        "make one by chance before the migration begins; one that has begun must keep its secret, and its"
-        " ids count as guessable"
+        "generate one at random before the migration begins; one that has begun must keep its secret, and"
+        " its ids count as guessable"
     )
     yield from _guessable_or_open(secret, about, harm, do)
 
@@ -405,7 +405,7 @@ def _state_access(seen: StateSeen) -> Iterator[Told]:
             "state-open",
             "state folder",
             seen=f"others may put files into {folder.path} ({folder.described})",
-            why="who may write the folder may put another state file in the place of this one",
+            why="anyone who may write to the folder can put another state file in place of this one",
             do="let only its owner write it, or keep the state in a folder of its own",
             command=f"chmod go-w {folder.path}",
         )

@@ -54,7 +54,7 @@ class Verdict:
         statement_sha256: of the statement's file, "" when there is none.
         key_id: of the key that signed, in full; "" when there is no signature, or none by those given.
         key_origin: where that key was had from.
-        signed: whether anybody signed.
+        signed: whether there is a signature.
         stamped_at: when an authority stamped it; None when there is no stamp, or it was not checked.
     """
 

@@ -93,6 +93,14 @@ class Limits:
     scans: int = 8
     partition_entities_per_second: int | None = None
 
+    def with_targets(self) -> Limits:
+        """Return these limits with the service's documented targets where no rate is given."""
+        return replace(
+            self,
+            entities_per_second=self.entities_per_second or ACCOUNT_TARGET,
+            partition_entities_per_second=self.partition_entities_per_second or PARTITION_TARGET,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Gates:
@@ -169,14 +177,7 @@ class Config:
     @property
     def rates(self) -> Limits:
         """The limits, with the service's own targets where none are given and it is the service."""
-        limits = self.limits
-        if not self.tables.is_https:
-            return limits
-        return replace(
-            limits,
-            entities_per_second=limits.entities_per_second or ACCOUNT_TARGET,
-            partition_entities_per_second=limits.partition_entities_per_second or PARTITION_TARGET,
-        )
+        return self.limits.with_targets() if self.tables.is_https else self.limits
 
     def warnings(self) -> list[str]:
         """Return what is doubtful though allowed, for people to read."""
