@@ -20,7 +20,7 @@ from rekey.cli.project import no_such_table, open_project
 from rekey.cli.shell import Shell, command
 from rekey.core.limits import TABLE_NAME_CURE, table_name_problem
 from rekey.errors import ConfigurationError, ExitCode, Locked, Refused, TableMissing
-from rekey.stress.report import Bounds
+from rekey.stress.steps import Bounds
 
 if TYPE_CHECKING:
     from rekey.declaration.migration import Declared

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rekey.core.plain import members, told
+from rekey.core.plain import UNTOLD, members, told
 from rekey.errors import ConfigurationError
 from rekey.evidence import bag, contents, log, note, statement, timestamp
 from rekey.evidence.keys import PublicKey
@@ -60,7 +60,7 @@ class Verdict:
 
     findings: list[log.Finding] = field(default_factory=list)
     checked: list[str] = field(default_factory=list)
-    predicate: dict[str, Any] = field(default_factory=dict, metadata=told("about"))
+    predicate: dict[str, Any] = field(default_factory=dict, metadata=UNTOLD)
     statement_sha256: str = ""
     key_id: str = ""
     key_origin: str = field(default="", metadata=told("key_from"))
@@ -78,7 +78,8 @@ class Verdict:
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object."""
-        return {"right": self.is_right, **members(self)}
+        # As it is: it may be nested deeper than a function can follow.
+        return {"right": self.is_right, "about": self.predicate, **members(self)}
 
 
 def verify(folder: Path, trusted: Trusted) -> Verdict:

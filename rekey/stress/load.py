@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from rekey.core.clock import TICKS_PER_SECOND, Clock
 from rekey.errors import Ambiguous, EndpointDown, ServiceError, Unavailable
 from rekey.model import Row
-from rekey.stress.report import Bounds
 from rekey.stress.spread import MadeUp
-from rekey.stress.steps import Step, percentile
+from rekey.stress.steps import Bounds, Step, percentile
 from rekey.tables.base import Operation, Table, Verb
 
 MOST_WAITING = 256

@@ -24,25 +24,6 @@ _HEAD = "    offered/s  achieved/s     p50 ms     p95 ms     p99 ms   requests  
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """How long, how much, how.
-
-    Attributes:
-        seconds: of the whole test.
-        rows: sent in the whole test.
-        step_seconds: of one step.
-        batch: rows in a request.
-        most: rows a second to offer at most; None: twice what the targets allow.
-    """
-
-    seconds: float = 300.0
-    rows: int = 300_000
-    step_seconds: float = 5.0
-    batch: int = 10
-    most: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Stage:
     """One ramp.
 
@@ -144,22 +125,22 @@ class StressReport:
     """One stress test.
 
     Attributes:
-        stages: the single partition first.
         table: the test table, which is gone.
         removed: tables that an earlier stress test had left, and which are gone now.
         sent: rows sent.
-        seconds: how long it took.
         batch: rows in a request.
+        seconds: how long it took.
+        stages: the single partition first.
         refused_rows: rows of the sample that the script cannot map.
         declared: rows a second that the script says will be written (`load`), None when it says nothing.
     """
 
-    stages: tuple[Stage, ...]
     table: str
     removed: tuple[str, ...] = field(metadata=told("removed_leftovers"))
     sent: int = field(metadata=told("rows_sent"))
-    seconds: float = field(metadata=told(digits=1))
     batch: int = field(metadata=told("rows_per_request"))
+    seconds: float = field(metadata=told(digits=1))
+    stages: tuple[Stage, ...]
     refused_rows: int = field(default=0, metadata=told("rows_refused"))
     declared: float | None = field(default=None, metadata=told("declared_writes_per_second"))
 

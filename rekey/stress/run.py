@@ -33,9 +33,9 @@ from rekey.inspect.inventory import SampleSize, read_sample, read_whole
 from rekey.model import PARTITION_KEY, Row
 from rekey.project.privatefiles import write_whole
 from rekey.stress.load import Load
-from rekey.stress.report import Bounds, Stage, StressReport
+from rekey.stress.report import Stage, StressReport
 from rekey.stress.spread import ONE_PARTITION, MadeUp, Spread, SpreadCount
-from rekey.stress.steps import Judged, Limit, Step, judge_all, next_rate
+from rekey.stress.steps import Bounds, Judged, Limit, Step, judge_all, next_rate
 from rekey.tables.base import Table, TableService
 
 _FIRST = 8.0
@@ -88,7 +88,7 @@ async def stress(
         load = Load(loaded.table(name), bounds, clock, processor=processor)
         for number, spread in enumerate([ONE_PARTITION, *spreads]):
             stages.append(await _ramp(load, spread, number, len(spreads) + 1 - number, progress))
-    return StressReport(tuple(stages), name, tuple(removed), load.sent, load.spent, bounds.batch)
+    return StressReport(name, tuple(removed), load.sent, bounds.batch, load.spent, tuple(stages))
 
 
 @contextlib.asynccontextmanager

@@ -32,6 +32,25 @@ BUSY_PROCESSOR = 0.9
 """From these on this machine is the limit: requests sent so late (p95), or so much of one core used."""
 
 
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How long, how much, how.
+
+    Attributes:
+        seconds: of the whole test.
+        rows: sent in the whole test.
+        step_seconds: of one step.
+        batch: rows in a request.
+        most: rows a second to offer at most; None: twice what the targets allow.
+    """
+
+    seconds: float = 300.0
+    rows: int = 300_000
+    step_seconds: float = 5.0
+    batch: int = 10
+    most: float | None = None
+
+
 class Limit(StrEnum):
     """What a step ran into."""
 

@@ -83,9 +83,7 @@ def test_a_checkpoint_can_be_signed_by_key_vault() -> None:
         (0, EndpointDown),
     ],
 )
-def test_what_key_vault_refuses_leads_to_an_action_and_is_not_copied(
-    status: int, error: type[Exception]
-) -> None:
+def test_refusals_of_key_vault_lead_to_an_action(status: int, error: type[Exception]) -> None:
     with pytest.raises(error) as caught:
         signer(Vault(status)).sign(b"x")
     assert caught.value.hint  # type: ignore[attr-defined]

@@ -113,9 +113,7 @@ def test_a_chain_of_the_first_format_is_read_and_goes_on(path: Path, tmp_path: P
         assert state.check_chain() is None
 
 
-def test_neither_host_nor_command_can_be_changed_nor_an_event_be_declared_old(
-    state: State, path: Path
-) -> None:
+def test_changes_of_host_command_and_format_are_found(state: State, path: Path) -> None:
     state.audit("x", None, {})
     for change in ("host = 'other'", "command = 'rekey verify'", "format = 1", "format = 1, host = NULL"):
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
@@ -229,9 +227,7 @@ def test_without_a_key_a_checkpoint_says_that_nobody_signed_it(state: State) -> 
     assert not note.parsed(state.checkpoints()[0].note).is_signed
 
 
-def test_a_key_that_cannot_sign_just_now_leaves_an_unsigned_checkpoint_with_the_reason(
-    state: State, signer: keys.Ed25519Signer
-) -> None:
+def test_an_unsigned_checkpoint_has_the_reason(state: State, signer: keys.Ed25519Signer) -> None:
     class Away(keys.Ed25519Signer):
         def sign(self, data: bytes) -> bytes:
             raise Unavailable("away", code="x", status=503, hint="later")
@@ -280,9 +276,7 @@ def rebuilt(path: Path, keep: list[int]) -> None:
         ([0, 1, 2, 3, 5, 4], "the first 6 events are not those"),
     ],
 )
-def test_a_log_that_was_written_anew_is_found_although_its_chain_holds(
-    path: Path, keep: list[int], said: str
-) -> None:
+def test_a_log_that_was_written_anew_is_found(path: Path, keep: list[int], said: str) -> None:
     with State.open(path) as state:
         filled(state)
     rebuilt(path, keep)
@@ -331,9 +325,7 @@ def test_a_key_is_made_once_and_its_private_half_is_for_its_owner_only(tmp_path:
         (b"-----BEGIN PRIVATE KEY-----\nx\n", "not a private"),
     ],
 )
-def test_an_unusable_private_key_is_refused_with_the_cure(
-    tmp_path: Path, content: bytes | None, said: str
-) -> None:
+def test_an_unusable_private_key_is_refused(tmp_path: Path, content: bytes | None, said: str) -> None:
     path = tmp_path / "evidence.pem"
     if content is not None:
         path.write_bytes(content)
