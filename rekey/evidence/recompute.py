@@ -83,7 +83,7 @@ async def recompute(
     Args:
         recorded: a full verification, as the bundle holds it.
         service: the account of the tables.
-        progress: who hears how far it is.
+        progress: is told how far it is.
         mapper: maps the source's rows again; None leaves that out.
 
     Raises:
