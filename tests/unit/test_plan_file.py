@@ -11,7 +11,7 @@ import pytest
 from rekey import keys
 from rekey.core.severity import Severity
 from rekey.errors import ConfigurationError, ExitCode, Moved
-from rekey.plan.builder import weighty
+from rekey.plan.plan import make_plan, take_basis, weighty
 from rekey.plan.planfile import PlanFile, check_plan, moved, read_plan, write_plan
 from rekey.plan.result import Advice, Basis, TableState
 from rekey.plan.subject import PlanOptions
@@ -78,7 +78,6 @@ def test_advice_that_came_or_went_or_weighs_otherwise_is_named(
 
 async def test_a_plan_is_held_to_the_advice_that_it_gives(memory: object, tmp_path: Path) -> None:
     """Long keys come into a live table between plan and apply: neither script nor size moved."""
-    from rekey.plan.plan import make_plan, take_basis
     from tests.memory import MemoryTableService
 
     assert isinstance(memory, MemoryTableService)
@@ -142,7 +141,6 @@ def test_check_plan_raises_moved_with_everything_at_once() -> None:
 async def test_a_written_plan_is_read_back_and_holds_no_key_even_if_keys_were_shown(
     memory: object, tmp_path: Path
 ) -> None:
-    from rekey.plan.plan import make_plan, take_basis
     from tests.memory import MemoryTableService
 
     assert isinstance(memory, MemoryTableService)
@@ -165,7 +163,6 @@ async def test_a_written_plan_is_read_back_and_holds_no_key_even_if_keys_were_sh
 async def test_a_file_that_is_not_what_was_written_is_refused(
     memory: object, tmp_path: Path, harm: str
 ) -> None:
-    from rekey.plan.plan import make_plan
     from tests.memory import MemoryTableService
 
     assert isinstance(memory, MemoryTableService)

@@ -86,7 +86,7 @@ def test_sizes_of_partitions_are_told_from_a_share_of_them() -> None:
 def test_the_largest_partitions_are_found_among_very_many() -> None:
     tally = PartitionTally(capacity=100)
     for number in range(5_000):
-        tally.add(f"p{number}", 1)
-        tally.add("large", 1)
+        tally.add(f"p{number}")
+        tally.add("large")
     assert tally.top(1)[0][0] == "large" and not tally.exact
     assert tally.largest <= 5_000

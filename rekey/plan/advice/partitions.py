@@ -18,9 +18,10 @@ from collections.abc import Iterator
 from rekey.core.limits import PARTITION_TARGET
 from rekey.core.severity import Severity
 from rekey.inspect.profile import Order
-from rekey.plan.advice.facts import Facts, TableFacts, advice, count, percent
+from rekey.plan.advice.facts import Facts, advice, percent
 from rekey.plan.advice.structure import is_moment, parts_of
 from rekey.plan.result import Advice
+from rekey.present.text import counted
 
 FEW_ROWS = 1_000
 MANY_ROWS = 100_000
@@ -41,7 +42,7 @@ def one_partition(facts: Facts) -> Iterator[Advice]:
                 "one-partition",
                 Severity.ERROR if table.rows >= MANY_ROWS else Severity.WARNING,
                 table,
-                f"{count(table.rows, 'row')}, one partition",
+                f"{counted(table.rows, 'row')}, one partition",
                 key="PartitionKey",
                 reason="one partition is served by one server: 2,000 entities/s at most, for ever",
                 cure="put something into the PartitionKey that queries know: a tenant, a device, keys.date,"
@@ -81,7 +82,7 @@ def partition_share(facts: Facts) -> Iterator[Advice]:
                 "partition-share",
                 Severity.WARNING,
                 table,
-                f"the largest of {count(table.partitions, 'partition')} holds {percent(share)} of the rows",
+                f"the largest of {counted(table.partitions, 'partition')} holds {percent(share)} of the rows",
                 key="PartitionKey",
                 reason="what is stored in one place is mostly read and written there, too: it gets hot first",
                 cure="divide that partition: add keys.bucket or keys.date to the PartitionKey",
@@ -99,13 +100,13 @@ def partition_per_row(facts: Facts) -> Iterator[Advice]:
     for table in facts.planned[:1]:
         if table.rows < FEW_ROWS or table.rows_per_partition > ALONE:
             continue
+        alone = f"{counted(table.rows, 'row')} in {counted(table.partitions, 'partition')}"
         if batch > 1:
             yield advice(
                 "partition-per-row",
                 Severity.ERROR,
                 table,
-                f"{count(table.rows, 'row')} in {count(table.partitions, 'partition')};"
-                f" batches of {batch:,.0f} declared",
+                f"{alone}; batches of {batch:,.0f} declared",
                 key="PartitionKey",
                 reason="a transaction writes rows of one partition only: there are none to write together",
                 cure="give rows that are written together one PartitionKey",
@@ -115,8 +116,7 @@ def partition_per_row(facts: Facts) -> Iterator[Advice]:
                 "partition-per-row",
                 Severity.WARNING,
                 table,
-                f"{count(table.rows, 'row')} in {count(table.partitions, 'partition')};"
-                f" {ranged[0].describe()} declared",
+                f"{alone}; {ranged[0].describe()} declared",
                 key="PartitionKey",
                 reason="a range over rows that all stand alone is a scan over partitions",
                 cure="give rows that are read together one PartitionKey, or add an index",
@@ -127,7 +127,13 @@ def partition_order(facts: Facts) -> Iterator[Advice]:
     """Ascending or descending PartitionKeys."""
     writes = facts.load.get("writes_per_second", 0.0)
     for table in facts.tables:
-        said = _one_way(table)
+        said = ""
+        if table.declared is not None:
+            parts = parts_of(table.declared.partition_key)
+            if parts and is_moment(parts[0]):
+                said = f"the PartitionKey begins with {parts[0].describe()}"
+        elif table.partition_order in (Order.APPEND, Order.PREPEND):
+            said = f"partitions are {table.partition_order}, by their Timestamps"
         fine = table.rows_per_partition <= FINE_ROWS and table.partitions >= MANY_PARTITIONS
         if said and (writes >= BUSY_WRITES or fine):
             load = f"; {writes:,.0f} writes/s declared" if writes else ""
@@ -135,23 +141,13 @@ def partition_order(facts: Facts) -> Iterator[Advice]:
                 "partition-order",
                 Severity.WARNING,
                 table,
-                f"{said}; {count(table.partitions, 'partition')} of {table.rows_per_partition:.1f}"
+                f"{said}; {counted(table.partitions, 'partition')} of {table.rows_per_partition:.1f}"
                 f" rows{load}",
                 key="PartitionKey",
                 reason="partitions next to each other are served by one server: all inserts go to that one",
                 cure="put something before the moment or number that spreads: a device, a tenant,"
                 " keys.bucket",
             )
-
-
-def _one_way(table: TableFacts) -> str:
-    """Return in words why partitions are opened at one end only, "" when they are not."""
-    if table.declared is not None:
-        parts = parts_of(table.declared.partition_key)
-        return f"the PartitionKey begins with {parts[0].describe()}" if parts and is_moment(parts[0]) else ""
-    if table.partition_order in (Order.APPEND, Order.PREPEND):
-        return f"partitions are {table.partition_order}, by their Timestamps"
-    return ""
 
 
 RULES = (one_partition, partition_load, partition_share, partition_per_row, partition_order)

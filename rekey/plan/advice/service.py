@@ -45,14 +45,14 @@ def cosmos_limits(facts: Facts) -> Iterator[Advice]:
         return
     reason = "Cosmos DB for Table refuses what Table storage takes, and sorts no results"
     for table in facts.tables:
-        longest = max((len(key.encode("utf-8", "surrogatepass")) for key in table.row_keys.sample), default=0)
-        if max(longest, table.row_keys.lengths.most) > COSMOS_ROW_KEY_BYTES:
+        sizes = [len(key.encode("utf-8", "surrogatepass")) for key in table.counts.row_keys.sample]
+        longest = max([table.counts.row_keys.lengths.most, *sizes])
+        if longest > COSMOS_ROW_KEY_BYTES:
             yield advice(
                 "cosmos-limits",
                 Severity.ERROR,
                 table,
-                f"RowKeys of up to {max(longest, table.row_keys.lengths.most)} bytes; the limit is"
-                f" {COSMOS_ROW_KEY_BYTES}",
+                f"RowKeys of up to {longest} bytes; the limit is {COSMOS_ROW_KEY_BYTES}",
                 key="RowKey",
                 reason=reason,
                 cure="shorten the RowKey, e.g. by keys.opaque",
