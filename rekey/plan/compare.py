@@ -8,17 +8,16 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rekey.plan.result import Estimate, MigrationPlan, Money, Plan, Portrait, TableFill
+from rekey.plan.result import MigrationPlan, Plan
 from rekey.present.page import page
 from rekey.present.plots import AFTER, BEFORE, Series, columns
 from rekey.present.text import duration, report, size, table
 from rekey.project.prices import amount_text
 
-_COLOURS = (BEFORE, AFTER)
 _UNKNOWN = "–"
 
 
@@ -31,17 +30,11 @@ class Line:
     values: tuple[str, ...]
 
 
-def comparison(plan: Plan) -> list[Line]:
-    """Return what differs and what does not, in the order in which people look."""
-    plans = plan.migrations
-    return [*_figures("Tables", _TABLES, plans), *_advice(plans), *_queries(plans), *_costs(plans)]
-
-
 def comparison_json(plan: Plan) -> dict[str, Any]:
     """Return the comparison as JSON-able data, without keys."""
     return {
         "designs": [one.script_id for one in plan.migrations],
-        "lines": [asdict(line) for line in comparison(plan)],
+        "lines": [asdict(line) for lines in _sections(plan).values() for line in lines],
     }
 
 
@@ -63,15 +56,8 @@ def comparison_page(plan: Plan) -> str:
         names=[one.script_id for one in plan.migrations],
         basis=_basis(plan),
         sections=_sections(plan),
-        plots={"Tables": _sizes(plan.migrations)},
+        plots={"Tables": _sizes(plan)},
     )
-
-
-def _sections(plan: Plan) -> dict[str, list[Line]]:
-    sections: dict[str, list[Line]] = {}
-    for line in comparison(plan):
-        sections.setdefault(line.section, []).append(line)
-    return sections
 
 
 def _basis(plan: Plan) -> list[str]:
@@ -79,104 +65,100 @@ def _basis(plan: Plan) -> list[str]:
     return [] if inventory is None else [f"the same rows for each: {inventory.basis}"]
 
 
-# --- figures ------------------------------------------------------------------------------------------------
-
-Tell = Callable[[MigrationPlan], str]
-"""What one design has to say; `_UNKNOWN` where its keys could not be tried."""
-
-
-def _main(tell: Callable[[TableFill], str]) -> Tell:
-    """Return what tells of the rows that go to the main target."""
-    return lambda plan: tell(plan.fills[0]) if plan.fills else _UNKNOWN
-
-
-def _portrait(tell: Callable[[Portrait], str]) -> Tell:
-    """Return what tells of the keys of the main target."""
-    return lambda plan: tell(plan.portraits[1]) if len(plan.portraits) > 1 else _UNKNOWN
+def _sections(plan: Plan) -> dict[str, list[Line]]:
+    """Return what differs and what does not, in the order in which people look."""
+    found = {
+        "Tables": _lines("Tables", [_tables(one) for one in plan.migrations]),
+        "Advice": [*_advice(plan)],
+        "Queries": [*_queries(plan)],
+        "Cost": _lines("Cost", [_costs(one) for one in plan.migrations]),
+    }
+    return {section: lines for section, lines in found.items() if lines}
 
 
-def _estimate(tell: Callable[[Estimate], str]) -> Tell:
-    return lambda plan: _UNKNOWN if plan.estimate is None else tell(plan.estimate)
+Figures = dict[str, str | None]
+"""What one design says, by what it is about; None where its keys could not be tried."""
 
 
-def _money(tell: Callable[[Money], float]) -> Tell:
-    return _estimate(
-        lambda one: _UNKNOWN if one.money is None else amount_text(tell(one.money), one.money.currency)
-    )
+def _lines(section: str, figures: list[Figures]) -> list[Line]:
+    return [
+        Line(section, what, tuple(one.get(what) or _UNKNOWN for one in figures))
+        for what in max(figures, key=len)
+    ]
 
 
-def _largest(portrait: Portrait) -> str:
-    if not portrait.largest or not portrait.rows:
-        return _UNKNOWN
-    rows = portrait.largest[0][1]
-    return f"{rows:,} rows, {100 * rows / portrait.rows:.1f} %"
+def _tables(plan: MigrationPlan) -> Figures:
+    main = plan.fills[0] if plan.fills else None
+    keys = plan.portraits[1] if len(plan.portraits) > 1 else None
+    largest = None
+    if keys is not None and keys.largest:
+        rows = keys.largest[0][1]
+        largest = f"{rows:,} rows, {100 * rows / keys.rows:.1f} %"
+    at_least = "" if main is None or main.partitions_exact else ">= "
+    return {
+        "main target": plan.basis.targets[0].table,
+        "index tables": f"{len(plan.basis.targets) - 1}",
+        "partitions": None if main is None else f"{at_least}{main.partitions:,}",
+        "largest partition": largest,
+        "key bytes of a row": None if keys is None else f"{keys.key_bytes:.0f}",
+        "rows to write": f"{sum(fill.rows for fill in plan.fills):,}",
+        "rows in a batch": None if main is None else f"{main.rows_per_batch:.1f}",
+        "rows refused": f"{sum(refused.rows for refused in plan.refused):,}",
+        "keys that collide": None if plan.collisions is None else f"{plan.collisions.keys:,}",
+    }
 
 
-_TABLES: dict[str, Tell] = {
-    "main target": lambda plan: plan.basis.targets[0].table,
-    "index tables": lambda plan: f"{len(plan.basis.targets) - 1}",
-    "partitions": _main(lambda fill: f"{'' if fill.partitions_exact else '>= '}{fill.partitions:,}"),
-    "largest partition": _portrait(_largest),
-    "key bytes of a row": _portrait(lambda portrait: f"{portrait.key_bytes:.0f}"),
-    "rows to write": lambda plan: f"{sum(fill.rows for fill in plan.fills):,}",
-    "rows in a batch": _main(lambda fill: f"{fill.rows_per_batch:.1f}"),
-    "rows refused": lambda plan: f"{sum(refused.rows for refused in plan.refused):,}",
-    "keys that collide": lambda plan: _UNKNOWN if plan.collisions is None else f"{plan.collisions.keys:,}",
-}
-_COSTS: dict[str, Tell] = {
-    "requests": _estimate(lambda one: f"{one.requests_total:,}"),
-    "expected duration": _estimate(lambda one: duration(sum(each.at_limits_s for each in one.durations))),
-    "stored beside the source": _estimate(
-        lambda one: _UNKNOWN if one.storage is None else size(one.storage.added_bytes)
-    ),
-}
-_AMOUNTS: dict[str, Tell] = {
-    "money, batch billed as one": _money(lambda money: money.batch_as_one + money.storage),
-    "money, batch billed by its rows": _money(lambda money: money.batch_each + money.storage),
-}
+def _costs(plan: MigrationPlan) -> Figures:
+    """Return what a design costs; what it costs in money only where there are prices."""
+    estimate = plan.estimate
+    if estimate is None:
+        return {"requests": None, "expected duration": None, "stored beside the source": None}
+    found: Figures = {
+        "requests": f"{estimate.requests_total:,}",
+        "expected duration": duration(sum(one.at_limits_s for one in estimate.durations)),
+        "stored beside the source": size(estimate.storage.added_bytes),
+    }
+    money = estimate.money
+    if money is not None:
+        as_one, each = money.batch_as_one + money.storage, money.batch_each + money.storage
+        found["money, batch billed as one"] = amount_text(as_one, money.currency)
+        found["money, batch billed by its rows"] = amount_text(each, money.currency)
+    return found
 
 
-def _figures(section: str, figures: dict[str, Tell], plans: Sequence[MigrationPlan]) -> Iterator[Line]:
-    for what, tell in figures.items():
-        yield Line(section, what, tuple(map(tell, plans)))
-
-
-def _costs(plans: Sequence[MigrationPlan]) -> Iterator[Line]:
-    priced = any(one.estimate is not None and one.estimate.money is not None for one in plans)
-    return _figures("Cost", _COSTS | (_AMOUNTS if priced else {}), plans)
-
-
-def _advice(plans: Sequence[MigrationPlan]) -> Iterator[Line]:
+def _advice(plan: Plan) -> Iterator[Line]:
     given = [
         {
             one.code: "set aside" if one.waived is not None else one.severity.value
-            for one in reversed(plan.advice)
+            for one in reversed(migration.advice)
             if not one.today
         }
-        for plan in plans
+        for migration in plan.migrations
     ]
-    problems = [{one.code: one.severity.value for one in reversed(plan.problems)} for plan in plans]
+    problems = [{one.code: one.severity.value for one in reversed(each.problems)} for each in plan.migrations]
     for found in (given, problems):
         for code in sorted({code for one in found for code in one}):
             yield Line("Advice", code, tuple(one.get(code, _UNKNOWN) for one in found))
     if not any([*given, *problems]):
-        yield Line("Advice", "on planned keys", ("none",) * len(plans))
+        yield Line("Advice", "on planned keys", ("none",) * len(plan.migrations))
 
 
-def _queries(plans: Sequence[MigrationPlan]) -> Iterator[Line]:
-    answers = [{one.query.describe(): one.planned.describe() for one in plan.queries} for plan in plans]
+def _queries(plan: Plan) -> Iterator[Line]:
+    answers = [
+        {one.query.describe(): one.planned.describe() for one in each.queries} for each in plan.migrations
+    ]
     for query in dict.fromkeys(query for one in answers for query in one):
         yield Line("Queries", query, tuple(one.get(query, "not declared") for one in answers))
 
 
-def _sizes(plans: Sequence[MigrationPlan]) -> str:
+def _sizes(plan: Plan) -> str:
     """Return the plot of the main targets' partitions; "" when the keys of a design could not be tried."""
-    portraits = [one.portraits[1] for one in plans if len(one.portraits) > 1]
-    if len(portraits) != len(plans):
+    portraits = [one.portraits[1] for one in plan.migrations if len(one.portraits) > 1]
+    if len(portraits) != len(plan.migrations):
         return ""
     labels = max((list(one.sizes) for one in portraits), key=len)
     series = [
-        Series(plan.script_id, [one.sizes.get(label, 0) for label in labels], colour)
-        for plan, one, colour in zip(plans, portraits, _COLOURS, strict=False)
+        Series(migration.script_id, [one.sizes.get(label, 0) for label in labels], colour)
+        for migration, one, colour in zip(plan.migrations, portraits, (BEFORE, AFTER), strict=False)
     ]
     return columns(labels, series, "Partitions by their number of rows", "rows of a partition", values=True)

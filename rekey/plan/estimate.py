@@ -45,7 +45,7 @@ def estimate(
     if work.follows:
         reading.append(_reading(CUTOVER, work, scans=4))
     durations = (_backfill(work, limits), *reading)
-    requests = requests_of(work, durations[0].at_limits_s)
+    requests = tuple(one for one in requests_of(work, durations[0].at_limits_s) if one.count)
     expected = sum(one.at_limits_s for one in durations)
     storage = Storage(
         source_bytes=work.source_bytes,
@@ -83,74 +83,58 @@ def money_of(requests: Iterable[Requests], storage: Storage, prices: Prices) -> 
 
 
 def _backfill(work: Workload, limits: Limits) -> Duration:
-    rows = work.source_rows
-    swept = _scan_seconds(rows)
+    rows, both = work.source_rows, work.source_rows + work.target_rows
+    source_hottest = work.largest_source_partition / PARTITION_TARGET
     hottest = sum(fill.hottest_seconds for fill in work.fills)
     targets = {
-        "20,000 entities/s of the account": (rows + work.target_rows) / ACCOUNT_TARGET,
+        "20,000 entities/s of the account": both / ACCOUNT_TARGET,
         "20,000 entities/s of the restricted account": MAPPING_ROWS_PER_SOURCE_ROW * rows / ACCOUNT_TARGET,
-        "2,000 entities/s of the largest source partition": work.largest_source_partition / PARTITION_TARGET,
+        "2,000 entities/s of the largest source partition": source_hottest,
         "2,000 entities/s of the targets' hottest partitions": hottest,
     }
-    writes = work.mapping.requests + work.target_batches
+    writes = (work.mapping.requests + work.target_batches) * ASSUMED_REQUEST_SECONDS
+    reads = work.source_pages * ASSUMED_REQUEST_SECONDS
     bounds = {
         **targets,
-        f"{limits.concurrency} requests at a time": writes * ASSUMED_REQUEST_SECONDS / limits.concurrency,
-        f"source pages, {limits.scans} at a time": work.source_pages
-        * ASSUMED_REQUEST_SECONDS
-        / min(limits.scans, work.source_pages),
+        f"{limits.concurrency} requests at a time": writes / limits.concurrency,
+        f"source pages, {limits.scans} at a time": reads / min(limits.scans, work.source_pages),
     }
-    if limits.entities_per_second is not None:
-        bounds[f"{limits.entities_per_second:,} entities/s configured"] = (
-            rows + work.target_rows
-        ) / limits.entities_per_second
-    if limits.partition_entities_per_second is not None:
-        slower = PARTITION_TARGET / limits.partition_entities_per_second
-        bounds[f"{limits.partition_entities_per_second:,} entities/s of a partition configured"] = (
-            slower * max(hottest, work.largest_source_partition / PARTITION_TARGET)
-        )
-    return _duration(BACKFILL, targets, bounds, swept, swept_at_limits=_scan_seconds(rows, serial=True))
+    rate, partition_rate = limits.entities_per_second, limits.partition_entities_per_second
+    if rate is not None:
+        bounds[f"{rate:,} entities/s configured"] = both / rate
+    if partition_rate is not None:
+        slowest = PARTITION_TARGET / partition_rate * max(hottest, source_hottest)
+        bounds[f"{partition_rate:,} entities/s of a partition configured"] = slowest
+    return _duration(BACKFILL, targets, bounds, swept=rows)
 
 
 def _reading(phase: str, work: Workload, *, scans: int) -> Duration:
     """A phase that reads the source `scans` times, the mapping and the targets once."""
     rows = scans * work.source_rows + work.target_rows
+    hottest = scans * work.largest_source_partition / PARTITION_TARGET
     targets = {
         "20,000 entities/s of the account": rows / ACCOUNT_TARGET,
-        "2,000 entities/s of the largest source partition": scans
-        * work.largest_source_partition
-        / PARTITION_TARGET,
+        "2,000 entities/s of the largest source partition": hottest,
     }
-    limits = {
-        **targets,
-        "pages, one after another": scans * work.source_pages * ASSUMED_REQUEST_SECONDS,
-    }
-    mapping = work.source_rows / ACCOUNT_TARGET if work.follows else 0.0
-    at_limits = _scan_seconds(work.source_rows, serial=True) if work.follows else 0.0
-    return _duration(phase, targets, limits, mapping, swept_at_limits=at_limits)
-
-
-def _scan_seconds(rows: int, *, serial: bool = False) -> float:
-    """Return how long reading all mapping rows of one direction takes."""
-    quickest = rows / ACCOUNT_TARGET
-    return max(quickest, pages(rows) * ASSUMED_REQUEST_SECONDS) if serial else quickest
+    pages_read = {"pages, one after another": scans * work.source_pages * ASSUMED_REQUEST_SECONDS}
+    return _duration(phase, targets, targets | pages_read, swept=work.source_rows if work.follows else None)
 
 
 def _duration(
-    phase: str,
-    targets: dict[str, float],
-    limits: dict[str, float],
-    swept: float,
-    *,
-    swept_at_limits: float,
+    phase: str, targets: dict[str, float], limits: dict[str, float], *, swept: int | None
 ) -> Duration:
-    """Return the slowest of each kind of bounds, plus the sweep's walk through the mapping."""
+    """Return the slowest of each kind of bounds, plus the sweep's walk through `swept` mapping rows of one
+    direction, page after page; None: there is no sweep."""
     by_target = max(targets, key=lambda name: targets[name])
     by_limit = max(limits, key=lambda name: limits[name])
+    quickest = slowest = 0.0
+    if swept is not None:
+        quickest = swept / ACCOUNT_TARGET
+        slowest = max(quickest, pages(swept) * ASSUMED_REQUEST_SECONDS)
     return Duration(
         phase=phase,
-        at_targets_s=targets[by_target] + swept,
+        at_targets_s=targets[by_target] + quickest,
         at_targets_bound=by_target,
-        at_limits_s=limits[by_limit] + swept_at_limits,
+        at_limits_s=limits[by_limit] + slowest,
         at_limits_bound=by_limit,
     )

@@ -89,16 +89,14 @@ class Packing:
         self._targets = [BatchBuffer(cast(Any, _Sizes()), TARGET_WINDOWS) for _ in range(tables)]
         self.mapping_sends = Sends()
         self.sends = [Sends() for _ in range(tables)]
+        self.open = True
+        """Whether rows are still taken."""
         self._number = 1
         self._rows = self._bytes = 0
-        self._fresh = _Fresh()
-        self._waiting: list[_Fresh] = []
-        self._ended = False
-
-    @property
-    def open(self) -> bool:
-        """Tell whether rows are still taken."""
-        return not self._ended
+        self._fresh_mapping: list[Write] = []
+        self._fresh_targets: list[list[Write]] = [[] for _ in range(tables)]
+        self._waiting: list[list[list[Write]]] = []
+        """Of the windows before: the rows of each target table, which their mapping rows go ahead of."""
 
     @property
     def steady(self) -> bool:
@@ -107,25 +105,26 @@ class Packing:
 
     def target(self, table: int, key: EntityKey, size: int) -> None:
         """Take one row of a target table, and the bytes it takes in a batch."""
-        self._fresh.targets[table].append(self._write(key.partition, key.row, size))
+        self._fresh_targets[table].append(self._write(key.partition, key.row, size))
 
     def mapping(self, digest: bytes, *, reverse: bool) -> None:
         """Take one mapping row, by the raw safe id that is its key."""
         partition = f"{'r' if reverse else 'f'}{digest[0] >> 3}"
-        self._fresh.mapping.append(self._write(partition, digest[:DIGEST_BYTES].hex(), _MAPPING_BYTES))
+        self._fresh_mapping.append(self._write(partition, digest[:DIGEST_BYTES].hex(), _MAPPING_BYTES))
 
     def page(self, rows: Sequence[Row]) -> None:
         """Take note that the rows of one page were given, at most `page_rows`."""
         self._rows += len(rows)
         self._bytes += sum(map(row_bytes, rows))
         if self._rows >= self._size.rows or self._bytes >= self._size.bytes:
-            self._close_window()
+            self._begin_window()
+            self._number += 1
 
     def end(self, *, whole: bool) -> None:
         """End packing; `whole`: the table ends here, else the rows that follow are not known."""
-        if self._ended:
+        if not self.open:
             return
-        self._ended = True
+        self.open = False
         if not whole and self.steady:
             return
         if self._rows:
@@ -133,31 +132,26 @@ class Packing:
         self._send(self.mapping_sends, self._mapping.release_all())
         for window in self._waiting:
             self._add_targets(window)
-        for number, held in enumerate(self._targets):
-            self._send(self.sends[number], held.release_all())
-
-    def _close_window(self) -> None:
-        self._begin_window()
-        self._number += 1
+        for sends, held in zip(self.sends, self._targets, strict=True):
+            self._send(sends, held.release_all())
 
     def _begin_window(self) -> None:
         """Do what is done when a window has been read: its mapping rows, the targets of the one before."""
-        self._add(self.mapping_sends, self._mapping, self._fresh.mapping)
+        self._add(self.mapping_sends, self._mapping, self._fresh_mapping)
         self._send(self.mapping_sends, self._mapping.release(self._number))
-        ready = self._waiting if self._number >= GATHERED_WINDOWS else []
-        for window in ready:
-            self._add_targets(window)
-            for number, held in enumerate(self._targets):
-                self._send(self.sends[number], held.release(self._number))
-        if ready:
+        if self._number >= GATHERED_WINDOWS:
+            for window in self._waiting:
+                self._add_targets(window)
+                for sends, held in zip(self.sends, self._targets, strict=True):
+                    self._send(sends, held.release(self._number))
             self._waiting = []
-        self._waiting.append(self._fresh)
-        self._fresh = _Fresh()
+        self._waiting.append(self._fresh_targets)
+        self._fresh_mapping = []
+        self._fresh_targets = [[] for _ in self._targets]
         self._rows = self._bytes = 0
 
-    def _add_targets(self, window: _Fresh) -> None:
-        for number, held in enumerate(self._targets):
-            writes, sends = window.targets[number], self.sends[number]
+    def _add_targets(self, window: Sequence[list[Write]]) -> None:
+        for sends, held, writes in zip(self.sends, self._targets, window, strict=True):
             sends.given += len(writes)
             sends.hottest += self._add(sends, held, writes)
 
@@ -183,11 +177,3 @@ class Packing:
 
 
 _NO_SOURCE = EntityKey("", "")
-
-
-class _Fresh:
-    """The writes of one window."""
-
-    def __init__(self) -> None:
-        self.mapping: list[Write] = []
-        self.targets: defaultdict[int, list[Write]] = defaultdict(list)

@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from rekey.core.severity import Severity
 from rekey.plan.portrait import LENGTH_STEP
 from rekey.plan.render import money_lines, told_requests
-from rekey.plan.result import Load, MigrationPlan, Plan, Portrait
+from rekey.plan.result import Load, Plan, Portrait
 from rekey.present.page import page
 from rekey.present.plots import AFTER, BEFORE, Lane, Series, columns, heat, lines
 from rekey.project.prices import amount_text
@@ -30,19 +29,11 @@ def plan_page(plan: Plan) -> str:
     return page(
         "plan.html",
         plan=plan,
-        warnings={one.script_id: _warnings(one) for one in plan.migrations},
         plots={"sizes": _sizes, "largest": _largest, "lengths": _lengths, "fills": _fills},
         loads={"map": _load, "shares": _shares},
         requests=told_requests,
         money=money_lines,
         amount=amount_text,
-    )
-
-
-def _warnings(plan: MigrationPlan) -> int:
-    """Return how many warnings stand on the page that are about the planned keys."""
-    return sum(one.severity is Severity.WARNING for one in plan.problems) + sum(
-        one.severity is Severity.WARNING and one.waived is None and not one.today for one in plan.advice
     )
 
 

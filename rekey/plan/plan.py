@@ -27,13 +27,7 @@ from rekey.model import EntityKey, Row, key_of
 from rekey.plan.advice.advise import advise
 from rekey.plan.advice.queries import rated
 from rekey.plan.estimate import estimate
-from rekey.plan.problems import (
-    declaration_problems,
-    ordered,
-    row_problems,
-    sealing_problems,
-    table_problems,
-)
+from rekey.plan.problems import declaration_problems, ordered, row_problems, table_problems
 from rekey.plan.requests import Batches, Workload
 from rekey.plan.result import Advice, Basis, Collisions, MigrationPlan, Plan, TableFill, TableState
 from rekey.plan.subject import PlanOptions, Subject
@@ -225,9 +219,12 @@ def _without_rows(
         problems=ordered(
             [
                 *declaration_problems(
-                    declared, subject.started, subject.missing_secrets, subject.secret_fingerprints
+                    declared,
+                    subject.started,
+                    subject.missing_secrets,
+                    subject.secret_fingerprints,
+                    subject.no_wrapping_key,
                 ),
-                *sealing_problems(subject.no_wrapping_key),
                 *table_problems(declared, inventory is not None, maker, targets),
             ]
         ),

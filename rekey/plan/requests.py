@@ -152,17 +152,13 @@ def pages(rows: int) -> int:
     return max(1, -(-rows // MAX_PAGE_ROWS))
 
 
-def requests_of(work: Workload, backfill_seconds: float) -> tuple[Requests, ...]:
-    """Return the requests of all phases, in their order.
+def requests_of(work: Workload, backfill_seconds: float) -> Iterator[Requests]:
+    """Yield the requests of all phases, in their order; the number of some may be 0.
 
     Args:
         work: what is to be moved.
         backfill_seconds: how long the copy is expected to take: the journal is looked into meanwhile.
     """
-    return tuple(one for one in _all(work, backfill_seconds) if one.count)
-
-
-def _all(work: Workload, backfill_seconds: float) -> Iterator[Requests]:
     if work.tries_rows:
         yield Requests(PREPARE, "try every row: read the source", Kind.SCAN, work.source_pages)
     tables = len(work.fills)

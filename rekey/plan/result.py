@@ -327,7 +327,7 @@ class Estimate:
     """
 
     requests: tuple[Requests, ...]
-    storage: Storage | None = None
+    storage: Storage
     money: Money | None = None
     prices_missing: tuple[str, ...] = ()
     durations: tuple[Duration, ...]

@@ -76,7 +76,6 @@ def test_small_windows_read_small_pages() -> None:
 
 def test_both_tables_are_stored_until_the_retention_is_over() -> None:
     storage = estimate(work(1_000), limits(16), retention_s=30 * 86_400).storage
-    assert storage is not None
     assert (storage.source_bytes, storage.target_bytes, storage.mapping_bytes) == (100_000, 200_000, 500_000)
     assert storage.added_bytes == 700_000
     assert 30 < storage.days < 30.01

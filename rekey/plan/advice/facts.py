@@ -86,6 +86,13 @@ class TableFacts:
             return self.rows_met_together
         return self.rows / self.partitions
 
+    def advice(
+        self, code: str, severity: Severity, evidence: str, *, reason: str, cure: str, key: str = ""
+    ) -> Advice:
+        """Return a piece of advice about the table, or about one of its keys."""
+        where = f"{self.table} {key}".rstrip()
+        return Advice(code, severity, where, self.today, evidence, reason, cure)
+
 
 @dataclass(frozen=True, slots=True)
 class HashInput:
@@ -136,21 +143,6 @@ class Facts:
     def load(self) -> Mapping[str, float]:
         """Return the declared load."""
         return self.migration.load if self.migration is not None else {}
-
-
-def advice(
-    code: str,
-    severity: Severity,
-    table: TableFacts,
-    evidence: str,
-    *,
-    reason: str,
-    cure: str,
-    key: str = "",
-) -> Advice:
-    """Return a piece of advice about a table, or about one of its keys."""
-    where = f"{table.table} {key}".rstrip()
-    return Advice(code, severity, where, table.today, evidence, reason, cure)
 
 
 def percent(share: float) -> str:

@@ -21,7 +21,7 @@ from rekey.core.limits import MAX_ENTITY_BYTES, MAX_PROPERTIES
 from rekey.core.severity import Severity
 from rekey.declaration.migration import Index
 from rekey.inspect.columns import KeyColumn, Mark
-from rekey.plan.advice.facts import Facts, advice, percent
+from rekey.plan.advice.facts import Facts, percent
 from rekey.plan.result import Advice
 from rekey.present.text import counted
 from rekey.project.prices import amount_text
@@ -45,10 +45,9 @@ def unpadded_numbers(facts: Facts) -> Iterator[Advice]:
     for table, key, column in facts.columns:
         widths = number_widths(column)
         if widths is not None:
-            yield advice(
+            yield table.advice(
                 "unpadded-numbers",
                 Severity.WARNING if key == "RowKey" else Severity.NOTE,
-                table,
                 f"numbers of {widths[0]} to {widths[1]} digits in {counted(column.keys, 'key')} looked at",
                 key=key,
                 reason="keys sort as text: 111 comes before 2, so ranges and pages come in no useful order",
@@ -96,10 +95,9 @@ def escaped_characters(facts: Facts) -> Iterator[Advice]:
         listed = [f"{mark} in {number:,}" for mark, number in found.items()]
         listed += [f"spaces at an end in {edges:,}"] if edges else []
         trapped = edges or any(mark in TRAPS for mark in found)
-        yield advice(
+        yield table.advice(
             "escaped-characters",
             Severity.WARNING if trapped else Severity.NOTE,
-            table,
             f"{', '.join(listed)} of {counted(column.keys, 'key')} looked at",
             key=key,
             reason="they must be escaped in addresses and filters, and somebody always does it once too"
@@ -114,10 +112,9 @@ def non_ascii(facts: Facts) -> Iterator[Advice]:
         found, loose = column.marked(Mark.NON_ASCII), column.marked(Mark.LOOSE)
         if found:
             more = f"; {loose:,} not in composed form (NFC)" if loose else ""
-            yield advice(
+            yield table.advice(
                 "non-ascii",
                 Severity.WARNING if loose else Severity.NOTE,
-                table,
                 f"{counted(found, 'key')} of {column.keys:,} looked at{more}",
                 key=key,
                 reason="keys that look alike can differ (é in one character or two), each is escaped to"
@@ -140,10 +137,9 @@ def long_keys(facts: Facts) -> Iterator[Advice]:
             cost = ""
             if monthly is not None:
                 cost = f": {amount_text(monthly, facts.prices.currency or '')} a month to store"
-            yield advice(
+            yield table.advice(
                 "long-keys",
                 Severity.WARNING,
-                table,
                 f"both keys take {units:.0f} characters on average: {size / 1024**2:,.1f} MiB in"
                 f" {counted(table.rows, 'row')}, {percent(min(1.0, share))} of the bytes{cost}",
                 reason="keys are billed with every row, sent with every answer, and repeated in pointers",
@@ -156,10 +152,9 @@ def row_size(facts: Facts) -> Iterator[Advice]:
     for table in facts.tables:
         largest = table.counts.largest_row_bytes
         if largest >= NEAR * MAX_ENTITY_BYTES:
-            yield advice(
+            yield table.advice(
                 "row-size",
                 Severity.WARNING,
-                table,
                 f"the largest of {counted(table.counts.rows, 'row')} looked at has"
                 f" {largest / 1024:,.0f} KiB of {MAX_ENTITY_BYTES // 1024:,}",
                 reason="a row over 1 MiB cannot be written; four of this size fill a batch",
@@ -171,10 +166,9 @@ def property_count(facts: Facts) -> Iterator[Advice]:
     """Rows near 252 properties."""
     for table in facts.tables:
         if table.most_properties >= NEAR * MAX_PROPERTIES:
-            yield advice(
+            yield table.advice(
                 "property-count",
                 Severity.WARNING,
-                table,
                 f"{table.most_properties} properties of {MAX_PROPERTIES} in one of"
                 f" {counted(table.counts.rows, 'row')} looked at",
                 reason="the next property cannot be added; names are stored in each row",
@@ -188,10 +182,9 @@ def pointer_dropped(facts: Facts) -> Iterator[Advice]:
         return
     main = facts.planned[0]
     if main.pointer_rows < facts.today.pointer_rows:
-        yield advice(
+        yield main.advice(
             "pointer-dropped",
             Severity.WARNING,
-            main,
             f"{counted(facts.today.pointer_rows, 'row')} looked at hold a pointer,"
             f" {main.pointer_rows:,} after",
             reason="an index row without MainPartitionKey and MainRowKey leads nowhere",
@@ -204,10 +197,9 @@ def fan_out(facts: Facts) -> Iterator[Advice]:
     for table in facts.planned[1:]:
         fanned = table.rows / facts.today.rows if facts.today.rows else 0.0
         if fanned > FANNED_OUT and facts.today.rows >= WORTH_SAYING_ROWS:
-            yield advice(
+            yield table.advice(
                 "fan-out",
                 Severity.WARNING,
-                table,
                 f"{counted(table.rows, 'row')} for {counted(facts.today.rows, 'row')}: {fanned:.1f} each",
                 reason="each write of the application becomes that many writes, none of them atomic with it",
                 cure="index what is asked for only, or keep items together in one row",

@@ -21,7 +21,7 @@ from rekey.declaration.keys.base import Prop
 from rekey.declaration.keys.escape import Custom
 from rekey.inspect.columns import KeyColumn
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP
-from rekey.plan.advice.facts import Facts, TableFacts, advice, percent
+from rekey.plan.advice.facts import Facts, TableFacts, percent
 from rekey.plan.advice.structure import folds, is_moment, parts_of
 from rekey.plan.result import Advice
 from rekey.present.text import counted
@@ -57,10 +57,9 @@ def short_id(facts: Facts) -> Iterator[Advice]:
         chance = -math.expm1(-rows * max(0.0, others - 1) / 2 / 2**bits)
         if chance < WORTH_SAYING:
             continue
-        yield advice(
+        yield table.advice(
             "short-id",
             Severity.ERROR if chance >= LIKELY else Severity.WARNING,
-            table,
             f"random ids of {column.lengths.most} characters, {bits:.0f} bits; at"
             f" {counted(round(rows), 'row')} the chance that two meet is"
             f" {percent(chance) if chance >= 0.001 else f'1 in {1 / chance:,.0f}'}",
@@ -76,10 +75,9 @@ def merged_keys(facts: Facts) -> Iterator[Advice]:
         colliding = facts.colliding.get(table.table)
         folding = ", ".join(key.describe() for key in table.keys if folds(key))
         if colliding and folding and not _is_of_moments(table):
-            yield advice(
+            yield table.advice(
                 "merged-keys",
                 Severity.ERROR,
-                table,
                 f"{counted(colliding, 'row')} looked at share a key with another; on the way: {folding}",
                 reason="what differs by case, or behind the cut, becomes one key: only one row can have it",
                 cure="leave the folding out, keep the exact text in the key, or merge such rows in the"
@@ -92,10 +90,9 @@ def time_duplicates(facts: Facts) -> Iterator[Advice]:
     for table in facts.planned:
         colliding = facts.colliding.get(table.table)
         if colliding and _is_of_moments(table):
-            yield advice(
+            yield table.advice(
                 "time-duplicates",
                 Severity.ERROR,
-                table,
                 f"{counted(colliding, 'row')} looked at share their moment with another",
                 key="RowKey",
                 reason="two rows of one moment get one key",
@@ -109,10 +106,9 @@ def mutable_key(facts: Facts) -> Iterator[Advice]:
         for key, expression in zip((PARTITION_KEY, ROW_KEY), table.keys, strict=True):
             names = sorted(name for name in expression.inputs() if changes(name))
             if names:
-                yield advice(
+                yield table.advice(
                     "mutable-key",
                     Severity.WARNING,
-                    table,
                     f"it is made of {', '.join(names)}",
                     key=key,
                     reason="when the property changes the row must move: a delete and an insert that are not"
@@ -138,10 +134,9 @@ def unrepeatable_key(facts: Facts) -> Iterator[Advice]:
             if node == Prop(TIMESTAMP):
                 said.append(f"{field} is made of Timestamp, which every write changes")
     if said:
-        yield advice(
+        yield facts.planned[0].advice(
             "unrepeatable-key",
             Severity.ERROR,
-            facts.planned[0],
             "; ".join(said),
             reason="rows are mapped again and again: after a kill, at every change, when comparing. Another"
             " key each time makes another row each time",

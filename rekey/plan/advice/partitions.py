@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from rekey.core.limits import PARTITION_TARGET
 from rekey.core.severity import Severity
 from rekey.inspect.profile import Order
-from rekey.plan.advice.facts import Facts, advice, percent
+from rekey.plan.advice.facts import Facts, percent
 from rekey.plan.advice.structure import is_moment, parts_of
 from rekey.plan.result import Advice
 from rekey.present.text import counted
@@ -38,10 +38,9 @@ def one_partition(facts: Facts) -> Iterator[Advice]:
     """One PartitionKey for everything."""
     for table in facts.tables:
         if table.partitions == 1 and table.rows >= FEW_ROWS:
-            yield advice(
+            yield table.advice(
                 "one-partition",
                 Severity.ERROR if table.rows >= MANY_ROWS else Severity.WARNING,
-                table,
                 f"{counted(table.rows, 'row')}, one partition",
                 key="PartitionKey",
                 reason="one partition is served by one server: 2,000 entities/s at most, for ever",
@@ -60,10 +59,9 @@ def partition_load(facts: Facts) -> Iterator[Advice]:
         hottest = writes * fanned * table.hottest_share
         if hottest <= PARTITION_TARGET / 2:
             continue
-        yield advice(
+        yield table.advice(
             "partition-load",
             Severity.ERROR if hottest > PARTITION_TARGET else Severity.WARNING,
-            table,
             f"{writes * fanned:,.0f} rows/s declared, {percent(table.hottest_share)} of them to one"
             f" partition: {hottest:,.0f}/s",
             key="PartitionKey",
@@ -78,10 +76,9 @@ def partition_share(facts: Facts) -> Iterator[Advice]:
         share = table.largest_partition / table.rows if table.rows else 0.0
         uneven = share >= SHARE and table.largest_partition >= TIMES_THE_MEAN * table.rows_per_partition
         if table.rows >= SHARE_ROWS and uneven:
-            yield advice(
+            yield table.advice(
                 "partition-share",
                 Severity.WARNING,
-                table,
                 f"the largest of {counted(table.partitions, 'partition')} holds {percent(share)} of the rows",
                 key="PartitionKey",
                 reason="what is stored in one place is mostly read and written there, too: it gets hot first",
@@ -102,20 +99,18 @@ def partition_per_row(facts: Facts) -> Iterator[Advice]:
             continue
         alone = f"{counted(table.rows, 'row')} in {counted(table.partitions, 'partition')}"
         if batch > 1:
-            yield advice(
+            yield table.advice(
                 "partition-per-row",
                 Severity.ERROR,
-                table,
                 f"{alone}; batches of {batch:,.0f} declared",
                 key="PartitionKey",
                 reason="a transaction writes rows of one partition only: there are none to write together",
                 cure="give rows that are written together one PartitionKey",
             )
         elif ranged and not together:
-            yield advice(
+            yield table.advice(
                 "partition-per-row",
                 Severity.WARNING,
-                table,
                 f"{alone}; {ranged[0].describe()} declared",
                 key="PartitionKey",
                 reason="a range over rows that all stand alone is a scan over partitions",
@@ -137,10 +132,9 @@ def partition_order(facts: Facts) -> Iterator[Advice]:
         fine = table.rows_per_partition <= FINE_ROWS and table.partitions >= MANY_PARTITIONS
         if said and (writes >= BUSY_WRITES or fine):
             load = f"; {writes:,.0f} writes/s declared" if writes else ""
-            yield advice(
+            yield table.advice(
                 "partition-order",
                 Severity.WARNING,
-                table,
                 f"{said}; {counted(table.partitions, 'partition')} of {table.rows_per_partition:.1f}"
                 f" rows{load}",
                 key="PartitionKey",

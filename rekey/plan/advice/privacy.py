@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from rekey.core.severity import Severity
 from rekey.inspect.columns import KeyColumn
 from rekey.inspect.shapes import Shape
-from rekey.plan.advice.facts import Facts, advice, percent
+from rekey.plan.advice.facts import Facts, percent
 from rekey.plan.result import Advice
 from rekey.present.text import counted
 
@@ -43,10 +43,9 @@ def personal_data(facts: Facts) -> Iterator[Advice]:
     """Personal data in keys, today and after."""
     for table, key, column in facts.columns:
         for shape in personal_shapes(column):
-            yield advice(
+            yield table.advice(
                 "personal-data",
                 Severity.ERROR,
-                table,
                 f"{counted(column.shapes[shape], 'key')} of {column.keys:,} looked at"
                 f" ({percent(column.share(shape))}) have the form of {NOUNS[shape]}",
                 key=key,
@@ -61,10 +60,9 @@ def secret_in_key(facts: Facts) -> Iterator[Advice]:
     for table, key, column in facts.columns:
         found = column.shapes[Shape.SECRET]
         if found:
-            yield advice(
+            yield table.advice(
                 "secret-in-key",
                 Severity.ERROR,
-                table,
                 f"{counted(found, 'key')} of {column.keys:,} looked at have the form of tokens or signatures",
                 key=key,
                 reason="whoever sees a log or an address of the table holds the secret",

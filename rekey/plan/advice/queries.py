@@ -22,7 +22,7 @@ from rekey.declaration.migration import Index
 from rekey.declaration.query import Query
 from rekey.inspect.shapes import Shape
 from rekey.model import PARTITION_KEY, ROW_KEY
-from rekey.plan.advice.facts import Facts, TableFacts, advice
+from rekey.plan.advice.facts import Facts, TableFacts
 from rekey.plan.advice.structure import (
     FALLING,
     RISING,
@@ -55,10 +55,9 @@ def key_not_computable(facts: Facts) -> Iterator[Advice]:
     for one, table in _badly_served(facts):
         if one.query.kind == "point":
             partition_is_known = is_known(table.keys[0], table.declared, frozenset(one.query.known))
-            yield advice(
+            yield table.advice(
                 "key-not-computable",
                 _severity(one),
-                table,
                 _evidence(one),
                 key=ROW_KEY if partition_is_known else PARTITION_KEY,
                 reason="one row is read by both keys; without one of them rows are searched",
@@ -76,10 +75,9 @@ def not_served(facts: Facts) -> Iterator[Advice]:
         parts = _after_known(table.keys[1], table, frozenset(query.known))
         part = parts[0] if parts else None
         if part is not None and is_scrambled(part):
-            yield advice(
+            yield table.advice(
                 "random-order",
                 _severity(one),
-                table,
                 _evidence(one),
                 key=ROW_KEY,
                 reason=f"the key sorts by {part.describe()}, which has no order that could be asked for",
@@ -87,10 +85,9 @@ def not_served(facts: Facts) -> Iterator[Advice]:
                 " keys.inverted_ticks and the id",
             )
         elif query.kind == "latest" and isinstance(part, RISING) and keeps_order_of(part, query.by):
-            yield advice(
+            yield table.advice(
                 "time-not-inverted",
                 _severity(one),
-                table,
                 _evidence(one),
                 key=ROW_KEY,
                 reason="rows come oldest first, and a table cannot be read backwards: all older rows are"
@@ -98,10 +95,9 @@ def not_served(facts: Facts) -> Iterator[Advice]:
                 cure="use keys.inverted_ticks, which counts down",
             )
         elif query.kind == "latest" or one.planned.access is Access.TABLE_SCAN:
-            yield advice(
+            yield table.advice(
                 "query-not-served",
                 _severity(one),
-                table,
                 _evidence(one),
                 reason="no key begins with what is asked for, so everything is read and sieved",
                 cure="begin the RowKey with the property that is asked for, or add an index that does",

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from rekey.core.severity import Severity
-from rekey.plan.advice.facts import Facts, advice
+from rekey.plan.advice.facts import Facts
 from rekey.plan.result import Advice
 
 PASSING = frozenset({"test", "tmp", "temp", "copy", "backup", "bak", "old", "new", "draft", "migrated"})
@@ -29,10 +29,9 @@ def table_name(facts: Facts) -> Iterator[Advice]:
     for table in facts.tables:
         passing = [word for word in _WORD.findall(table.table) if word.lower() in PASSING]
         if passing:
-            yield advice(
+            yield table.advice(
                 "table-name",
                 Severity.NOTE if table.today else Severity.WARNING,
-                table,
                 f"the name says {', '.join(passing)}",
                 reason="a table cannot be renamed; once it is the only one, its name misleads",
                 cure="name it for what it holds, or number it: UsersV2, PostsByMonth",
@@ -48,10 +47,9 @@ def cosmos_limits(facts: Facts) -> Iterator[Advice]:
         sizes = [len(key.encode("utf-8", "surrogatepass")) for key in table.counts.row_keys.sample]
         longest = max([table.counts.row_keys.lengths.most, *sizes])
         if longest > COSMOS_ROW_KEY_BYTES:
-            yield advice(
+            yield table.advice(
                 "cosmos-limits",
                 Severity.ERROR,
-                table,
                 f"RowKeys of up to {longest} bytes; the limit is {COSMOS_ROW_KEY_BYTES}",
                 key="RowKey",
                 reason=reason,
@@ -59,20 +57,18 @@ def cosmos_limits(facts: Facts) -> Iterator[Advice]:
             )
         reserved = sorted(name for name in table.property_names if name.lower() in COSMOS_RESERVED)
         if reserved:
-            yield advice(
+            yield table.advice(
                 "cosmos-limits",
                 Severity.ERROR,
-                table,
                 f"properties named {', '.join(reserved)}",
                 reason=reason,
                 cure="rename them: props.rename",
             )
     ordered = [one for one in facts.migration.queries if one.kind != "point"] if facts.migration else []
     if ordered and facts.planned:
-        yield advice(
+        yield facts.planned[0].advice(
             "cosmos-limits",
             Severity.WARNING,
-            facts.planned[0],
             f"{ordered[0].describe()} is declared",
             reason=reason,
             cure="sort in the application, and ask for a range of keys rather than for the first rows",
