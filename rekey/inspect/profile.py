@@ -42,8 +42,11 @@ class RowCounts:
         self.rows = 0
         self.stored_bytes = 0
         self.largest_row_bytes = 0
+        self.most_properties = 0
         self.partition_keys = KeyColumn()
         """One key for each partition that is counted: which those are is the caller's to decide."""
+        self.rows_of_partition_keys = 0
+        """Rows met while partitions were counted."""
         self.row_keys = KeyColumn()
 
     @property
@@ -51,10 +54,18 @@ class RowCounts:
         """Return the bytes of a row as the service bills them; 0.0 without rows."""
         return self.stored_bytes / self.rows if self.rows else 0.0
 
-    def count(self, row: Row) -> None:
-        """Count one row."""
+    @property
+    def rows_met_together(self) -> float:
+        """Return the rows met for each partition met. Near 1.0 hardly any two rows share a partition, however
+        many partitions there are; 0.0 without rows."""
+        partitions = self.partition_keys.keys
+        return self.rows_of_partition_keys / partitions if partitions else 0.0
+
+    def count(self, row: Row, names: Sequence[str]) -> None:
+        """Count one row with these properties."""
         size = entity_bytes(row)
         self.rows += 1
+        self.most_properties = max(self.most_properties, len(names))
         self.stored_bytes += size
         self.largest_row_bytes = max(self.largest_row_bytes, size)
         self.row_keys.add(row[ROW_KEY])
@@ -93,8 +104,9 @@ class TableProfile(RowCounts):
             if self._gaps:
                 self._met.add(partition)
         for row in rows:
-            self.count(row)
-            self.schemas.add(row)
+            names = property_names(row)
+            self.count(row, names)
+            self.schemas.add(row, names)
             partition, stamp, last = row[PARTITION_KEY], row.get(TIMESTAMP, ""), self._last
             if last is not None and last[PARTITION_KEY] == partition:
                 self.row_order.add(last.get(TIMESTAMP, ""), stamp)
@@ -105,6 +117,7 @@ class TableProfile(RowCounts):
             elif len(self._firsts) < _MOST_FIRSTS:
                 self._firsts.append((utf16_order(partition), stamp))
             self._last = row
+        self.rows_of_partition_keys += len(rows)
         if before is not None and rows:
             self.pages.append((len(rows), Counter(self.row_keys.shapes) - before))
 
@@ -195,17 +208,14 @@ class Schemas:
     """Takes rows (`add`) and counts properties, types and schemas."""
 
     def __init__(self) -> None:
-        self.most_properties = 0
         self.complete = True
         """Whether every schema and every property was counted for itself."""
         self._schemas: Counter[Schema] = Counter()
         self._loose: dict[str, Counter[str]] = {}
         """Properties of rows whose schema is not counted for itself."""
 
-    def add(self, row: Row) -> None:
-        """Count one wire row."""
-        names = property_names(row)
-        self.most_properties = max(self.most_properties, len(names))
+    def add(self, row: Row, names: Sequence[str]) -> None:
+        """Count one wire row with these properties."""
         schema = tuple([(name, edm_type(row, name)) for name in names])
         if schema not in self._schemas:
             schema = tuple(sorted(schema))

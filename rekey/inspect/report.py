@@ -200,7 +200,7 @@ def report_of(profile: TableProfile, inventory: Inventory, ids: SafeIds, *, show
     return Inspection(
         inventory=inventory,
         largest_row_bytes=profile.largest_row_bytes,
-        most_properties=profile.schemas.most_properties,
+        most_properties=profile.most_properties,
         partitions=PartitionReport(
             count=count,
             between=(met, most),

@@ -38,15 +38,15 @@ class CollisionSearch(Spill[bytes]):
         Raises MachineFailed when it cannot be used.
         """
         super().__init__(folder, lambda record: int.from_bytes(record[_TABLE_BYTES : _TABLE_BYTES + 8]))
-        self._secret = secrets.token_bytes(32)
+        self._keyed = hashlib.blake2b(digest_size=16, key=secrets.token_bytes(32))
 
     def add(self, table: int, key: EntityKey, source: bytes) -> None:
         """Take one target row: its table's number, its key, its source row's 20-byte id."""
         partition = key.partition.encode("utf-8", "surrogatepass")
         row = key.row.encode("utf-8", "surrogatepass")
-        content = b"%d,%d,%b%b" % (table, len(partition), partition, row)
-        digest = hashlib.blake2b(content, digest_size=16, key=self._secret).digest()
-        self.put(table.to_bytes(_TABLE_BYTES) + digest + source)
+        hashed = self._keyed.copy()
+        hashed.update(b"%d,%d,%b%b" % (table, len(partition), partition, row))
+        self.put(table.to_bytes(_TABLE_BYTES) + hashed.digest() + source)
 
     def finish(self, tables: Sequence[str], *, exact: bool) -> Collisions:
         """Return all collisions. Raises MachineFailed when the disk fails.

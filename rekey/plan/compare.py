@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from rekey.plan.page import partition_sizes
 from rekey.plan.result import MigrationPlan, Plan
 from rekey.present.page import page
-from rekey.present.plots import AFTER, BEFORE, Series, columns
 from rekey.present.text import duration, report, size, table
 from rekey.project.prices import amount_text
 
@@ -50,13 +50,17 @@ def comparison_text(plan: Plan) -> str:
 
 def comparison_page(plan: Plan) -> str:
     """Return the comparison as one page that loads nothing."""
+    portraits = [one.portraits[1] for one in plan.migrations if len(one.portraits) > 1]
+    names = [one.script_id for one in plan.migrations]
+    # Of a design whose keys could not be tried there is none to compare.
+    sizes = partition_sizes(portraits, names) if len(portraits) == len(names) else ""
     return page(
         "compare.html",
         source=plan.migrations[0].basis.source,
-        names=[one.script_id for one in plan.migrations],
+        names=names,
         basis=_basis(plan),
         sections=_sections(plan),
-        plots={"Tables": _sizes(plan)},
+        plots={"Tables": sizes},
     )
 
 
@@ -149,16 +153,3 @@ def _queries(plan: Plan) -> Iterator[Line]:
     ]
     for query in dict.fromkeys(query for one in answers for query in one):
         yield Line("Queries", query, tuple(one.get(query, "not declared") for one in answers))
-
-
-def _sizes(plan: Plan) -> str:
-    """Return the plot of the main targets' partitions; "" when the keys of a design could not be tried."""
-    portraits = [one.portraits[1] for one in plan.migrations if len(one.portraits) > 1]
-    if len(portraits) != len(plan.migrations):
-        return ""
-    labels = max((list(one.sizes) for one in portraits), key=len)
-    series = [
-        Series(migration.script_id, [one.sizes.get(label, 0) for label in labels], colour)
-        for migration, one, colour in zip(plan.migrations, portraits, (BEFORE, AFTER), strict=False)
-    ]
-    return columns(labels, series, "Partitions by their number of rows", "rows of a partition", values=True)

@@ -29,7 +29,7 @@ def plan_page(plan: Plan) -> str:
     return page(
         "plan.html",
         plan=plan,
-        plots={"sizes": _sizes, "largest": _largest, "lengths": _lengths, "fills": _fills},
+        plots={"sizes": partition_sizes, "largest": _largest, "lengths": _lengths, "fills": _fills},
         loads={"map": _load, "shares": _shares},
         requests=told_requests,
         money=money_lines,
@@ -54,9 +54,13 @@ def _series(
     ]
 
 
-def _sizes(source: Portrait, target: Portrait) -> str:
-    labels = list(source.sizes if len(source.sizes) > len(target.sizes) else target.sizes)
-    series = _series((source, target), lambda one: [one.sizes.get(label, 0) for label in labels])
+def partition_sizes(portraits: Sequence[Portrait], names: Sequence[str]) -> str:
+    """Return the plot that compares how many partitions of two tables have how many rows."""
+    labels = max((list(one.sizes) for one in portraits), key=len)
+    series = [
+        Series(name, [one.sizes.get(label, 0) for label in labels], colour)
+        for name, one, colour in zip(names, portraits, (BEFORE, AFTER), strict=False)
+    ]
     return columns(labels, series, "Partitions by their number of rows", "rows of a partition", values=True)
 
 

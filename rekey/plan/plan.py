@@ -40,47 +40,32 @@ async def make_plan(
     tables: TableService,
     options: PlanOptions,
     *,
+    together: bool = False,
     clock: Clock | None = None,
     progress: Progress | None = None,
 ) -> Plan:
     """Plan migrations, in the order in which they would be applied.
 
+    Args:
+        subjects: the migrations.
+        tables: the account.
+        options: how to plan.
+        together: they are designs of one migration: all are planned on one reading of their source.
+        clock: says when the plan was made.
+        progress: told the rows as they are read.
+
     Raises:
         CredentialRefused, EndpointDown, Unavailable: the service could not be asked.
         MachineFailed: the disk could not take the temporary files.
     """
+    progress = progress or Silent()
     planned: list[MigrationPlan] = []
     makers: dict[str, str] = {}
-    for subject in subjects:
-        planned += await _plan([subject], tables, options, makers, progress or Silent())
-        for table in subject.declared.migration.tables:
-            makers[table.lower()] = subject.declared.script_id
-    return _plan_of(planned, subjects, options, clock)
-
-
-async def compare_designs(
-    subjects: Sequence[Subject],
-    tables: TableService,
-    options: PlanOptions,
-    *,
-    clock: Clock | None = None,
-    progress: Progress | None = None,
-) -> Plan:
-    """Plan several designs of one migration, all from the same source, on one reading of it. Raises as
-    `make_plan`."""
-    planned = await _plan(subjects, tables, options, {}, progress or Silent())
-    return _plan_of(planned, subjects, options, clock)
-
-
-async def take_basis(subject: Subject, tables: TableService, options: PlanOptions) -> Basis:
-    """Return what a plan made now would rest on, advice included: for `apply --plan`."""
-    [plan] = await _plan([subject], tables, options, {}, Silent())
-    return plan.basis
-
-
-def _plan_of(
-    planned: Sequence[MigrationPlan], subjects: Sequence[Subject], options: PlanOptions, clock: Clock | None
-) -> Plan:
+    for each in [subjects] if together else [[subject] for subject in subjects]:
+        planned += await _plan(each, tables, options, makers, progress)
+        for subject in each:
+            script_id, made = subject.declared.script_id, subject.declared.migration.tables
+            makers |= dict.fromkeys(map(str.lower, made), script_id)
     return Plan(
         made_at=format_ticks((clock or SystemClock()).ticks()),
         exact=options.exact,
@@ -88,6 +73,12 @@ def _plan_of(
         shows_keys=options.show_keys,
         migrations=tuple(planned),
     )
+
+
+async def take_basis(subject: Subject, tables: TableService, options: PlanOptions) -> Basis:
+    """Return what a plan made now would rest on, advice included: for `apply --plan`."""
+    [plan] = await _plan([subject], tables, options, {}, Silent())
+    return plan.basis
 
 
 async def _plan(

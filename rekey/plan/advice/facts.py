@@ -36,12 +36,9 @@ class TableFacts:
         partitions: how many; a lower bound where not every row was read.
         largest_partition: rows of the largest, as far as it was seen.
         partitions_exact: whether `partitions` are all there are.
-        most_properties: of the rows looked at.
         property_names: met in rows looked at.
         pointer_rows: rows looked at that hold a whole pointer to a main row.
         hottest_share: share of new rows that go to one partition at a time, 0.0 to 1.0.
-        rows_met_together: rows looked at for each partition met among them. Near 1.0 hardly any two rows
-            share a partition, however many partitions there are.
         partition_order: where new partitions go, by Timestamps.
         declared: the target or index that a migration fills; None for the source as it is today.
     """
@@ -52,11 +49,9 @@ class TableFacts:
     partitions: int
     largest_partition: int
     partitions_exact: bool
-    most_properties: int
     property_names: frozenset[str]
     pointer_rows: int
     hottest_share: float
-    rows_met_together: float
     partition_order: Order = Order.UNKNOWN
     declared: Target | Index | None = None
 
@@ -82,8 +77,8 @@ class TableFacts:
         """Return the mean size of a partition, rather too large than too small; 0.0 without rows."""
         if not self.partitions:
             return 0.0
-        if not self.partitions_exact and self.rows_met_together < HARDLY_ANY_TOGETHER:
-            return self.rows_met_together
+        if not self.partitions_exact and self.counts.rows_met_together < HARDLY_ANY_TOGETHER:
+            return self.counts.rows_met_together
         return self.rows / self.partitions
 
     def advice(

@@ -165,11 +165,11 @@ def row_size(facts: Facts) -> Iterator[Advice]:
 def property_count(facts: Facts) -> Iterator[Advice]:
     """Rows near 252 properties."""
     for table in facts.tables:
-        if table.most_properties >= NEAR * MAX_PROPERTIES:
+        if table.counts.most_properties >= NEAR * MAX_PROPERTIES:
             yield table.advice(
                 "property-count",
                 Severity.WARNING,
-                f"{table.most_properties} properties of {MAX_PROPERTIES} in one of"
+                f"{table.counts.most_properties} properties of {MAX_PROPERTIES} in one of"
                 f" {counted(table.counts.rows, 'row')} looked at",
                 reason="the next property cannot be added; names are stored in each row",
                 cure="put properties that belong together into one text, or into a row of their own",

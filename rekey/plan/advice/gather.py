@@ -52,27 +52,24 @@ class Tally(RowCounts):
 
     def __init__(self) -> None:
         super().__init__()
-        self._most_properties = 0
         self._property_names: set[str] = set()
         self._pointer_rows = 0
         self._streams: dict[str, int] = {}
         self._partitions: set[str] = set()
-        self._rows_till_full = 0
         self._stamps: dict[str, str] = {}
 
     def add(self, row: Row, stamp: str, stream: str) -> None:
         """Count one row, written at `stamp`, that goes with others of its `stream`."""
-        self.count(row)
         partition, names = row[PARTITION_KEY], property_names(row)
+        self.count(row, names)
         if len(self._partitions) < PARTITIONS:
-            self._rows_till_full += 1
+            self.rows_of_partition_keys += 1
             if partition not in self._partitions:
                 self._partitions.add(partition)
                 self.partition_keys.add(partition)
                 rank = zlib.crc32(partition.encode("utf-8", "surrogatepass"))
                 if rank % 16 == 0 or len(self._stamps) < STAMPS:
                     self._stamps[partition] = stamp
-        self._most_properties = max(self._most_properties, len(names))
         if len(self._property_names) < PARTITIONS:
             self._property_names.update(names)
         self._pointer_rows += MAIN_PARTITION_KEY in row and MAIN_ROW_KEY in row
@@ -99,11 +96,9 @@ class Tally(RowCounts):
             partitions=max(partitions, self.partition_keys.keys),
             largest_partition=largest,
             partitions_exact=exact,
-            most_properties=self._most_properties,
             property_names=frozenset(self._property_names),
             pointer_rows=self._pointer_rows,
             hottest_share=max(self._streams.values(), default=0) / self.rows if self.rows else 0.0,
-            rows_met_together=self._rows_till_full / len(self._partitions) if self._partitions else 0.0,
             partition_order=signs.order,
             declared=declared,
         )
@@ -213,11 +208,9 @@ def facts_of_profile(profile: TableProfile, inventory: Inventory, *, is_cosmos: 
         largest_partition=scaled(largest),
         # Of a sample their number is an estimate of its own, not a lower bound.
         partitions_exact=True,
-        most_properties=profile.schemas.most_properties,
         property_names=frozenset(use.name for use in profile.schemas.properties),
         pointer_rows=0,
         hottest_share=largest / profile.rows if profile.rows else 0.0,
-        rows_met_together=profile.rows / met if met else 0.0,
         partition_order=profile.partition_order.order,
     )
     return Facts(today=today, is_cosmos=is_cosmos)
