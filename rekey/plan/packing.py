@@ -50,11 +50,6 @@ class Sends:
     fills: Counter[int] = field(default_factory=Counter)
     hottest: int = 0
 
-    @property
-    def batches(self) -> int:
-        """Return how many requests that is."""
-        return self.fills.total()
-
 
 @dataclass(slots=True, kw_only=True)
 class _Sized(Write):

@@ -16,7 +16,7 @@ from functools import partial
 from rekey.core.severity import Severity
 from rekey.model import EntityKey
 from rekey.plan.estimate import ASSUMED_REQUEST_SECONDS
-from rekey.plan.result import Advice, CollisionGroup, Estimate, MigrationPlan, Money, Plan
+from rekey.plan.result import Advice, Estimate, MigrationPlan, Money, Plan
 from rekey.present.text import KEYS_ARE_SHOWN, WIDTH, counted, duration, field, report, size, table
 from rekey.present.text import wrapped as wrapped_text
 from rekey.project.prices import amount_text
@@ -179,7 +179,10 @@ def _problems(migration: MigrationPlan) -> Iterator[str]:
         where = f"in all {migration.mapped_rows:,} rows" if collisions.exact else "in the rows sampled"
         yield from _field("collisions", f"{collisions.keys:,} {where}")
         for group in collisions.first[:_COLLISIONS_SHOWN]:
-            yield from wrapped(_collision(group), first="  ", rest="    ")
+            more = f" and {group.rows - len(group.row_ids):,} more" if group.rows > len(group.row_ids) else ""
+            keys = ": " + ", ".join(map(_key, group.old_keys)) if group.old_keys else ""
+            said = f"one key of {group.table}: rows {', '.join(group.row_ids)}{more}{keys}"
+            yield from wrapped(said, first="  ", rest="    ")
         if len(collisions.first) > _COLLISIONS_SHOWN:
             yield f"  and {collisions.keys - _COLLISIONS_SHOWN:,} more"
         yield ""
@@ -197,12 +200,6 @@ def _problems(migration: MigrationPlan) -> Iterator[str]:
             for row_id, key in zip(refused.row_ids, refused.old_keys, strict=True):
                 yield from wrapped(f"{row_id}  {_key(key)}", first="  ", rest="      ")
             yield ""
-
-
-def _collision(group: CollisionGroup) -> str:
-    more = f" and {group.rows - len(group.row_ids):,} more" if group.rows > len(group.row_ids) else ""
-    keys = ": " + ", ".join(map(_key, group.old_keys)) if group.old_keys else ""
-    return f"one key of {group.table}: rows {', '.join(group.row_ids)}{more}{keys}"
 
 
 def advice_lines(found: Sequence[Advice], *, with_today: bool = False) -> Iterator[str]:
