@@ -125,7 +125,7 @@ async def read_sample(table: Table, size: SampleSize, take: Take, jump: Jump | N
 
     probes, most = size.probes, left()
     sizer = Sizer(read, probes if most is None else min(probes, most))
-    likely = reading.rows + round(await sizer.rows_behind(page, reading.rows))
+    likely = reading.rows + round(await sizer.rows_after(page, reading.rows))
     return reading.inventory(max(likely, reading.rows), exact=False, settled=sizer.settled)
 
 

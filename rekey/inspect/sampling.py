@@ -135,7 +135,7 @@ class Sizer:
         self._firsts: dict[int, float] = {}
         self.settled = True
 
-    async def rows_behind(self, keys: Sequence[Units], before: int = 0) -> float:
+    async def rows_after(self, keys: Sequence[Units], before: int = 0) -> float:
         """Return the likely number of rows after the last of `keys`, a page that was read before.
 
         Args:

@@ -96,7 +96,7 @@ def read_plan(path: Path) -> PlanFile:
         raise _unusable(path, "it is not a whole JSON document") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise _unusable(path, f"it is not of the format {FORMAT}")
-    content = document.get("plan")
+    content: Any = document.get("plan")
     if document.get("sha256") != _digest(content):
         raise _unusable(path, "its content is not what was written: its digest differs")
     try:

@@ -70,15 +70,15 @@ def declaration_problems(
             tables = ", ".join(index.table for index in migration.indexes)
             yield _error(
                 "indexes-cannot-follow",
-                f"reverse=False with {tables}: after cutover nobody could keep index tables current",
+                f"reverse=False with {tables}: after cutover nothing could keep index tables current",
                 "copy the old key into a property (props.copy) and leave reverse=False out; or leave index"
                 ' tables to a migration of their own; or say capture="delta"',
             )
         yield _note(
             "clients-first",
             f"every process that writes to {source} must write through rekey's client before `apply` copies"
-            " anything. cutover asks for a live client and that all of them have acknowledged; nobody stops"
-            " writing but for the seconds of the freeze. A writer that goes round the client is seen by full"
+            " anything. cutover asks for a live client and that all of them have acknowledged; writing stops"
+            " only for the seconds of the freeze. A writer that goes round the client is seen by full"
             " verification only",
             f"deploy the clients, see them in `rekey status {declared.script_id}`, then take away from others"
             f" the right to write to {source}",

@@ -100,8 +100,7 @@ def escaped_characters(facts: Facts) -> Iterator[Advice]:
             Severity.WARNING if trapped else Severity.NOTE,
             f"{', '.join(listed)} of {counted(column.keys, 'key')} looked at",
             key=key,
-            reason="they must be escaped in addresses and filters, and somebody always does it once too"
-            " often or too seldom",
+            reason="they must be escaped in addresses and filters: once too often or too seldom is common",
             cure="use keys.slug, or keys.opaque, and carry the text as a property",
         )
 

@@ -115,7 +115,7 @@ class Gatherer:
         is_cosmos: bool = False,
         prices: Prices | None = None,
     ) -> None:
-        """Take the declaration, what maps a row (a few are mapped twice), and what facts hold besides."""
+        """Take the declaration, what maps a row (a few are mapped twice), and what facts hold as well."""
         self.tallies = [Tally() for _ in (migration.source, *migration.filled)]
         """Of the source, then of the target tables."""
         self._migration = migration

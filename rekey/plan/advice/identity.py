@@ -79,9 +79,8 @@ def merged_keys(facts: Facts) -> Iterator[Advice]:
                 "merged-keys",
                 Severity.ERROR,
                 f"{counted(colliding, 'row')} looked at share a key with another; on the way: {folding}",
-                reason="what differs by case, or behind the cut, becomes one key: only one row can have it",
-                cure="leave the folding out, keep the exact text in the key, or merge such rows in the"
-                " source",
+                reason="what differs by case, or after the cut, becomes one key: only one row can have it",
+                cure="leave the folding out, keep the exact text, or merge such rows in the source",
             )
 
 
@@ -96,7 +95,7 @@ def time_duplicates(facts: Facts) -> Iterator[Advice]:
                 f"{counted(colliding, 'row')} looked at share their moment with another",
                 key="RowKey",
                 reason="two rows of one moment get one key",
-                cure="add what tells them apart behind the moment: a sequence number, the old RowKey",
+                cure="add what tells them apart after the moment: a sequence number, the old RowKey",
             )
 
 

@@ -44,8 +44,7 @@ def one_partition(facts: Facts) -> Iterator[Advice]:
                 f"{counted(table.rows, 'row')}, one partition",
                 key="PartitionKey",
                 reason="one partition is served by one server: 2,000 entities/s at most, for ever",
-                cure="put something into the PartitionKey that queries know: a tenant, a device, keys.date,"
-                " keys.bucket",
+                cure="put what queries know into the PartitionKey: tenant, device, keys.date, keys.bucket",
             )
 
 
@@ -66,7 +65,7 @@ def partition_load(facts: Facts) -> Iterator[Advice]:
             f" partition: {hottest:,.0f}/s",
             key="PartitionKey",
             reason=f"a partition takes {PARTITION_TARGET:,} entities/s; beyond, writes are refused with 503",
-            cure="spread the busiest partition: keys.bucket behind what is there, or a finer PartitionKey",
+            cure="spread the busiest partition: add keys.bucket, or choose a finer PartitionKey",
         )
 
 
@@ -139,8 +138,7 @@ def partition_order(facts: Facts) -> Iterator[Advice]:
                 f" rows{load}",
                 key="PartitionKey",
                 reason="partitions next to each other are served by one server: all inserts go to that one",
-                cure="put something before the moment or number that spreads: a device, a tenant,"
-                " keys.bucket",
+                cure="put something that spreads before the moment or number: device, tenant, keys.bucket",
             )
 
 

@@ -65,7 +65,7 @@ def secret_in_key(facts: Facts) -> Iterator[Advice]:
                 Severity.ERROR,
                 f"{counted(found, 'key')} of {column.keys:,} looked at have the form of tokens or signatures",
                 key=key,
-                reason="whoever sees a log or an address of the table holds the secret",
+                reason="anyone who sees a log or an address of the table holds the secret",
                 cure="put keys.opaque around it, and renew the secrets: treat them as known to others",
             )
 

@@ -90,8 +90,7 @@ def not_served(facts: Facts) -> Iterator[Advice]:
                 _severity(one),
                 _evidence(one),
                 key=ROW_KEY,
-                reason="rows come oldest first, and a table cannot be read backwards: all older rows are"
-                " read",
+                reason="rows come oldest first and cannot be read backwards: all older rows are read",
                 cure="use keys.inverted_ticks, which counts down",
             )
         elif query.kind == "latest" or one.planned.access is Access.TABLE_SCAN:

@@ -1,4 +1,4 @@
-"""Advice on names and on the service behind the endpoint. Pure.
+"""Advice on names, and on the service that the endpoint belongs to. Pure.
 
 Rules kept here:
 
