@@ -81,7 +81,6 @@ PURE = {
     "plan.portrait",
     "plan.problems",
     "plan.render",
-    "plan.requests",
     "plan.result",
     "project.prices",
     "declaration.props",

@@ -8,8 +8,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rekey.plan.page import partition_sizes
@@ -19,22 +18,21 @@ from rekey.present.text import duration, report, size, table
 from rekey.project.prices import amount_text
 
 _UNKNOWN = "–"
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One thing that is compared: its section, what it is, and a text for each design."""
-
-    section: str
-    what: str
-    values: tuple[str, ...]
+Figures = dict[str, str | None]
+"""What one design says, by what it is about; None where its keys could not be tried."""
+Lines = dict[str, tuple[str, ...]]
+"""What is compared: a text for each design, by what it is about."""
 
 
 def comparison_json(plan: Plan) -> dict[str, Any]:
     """Return the comparison as JSON-able data, without keys."""
     return {
         "designs": [one.script_id for one in plan.migrations],
-        "lines": [asdict(line) for lines in _sections(plan).values() for line in lines],
+        "lines": [
+            {"section": section, "what": what, "values": list(values)}
+            for section, lines in _sections(plan).items()
+            for what, values in lines.items()
+        ],
     }
 
 
@@ -43,7 +41,7 @@ def comparison_text(plan: Plan) -> str:
     names = [one.script_id for one in plan.migrations]
     out = [f"{plan.migrations[0].basis.source}: {' | '.join(names)}", *_basis(plan)]
     for section, lines in _sections(plan).items():
-        rows = [(line.what, *line.values) for line in lines]
+        rows = [(what, *values) for what, values in lines.items()]
         out += ["", section, *table(("", *names), rows, indent="  ")]
     return report(out)
 
@@ -69,26 +67,40 @@ def _basis(plan: Plan) -> list[str]:
     return [] if inventory is None else [f"the same rows for each: {inventory.basis}"]
 
 
-def _sections(plan: Plan) -> dict[str, list[Line]]:
+def _sections(plan: Plan) -> dict[str, Lines]:
     """Return what differs and what does not, in the order in which people look."""
+    tables = [_tables(one) for one in plan.migrations]
+    costs = [_costs(one) for one in plan.migrations]
+    problems: list[Figures] = [
+        {one.code: one.severity for one in reversed(each.problems)} for each in plan.migrations
+    ]
+    advice: list[Figures] = [
+        {
+            one.code: "set aside" if one.waived is not None else one.severity
+            for one in reversed(migration.advice)
+            if not one.today
+        }
+        for migration in plan.migrations
+    ]
+    queries: list[Figures] = [
+        {one.query.describe(): one.planned.describe() for one in migration.queries}
+        for migration in plan.migrations
+    ]
+    advised = _lines(advice, sorted({code for one in advice for code in one}))
+    advised |= _lines(problems, sorted({code for one in problems for code in one}))
+    asked = dict.fromkeys(query for one in queries for query in one)
+    most = max(costs, key=len)  # with money, if any design has prices
     found = {
-        "Tables": _lines("Tables", [_tables(one) for one in plan.migrations]),
-        "Advice": [*_advice(plan)],
-        "Queries": [*_queries(plan)],
-        "Cost": _lines("Cost", [_costs(one) for one in plan.migrations]),
+        "Tables": _lines(tables, tables[0]),
+        "Advice": advised or {"on planned keys": ("none",) * len(plan.migrations)},
+        "Queries": _lines(queries, asked, unknown="not declared"),
+        "Cost": _lines(costs, most),
     }
     return {section: lines for section, lines in found.items() if lines}
 
 
-Figures = dict[str, str | None]
-"""What one design says, by what it is about; None where its keys could not be tried."""
-
-
-def _lines(section: str, figures: list[Figures]) -> list[Line]:
-    return [
-        Line(section, what, tuple(one.get(what) or _UNKNOWN for one in figures))
-        for what in max(figures, key=len)
-    ]
+def _lines(designs: Sequence[Figures], names: Iterable[str], *, unknown: str = _UNKNOWN) -> Lines:
+    return {what: tuple(str(one.get(what) or unknown) for one in designs) for what in names}
 
 
 def _tables(plan: MigrationPlan) -> Figures:
@@ -128,28 +140,3 @@ def _costs(plan: MigrationPlan) -> Figures:
         found["money, batch billed as one"] = amount_text(as_one, money.currency)
         found["money, batch billed by its rows"] = amount_text(each, money.currency)
     return found
-
-
-def _advice(plan: Plan) -> Iterator[Line]:
-    given = [
-        {
-            one.code: "set aside" if one.waived is not None else one.severity.value
-            for one in reversed(migration.advice)
-            if not one.today
-        }
-        for migration in plan.migrations
-    ]
-    problems = [{one.code: one.severity.value for one in reversed(each.problems)} for each in plan.migrations]
-    for found in (given, problems):
-        for code in sorted({code for one in found for code in one}):
-            yield Line("Advice", code, tuple(one.get(code, _UNKNOWN) for one in found))
-    if not any([*given, *problems]):
-        yield Line("Advice", "on planned keys", ("none",) * len(plan.migrations))
-
-
-def _queries(plan: Plan) -> Iterator[Line]:
-    answers = [
-        {one.query.describe(): one.planned.describe() for one in each.queries} for each in plan.migrations
-    ]
-    for query in dict.fromkeys(query for one in answers for query in one):
-        yield Line("Queries", query, tuple(one.get(query, "not declared") for one in answers))

@@ -26,9 +26,8 @@ from rekey.inspect.inventory import Inventory, read_sample, read_whole
 from rekey.model import EntityKey, Row, key_of
 from rekey.plan.advice.advise import advise
 from rekey.plan.advice.queries import rated
-from rekey.plan.estimate import estimate
+from rekey.plan.estimate import Batches, Workload, estimate
 from rekey.plan.problems import declaration_problems, ordered, row_problems, table_problems
-from rekey.plan.requests import Batches, Workload
 from rekey.plan.result import Advice, Basis, Collisions, MigrationPlan, Plan, TableFill, TableState
 from rekey.plan.subject import PlanOptions, Subject
 from rekey.plan.survey import Survey

@@ -66,7 +66,6 @@ class Survey:
         self._ids = subject.ids
         self._source = migration.source
         self._show_keys = options.show_keys
-        self._search = CollisionSearch()
         self._size_of = [tables.table(name).encoded_size for name in mapper.tables]
         sealer = None
         if migration.is_sealed:
@@ -78,6 +77,7 @@ class Survey:
         self._measured = self._mapping_bytes = 0
         self._examples: list[tuple[bytes, EntityKey, list[tuple[int, EntityKey]]]] = []
         self._refused: dict[tuple[str, str], tuple[RowRefused, int, list[EntityKey]]] = {}
+        self._search = CollisionSearch()
 
     def __enter__(self) -> Self:
         return self

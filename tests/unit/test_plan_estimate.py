@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rekey.plan.estimate import counts_of, estimate
-from rekey.plan.requests import SPLIT_REQUESTS, Batches, Workload, pages
+from rekey.plan.estimate import SPLIT_REQUESTS, Batches, Workload, counts_of, estimate, pages
 from rekey.plan.result import TableFill
 from rekey.project.config import Limits
 from rekey.tables.sent import OPERATIONS, Kind

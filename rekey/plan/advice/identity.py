@@ -22,7 +22,7 @@ from rekey.declaration.keys.escape import Custom
 from rekey.inspect.columns import KeyColumn
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP
 from rekey.plan.advice.facts import Facts, TableFacts, percent
-from rekey.plan.advice.structure import folds, is_moment, parts_of
+from rekey.plan.advice.structure import is_moment, parts_of
 from rekey.plan.result import Advice
 from rekey.present.text import counted
 
@@ -73,14 +73,16 @@ def merged_keys(facts: Facts) -> Iterator[Advice]:
     """Truncation or case folding that merges."""
     for table in facts.planned:
         colliding = facts.colliding.get(table.table)
-        folding = ", ".join(key.describe() for key in table.keys if folds(key))
+        folding = ", ".join(
+            key.describe() for key in table.keys if any(isinstance(node, FOLDING) for node in key.walk())
+        )
         if colliding and folding and not _is_of_moments(table):
             yield table.advice(
                 "merged-keys",
                 Severity.ERROR,
                 f"{counted(colliding, 'row')} looked at share a key with another; on the way: {folding}",
                 reason="what differs by case, or after the cut, becomes one key: only one row can have it",
-                cure="leave the folding out, keep the exact text, or merge such rows in the source",
+                cure="leave the folding out, keep the exact text in the key, or merge rows in the source",
             )
 
 
@@ -103,7 +105,8 @@ def mutable_key(facts: Facts) -> Iterator[Advice]:
     """A key made of a property that changes."""
     for table in facts.planned[:1]:
         for key, expression in zip((PARTITION_KEY, ROW_KEY), table.keys, strict=True):
-            names = sorted(name for name in expression.inputs() if changes(name))
+            words = {name: _WORD.findall(name) for name in sorted(expression.inputs())}
+            names = [name for name in words if any(word.lower() in CHANGING for word in words[name])]
             if names:
                 yield table.advice(
                     "mutable-key",
@@ -162,11 +165,6 @@ def random_bits(column: KeyColumn) -> float | None:
             return None
         bits += most
     return bits
-
-
-def changes(name: str) -> bool:
-    """Tell whether the name of a property says that it changes."""
-    return any(word.lower() in CHANGING for word in _WORD.findall(name))
 
 
 def _is_of_moments(table: TableFacts) -> bool:

@@ -26,13 +26,13 @@ from rekey.plan.advice.facts import Facts, TableFacts
 from rekey.plan.advice.structure import (
     FALLING,
     RISING,
+    SCRAMBLED,
     inputs_of,
     is_known,
-    is_scrambled,
     keeps_order_of,
     parts_of,
 )
-from rekey.plan.requests import pages
+from rekey.plan.estimate import pages
 from rekey.plan.result import Access, Advice, Answer, Rated
 
 NEARLY_ALL = 0.95
@@ -74,7 +74,7 @@ def not_served(facts: Facts) -> Iterator[Advice]:
         # The part of the RowKey that decides the order of what is asked for.
         parts = _after_known(table.keys[1], table, frozenset(query.known))
         part = parts[0] if parts else None
-        if part is not None and is_scrambled(part):
+        if isinstance(part, SCRAMBLED):
             yield table.advice(
                 "random-order",
                 _severity(one),
