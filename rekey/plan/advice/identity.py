@@ -22,7 +22,7 @@ from rekey.declaration.keys.escape import Custom
 from rekey.inspect.columns import KeyColumn
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP
 from rekey.plan.advice.facts import Facts, TableFacts, percent
-from rekey.plan.advice.structure import is_moment, parts_of
+from rekey.plan.advice.structure import folds, is_moment, parts_of
 from rekey.plan.result import Advice
 from rekey.present.text import counted
 
@@ -73,9 +73,7 @@ def merged_keys(facts: Facts) -> Iterator[Advice]:
     """Truncation or case folding that merges."""
     for table in facts.planned:
         colliding = facts.colliding.get(table.table)
-        folding = ", ".join(
-            key.describe() for key in table.keys if any(isinstance(node, FOLDING) for node in key.walk())
-        )
+        folding = ", ".join(key.describe() for key in table.keys if folds(key))
         if colliding and folding and not _is_of_moments(table):
             yield table.advice(
                 "merged-keys",
