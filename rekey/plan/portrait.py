@@ -107,7 +107,7 @@ class Portrayer:
         for step in _STEPS:
             times = sorted({time[:step] for time in met})
             if len(times) <= TIMES and len(times[0]) >= step:
-                break
+                break  # the finest of which there are few enough; years in any case
         return tuple(
             cells.load(ids, table, times, today=cells is source)
             for cells, table in zip((source, main), self._tables[:2], strict=True)

@@ -75,32 +75,23 @@ def not_served(facts: Facts) -> Iterator[Advice]:
         parts = _after_known(table.keys[1], table, frozenset(query.known))
         part = parts[0] if parts else None
         if isinstance(part, SCRAMBLED):
-            yield table.advice(
-                "random-order",
-                _severity(one),
-                _evidence(one),
-                key=ROW_KEY,
-                reason=f"the key sorts by {part.describe()}, which has no order that could be asked for",
-                cure="put the property that is asked for before the random part, e.g. keys.join of"
-                " keys.inverted_ticks and the id",
+            code, key = "random-order", ROW_KEY
+            reason = f"the key sorts by {part.describe()}, which has no order that could be asked for"
+            cure = (
+                "put the property that is asked for before the random part, e.g. keys.join of"
+                " keys.inverted_ticks and the id"
             )
         elif query.kind == "latest" and isinstance(part, RISING) and keeps_order_of(part, query.by):
-            yield table.advice(
-                "time-not-inverted",
-                _severity(one),
-                _evidence(one),
-                key=ROW_KEY,
-                reason="rows come oldest first and cannot be read backwards: all older rows are read",
-                cure="use keys.inverted_ticks, which counts down",
-            )
+            code, key = "time-not-inverted", ROW_KEY
+            reason = "rows come oldest first and cannot be read backwards: all older rows are read"
+            cure = "use keys.inverted_ticks, which counts down"
         elif query.kind == "latest" or one.planned.access is Access.TABLE_SCAN:
-            yield table.advice(
-                "query-not-served",
-                _severity(one),
-                _evidence(one),
-                reason="no key begins with what is asked for, so everything is read and sieved",
-                cure="begin the RowKey with the property that is asked for, or add an index that does",
-            )
+            code, key = "query-not-served", ""
+            reason = "no key begins with what is asked for, so everything is read and sieved"
+            cure = "begin the RowKey with the property that is asked for, or add an index that does"
+        else:
+            continue
+        yield table.advice(code, _severity(one), _evidence(one), key=key, reason=reason, cure=cure)
 
 
 def _badly_served(facts: Facts) -> Iterator[tuple[Rated, TableFacts]]:
