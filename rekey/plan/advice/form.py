@@ -42,17 +42,14 @@ _BETWEEN = re.compile(r"[_|:;,~!]")
 
 def unpadded_numbers(facts: Facts) -> Iterator[Advice]:
     """Numbers that are not zero-padded."""
+    reason = "keys sort as text: 111 comes before 2, so ranges and pages come in no useful order"
+    cure = "write them with zeros in front: keys.zero_pad(10, …)"
     for table, key, column in facts.columns:
         widths = number_widths(column)
         if widths is not None:
-            yield table.advice(
-                "unpadded-numbers",
-                Severity.WARNING if key == "RowKey" else Severity.NOTE,
-                f"numbers of {widths[0]} to {widths[1]} digits in {counted(column.keys, 'key')} looked at",
-                key=key,
-                reason="keys sort as text: 111 comes before 2, so ranges and pages come in no useful order",
-                cure="write them with zeros in front: keys.zero_pad(10, …)",
-            )
+            severity = Severity.WARNING if key == "RowKey" else Severity.NOTE
+            said = f"numbers of {widths[0]} to {widths[1]} digits in {counted(column.keys, 'key')} looked at"
+            yield table.advice("unpadded-numbers", severity, said, key=key, reason=reason, cure=cure)
 
 
 def number_widths(column: KeyColumn) -> tuple[int, int] | None:
@@ -87,6 +84,8 @@ def _varying(digits: Sequence[str]) -> tuple[int, int] | None:
 
 def escaped_characters(facts: Facts) -> Iterator[Advice]:
     """Keys that need escaping."""
+    reason = "they must be escaped in addresses and filters: once too often or too seldom is common"
+    cure = "use keys.slug, or keys.opaque, and carry the text as a property"
     for table, key, column in facts.columns:
         found = {mark: column.specials[mark] for mark in ESCAPED if column.specials[mark]}
         edges = column.marked(Mark.EDGE)
@@ -95,35 +94,31 @@ def escaped_characters(facts: Facts) -> Iterator[Advice]:
         listed = [f"{mark} in {number:,}" for mark, number in found.items()]
         listed += [f"spaces at an end in {edges:,}"] if edges else []
         trapped = edges or any(mark in TRAPS for mark in found)
-        yield table.advice(
-            "escaped-characters",
-            Severity.WARNING if trapped else Severity.NOTE,
-            f"{', '.join(listed)} of {counted(column.keys, 'key')} looked at",
-            key=key,
-            reason="they must be escaped in addresses and filters: once too often or too seldom is common",
-            cure="use keys.slug, or keys.opaque, and carry the text as a property",
-        )
+        severity = Severity.WARNING if trapped else Severity.NOTE
+        said = f"{', '.join(listed)} of {counted(column.keys, 'key')} looked at"
+        yield table.advice("escaped-characters", severity, said, key=key, reason=reason, cure=cure)
 
 
 def non_ascii(facts: Facts) -> Iterator[Advice]:
     """Characters outside ASCII."""
+    reason = (
+        "keys that look alike can differ (é in one character or two), each is escaped to"
+        " three bytes and more, and they sort by UTF-16 unit"
+    )
+    cure = "use keys.normalize and keys.slug, or keys.opaque, and carry the text as a property"
     for table, key, column in facts.columns:
         found, loose = column.marked(Mark.NON_ASCII), column.marked(Mark.LOOSE)
         if found:
             more = f"; {loose:,} not in composed form (NFC)" if loose else ""
-            yield table.advice(
-                "non-ascii",
-                Severity.WARNING if loose else Severity.NOTE,
-                f"{counted(found, 'key')} of {column.keys:,} looked at{more}",
-                key=key,
-                reason="keys that look alike can differ (é in one character or two), each is escaped to"
-                " three bytes and more, and they sort by UTF-16 unit",
-                cure="use keys.normalize and keys.slug, or keys.opaque, and carry the text as a property",
-            )
+            severity = Severity.WARNING if loose else Severity.NOTE
+            said = f"{counted(found, 'key')} of {column.keys:,} looked at{more}"
+            yield table.advice("non-ascii", severity, said, key=key, reason=reason, cure=cure)
 
 
 def long_keys(facts: Facts) -> Iterator[Advice]:
     """Long keys, with their bytes."""
+    reason = "keys are billed with every row, sent with every answer, and repeated in pointers"
+    cure = "shorten what is repeated in every key, or use keys.opaque: 32 characters"
     for table in facts.tables:
         units = sum(column.lengths.mean for _, column in table.columns)
         row_bytes = table.counts.mean_row_bytes
@@ -136,73 +131,64 @@ def long_keys(facts: Facts) -> Iterator[Advice]:
             cost = ""
             if monthly is not None:
                 cost = f": {amount_text(monthly, facts.prices.currency or '')} a month to store"
-            yield table.advice(
-                "long-keys",
-                Severity.WARNING,
+            said = (
                 f"both keys take {units:.0f} characters on average: {size / 1024**2:,.1f} MiB in"
-                f" {counted(table.rows, 'row')}, {percent(min(1.0, share))} of the bytes{cost}",
-                reason="keys are billed with every row, sent with every answer, and repeated in pointers",
-                cure="shorten what is repeated in every key, or use keys.opaque: 32 characters",
+                f" {counted(table.rows, 'row')}, {percent(min(1.0, share))} of the bytes{cost}"
             )
+            yield table.advice("long-keys", Severity.WARNING, said, reason=reason, cure=cure)
 
 
 def row_size(facts: Facts) -> Iterator[Advice]:
     """Rows near 1 MiB."""
+    reason = "a row over 1 MiB cannot be written; four of this size fill a batch"
+    cure = "keep large values in a blob and its name in the row, or drop properties"
     for table in facts.tables:
         largest = table.counts.largest_row_bytes
         if largest >= NEAR * MAX_ENTITY_BYTES:
-            yield table.advice(
-                "row-size",
-                Severity.WARNING,
+            said = (
                 f"the largest of {counted(table.counts.rows, 'row')} looked at has"
-                f" {largest / 1024:,.0f} KiB of {MAX_ENTITY_BYTES // 1024:,}",
-                reason="a row over 1 MiB cannot be written; four of this size fill a batch",
-                cure="keep large values in a blob and its name in the row, or drop properties",
+                f" {largest / 1024:,.0f} KiB of {MAX_ENTITY_BYTES // 1024:,}"
             )
+            yield table.advice("row-size", Severity.WARNING, said, reason=reason, cure=cure)
 
 
 def property_count(facts: Facts) -> Iterator[Advice]:
     """Rows near 252 properties."""
+    reason = "the next property cannot be added; names are stored in each row"
+    cure = "put properties that belong together into one text, or into a row of their own"
     for table in facts.tables:
         if table.counts.most_properties >= NEAR * MAX_PROPERTIES:
-            yield table.advice(
-                "property-count",
-                Severity.WARNING,
+            said = (
                 f"{table.counts.most_properties} properties of {MAX_PROPERTIES} in one of"
-                f" {counted(table.counts.rows, 'row')} looked at",
-                reason="the next property cannot be added; names are stored in each row",
-                cure="put properties that belong together into one text, or into a row of their own",
+                f" {counted(table.counts.rows, 'row')} looked at"
             )
+            yield table.advice("property-count", Severity.WARNING, said, reason=reason, cure=cure)
 
 
 def pointer_dropped(facts: Facts) -> Iterator[Advice]:
     """An index table whose pointer is not carried."""
+    reason = "an index row without MainPartitionKey and MainRowKey leads nowhere"
+    cure = "carry both properties: name them in props.keep, do not drop or rename them"
     if not facts.planned or not facts.today.pointer_rows:
         return
     main = facts.planned[0]
     if main.pointer_rows < facts.today.pointer_rows:
-        yield main.advice(
-            "pointer-dropped",
-            Severity.WARNING,
+        said = (
             f"{counted(facts.today.pointer_rows, 'row')} looked at hold a pointer,"
-            f" {main.pointer_rows:,} after",
-            reason="an index row without MainPartitionKey and MainRowKey leads nowhere",
-            cure="carry both properties: name them in props.keep, do not drop or rename them",
+            f" {main.pointer_rows:,} after"
         )
+        yield main.advice("pointer-dropped", Severity.WARNING, said, reason=reason, cure=cure)
 
 
 def fan_out(facts: Facts) -> Iterator[Advice]:
     """Many index rows for each row."""
+    reason = "each write of the application becomes that many writes, none of them atomic with it"
+    cure = "index what is asked for only, or keep items together in one row"
     for table in facts.planned[1:]:
         fanned = table.rows / facts.today.rows if facts.today.rows else 0.0
         if fanned > FANNED_OUT and facts.today.rows >= WORTH_SAYING_ROWS:
-            yield table.advice(
-                "fan-out",
-                Severity.WARNING,
-                f"{counted(table.rows, 'row')} for {counted(facts.today.rows, 'row')}: {fanned:.1f} each",
-                reason="each write of the application becomes that many writes, none of them atomic with it",
-                cure="index what is asked for only, or keep items together in one row",
-            )
+            said = f"{counted(table.rows, 'row')} for {counted(facts.today.rows, 'row')}: {fanned:.1f} each"
+            yield table.advice("fan-out", Severity.WARNING, said, reason=reason, cure=cure)
 
 
 RULES = (

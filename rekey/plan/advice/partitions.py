@@ -36,20 +36,19 @@ MANY_PARTITIONS = 100
 
 def one_partition(facts: Facts) -> Iterator[Advice]:
     """One PartitionKey for everything."""
+    reason = "one partition is served by one server: 2,000 entities/s at most, for ever"
+    cure = "put what queries know into the PartitionKey: tenant, device, keys.date, keys.bucket"
     for table in facts.tables:
         if table.partitions == 1 and table.rows >= FEW_ROWS:
-            yield table.advice(
-                "one-partition",
-                Severity.ERROR if table.rows >= MANY_ROWS else Severity.WARNING,
-                f"{counted(table.rows, 'row')}, one partition",
-                key="PartitionKey",
-                reason="one partition is served by one server: 2,000 entities/s at most, for ever",
-                cure="put what queries know into the PartitionKey: tenant, device, keys.date, keys.bucket",
-            )
+            severity = Severity.ERROR if table.rows >= MANY_ROWS else Severity.WARNING
+            said = f"{counted(table.rows, 'row')}, one partition"
+            yield table.advice("one-partition", severity, said, key="PartitionKey", reason=reason, cure=cure)
 
 
 def partition_load(facts: Facts) -> Iterator[Advice]:
     """A partition over the target at the declared load."""
+    reason = f"a partition takes {PARTITION_TARGET:,} entities/s; beyond, writes are refused with 503"
+    cure = "spread the busiest partition: add keys.bucket, or choose a finer PartitionKey"
     writes = facts.load.get("writes_per_second")
     if writes is None:
         return
@@ -58,30 +57,27 @@ def partition_load(facts: Facts) -> Iterator[Advice]:
         hottest = writes * fanned * table.hottest_share
         if hottest <= PARTITION_TARGET / 2:
             continue
-        yield table.advice(
-            "partition-load",
-            Severity.ERROR if hottest > PARTITION_TARGET else Severity.WARNING,
+        severity = Severity.ERROR if hottest > PARTITION_TARGET else Severity.WARNING
+        said = (
             f"{writes * fanned:,.0f} rows/s declared, {percent(table.hottest_share)} of them to one"
-            f" partition: {hottest:,.0f}/s",
-            key="PartitionKey",
-            reason=f"a partition takes {PARTITION_TARGET:,} entities/s; beyond, writes are refused with 503",
-            cure="spread the busiest partition: add keys.bucket, or choose a finer PartitionKey",
+            f" partition: {hottest:,.0f}/s"
         )
+        yield table.advice("partition-load", severity, said, key="PartitionKey", reason=reason, cure=cure)
 
 
 def partition_share(facts: Facts) -> Iterator[Advice]:
     """The largest partition's share."""
+    reason = "what is stored in one place is mostly read and written there, too: it gets hot first"
+    cure = "divide that partition: add keys.bucket or keys.date to the PartitionKey"
     for table in facts.tables:
         share = table.largest_partition / table.rows if table.rows else 0.0
         uneven = share >= SHARE and table.largest_partition >= TIMES_THE_MEAN * table.rows_per_partition
         if table.rows >= SHARE_ROWS and uneven:
+            said = (
+                f"the largest of {counted(table.partitions, 'partition')} holds {percent(share)} of the rows"
+            )
             yield table.advice(
-                "partition-share",
-                Severity.WARNING,
-                f"the largest of {counted(table.partitions, 'partition')} holds {percent(share)} of the rows",
-                key="PartitionKey",
-                reason="what is stored in one place is mostly read and written there, too: it gets hot first",
-                cure="divide that partition: add keys.bucket or keys.date to the PartitionKey",
+                "partition-share", Severity.WARNING, said, key="PartitionKey", reason=reason, cure=cure
             )
 
 
@@ -98,27 +94,25 @@ def partition_per_row(facts: Facts) -> Iterator[Advice]:
             continue
         alone = f"{counted(table.rows, 'row')} in {counted(table.partitions, 'partition')}"
         if batch > 1:
+            said = f"{alone}; batches of {batch:,.0f} declared"
+            reason = "a transaction writes rows of one partition only: there are none to write together"
+            cure = "give rows that are written together one PartitionKey"
             yield table.advice(
-                "partition-per-row",
-                Severity.ERROR,
-                f"{alone}; batches of {batch:,.0f} declared",
-                key="PartitionKey",
-                reason="a transaction writes rows of one partition only: there are none to write together",
-                cure="give rows that are written together one PartitionKey",
+                "partition-per-row", Severity.ERROR, said, key="PartitionKey", reason=reason, cure=cure
             )
         elif ranged and not together:
+            said = f"{alone}; {ranged[0].describe()} declared"
+            reason = "a range over rows that all stand alone is a scan over partitions"
+            cure = "give rows that are read together one PartitionKey, or add an index"
             yield table.advice(
-                "partition-per-row",
-                Severity.WARNING,
-                f"{alone}; {ranged[0].describe()} declared",
-                key="PartitionKey",
-                reason="a range over rows that all stand alone is a scan over partitions",
-                cure="give rows that are read together one PartitionKey, or add an index",
+                "partition-per-row", Severity.WARNING, said, key="PartitionKey", reason=reason, cure=cure
             )
 
 
 def partition_order(facts: Facts) -> Iterator[Advice]:
     """Ascending or descending PartitionKeys."""
+    reason = "partitions next to each other are served by one server: all inserts go to that one"
+    cure = "put something that spreads before the moment or number: device, tenant, keys.bucket"
     writes = facts.load.get("writes_per_second", 0.0)
     for table in facts.tables:
         said = ""
@@ -131,14 +125,12 @@ def partition_order(facts: Facts) -> Iterator[Advice]:
         fine = table.rows_per_partition <= FINE_ROWS and table.partitions >= MANY_PARTITIONS
         if said and (writes >= BUSY_WRITES or fine):
             load = f"; {writes:,.0f} writes/s declared" if writes else ""
-            yield table.advice(
-                "partition-order",
-                Severity.WARNING,
+            said = (
                 f"{said}; {counted(table.partitions, 'partition')} of {table.rows_per_partition:.1f}"
-                f" rows{load}",
-                key="PartitionKey",
-                reason="partitions next to each other are served by one server: all inserts go to that one",
-                cure="put something that spreads before the moment or number: device, tenant, keys.bucket",
+                f" rows{load}"
+            )
+            yield table.advice(
+                "partition-order", Severity.WARNING, said, key="PartitionKey", reason=reason, cure=cure
             )
 
 

@@ -41,33 +41,31 @@ GUESSABLE_SHARE = 0.5
 
 def personal_data(facts: Facts) -> Iterator[Advice]:
     """Personal data in keys, today and after."""
+    reason = (
+        "keys stand in logs, addresses, caches and metrics, and cannot be changed or"
+        " erased without making another row"
+    )
+    cure = "put keys.opaque around it, and carry the value as a property (props.copy)"
     for table, key, column in facts.columns:
         for shape in personal_shapes(column):
-            yield table.advice(
-                "personal-data",
-                Severity.ERROR,
+            said = (
                 f"{counted(column.shapes[shape], 'key')} of {column.keys:,} looked at"
-                f" ({percent(column.share(shape))}) have the form of {NOUNS[shape]}",
-                key=key,
-                reason="keys stand in logs, addresses, caches and metrics, and cannot be changed or"
-                " erased without making another row",
-                cure="put keys.opaque around it, and carry the value as a property (props.copy)",
+                f" ({percent(column.share(shape))}) have the form of {NOUNS[shape]}"
             )
+            yield table.advice("personal-data", Severity.ERROR, said, key=key, reason=reason, cure=cure)
 
 
 def secret_in_key(facts: Facts) -> Iterator[Advice]:
     """Secrets in keys, today and after."""
+    reason = "anyone who sees a log or an address of the table holds the secret"
+    cure = "put keys.opaque around it, and renew the secrets: treat them as known to others"
     for table, key, column in facts.columns:
         found = column.shapes[Shape.SECRET]
         if found:
-            yield table.advice(
-                "secret-in-key",
-                Severity.ERROR,
-                f"{counted(found, 'key')} of {column.keys:,} looked at have the form of tokens or signatures",
-                key=key,
-                reason="anyone who sees a log or an address of the table holds the secret",
-                cure="put keys.opaque around it, and renew the secrets: treat them as known to others",
+            said = (
+                f"{counted(found, 'key')} of {column.keys:,} looked at have the form of tokens or signatures"
             )
+            yield table.advice("secret-in-key", Severity.ERROR, said, key=key, reason=reason, cure=cure)
 
 
 def guessable_hash(facts: Facts) -> Iterator[Advice]:

@@ -52,16 +52,14 @@ def rated(facts: Facts) -> tuple[Rated, ...]:
 
 def key_not_computable(facts: Facts) -> Iterator[Advice]:
     """A key that cannot be computed from what the application knows at read time."""
+    reason = "one row is read by both keys; without one of them rows are searched"
+    cure = "make the key of what is known (and tell the application how), or add an index by it"
     for one, table in _badly_served(facts):
         if one.query.kind == "point":
             partition_is_known = is_known(table.keys[0], table.declared, frozenset(one.query.known))
+            key = ROW_KEY if partition_is_known else PARTITION_KEY
             yield table.advice(
-                "key-not-computable",
-                _severity(one),
-                _evidence(one),
-                key=ROW_KEY if partition_is_known else PARTITION_KEY,
-                reason="one row is read by both keys; without one of them rows are searched",
-                cure="make the key of what is known (and tell the application how), or add an index by it",
+                "key-not-computable", _severity(one), _evidence(one), key=key, reason=reason, cure=cure
             )
 
 
