@@ -108,12 +108,7 @@ class Gatherer:
     """Takes source rows with what they are mapped to (`take`), then gives `facts`."""
 
     def __init__(
-        self,
-        migration: Migration,
-        map_row: MapRow,
-        *,
-        is_cosmos: bool = False,
-        prices: Prices | None = None,
+        self, migration: Migration, map_row: MapRow, *, is_cosmos: bool = False, prices: Prices | None = None
     ) -> None:
         """Take the declaration, what maps a row (a few are mapped twice), and what facts hold as well."""
         self.tallies = [Tally() for _ in (migration.source, *migration.filled)]
