@@ -70,6 +70,11 @@ def secret_in_key(facts: Facts) -> Iterator[Advice]:
 
 def guessable_hash(facts: Facts) -> Iterator[Advice]:
     """Unkeyed hash of low-entropy input."""
+    reason = (
+        "an unkeyed hash of what can be listed hides nothing: the list is hashed at a million"
+        " guesses a second, once for everybody"
+    )
+    cure = "use keys.opaque, which is keyed with a secret"
     for one in facts.hash_inputs:
         inputs, what = one.inputs, ""
         shapes, most = personal_shapes(inputs), inputs.lengths.most
@@ -79,16 +84,8 @@ def guessable_hash(facts: Facts) -> Iterator[Advice]:
         elif inputs.keys >= LEAST_KEYS and numbers >= GUESSABLE_SHARE:
             what = f"{percent(numbers)} are numbers of at most {most} digits"
         if what:
-            yield Advice(
-                "guessable-hash",
-                Severity.ERROR,
-                one.where,
-                False,
-                f"{one.described}: of {inputs.keys:,} inputs looked at {what}",
-                "an unkeyed hash of what can be listed hides nothing: the list is hashed at a million"
-                " guesses a second, once for everybody",
-                "use keys.opaque, which is keyed with a secret",
-            )
+            said = f"{one.described}: of {inputs.keys:,} inputs looked at {what}"
+            yield Advice("guessable-hash", Severity.ERROR, one.where, False, said, reason, cure)
 
 
 def personal_shapes(column: KeyColumn) -> list[Shape]:
