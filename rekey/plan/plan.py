@@ -308,9 +308,6 @@ def _fills(survey: Survey, inventory: Inventory) -> tuple[TableFill, ...]:
 def weighty(found: Sequence[Advice]) -> dict[str, Severity]:
     """Return what of advice a plan rests on: the codes of errors and warnings on planned keys, each with its
     highest severity. Figures and notes change with every row; what the script waives stays."""
-    rests: dict[str, Severity] = {}
-    for one in found:
-        if not one.today and one.severity is not Severity.NOTE:
-            known = rests.get(one.code, one.severity)
-            rests[one.code] = min(known, one.severity, key=lambda severity: severity.place)
-    return dict(sorted(rests.items()))
+    rests = [one for one in found if not one.today and one.severity is not Severity.NOTE]
+    rests.sort(key=lambda one: (one.code, -one.severity.place))  # of one code, what weighs most comes last
+    return {one.code: one.severity for one in rests}
