@@ -84,7 +84,7 @@ def _varying(digits: Sequence[str]) -> tuple[int, int] | None:
 
 def escaped_characters(facts: Facts) -> Iterator[Advice]:
     """Keys that need escaping."""
-    reason = "they must be escaped in addresses and filters: once too often or too seldom is common"
+    reason = "they must be escaped in addresses and filters, which is often done twice or not at all"
     cure = "use keys.slug, or keys.opaque, and carry the text as a property"
     for table, key, column in facts.columns:
         found = {mark: column.specials[mark] for mark in ESCAPED if column.specials[mark]}
