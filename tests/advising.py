@@ -55,10 +55,11 @@ def facts(rows: Sequence[Row], what: Migration, *, scale: int = 1, is_cosmos: bo
         None,
     )
     colliding = {
-        number: sum(times for times in met.values() if times > 1) for number, met in enumerate(targets)
+        table: sum(times for times in met.values() if times > 1)
+        for table, met in zip(what.tables, targets, strict=True)
     }
     fills = [_fill(table, met, scale) for table, met in zip(what.tables, targets, strict=True)]
-    return gatherer.facts(inventory, fills, {number: many for number, many in colliding.items() if many})
+    return gatherer.facts(inventory, fills, colliding)
 
 
 def _fill(table: str, met: Counter[tuple[str, str]], scale: int) -> TableFill:

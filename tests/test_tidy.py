@@ -78,7 +78,6 @@ PURE = {
     "plan.portrait",
     "plan.problems",
     "plan.render",
-    "plan.requests",
     "plan.result",
     "project.prices",
     "declaration.props",

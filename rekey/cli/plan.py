@@ -141,7 +141,7 @@ async def _make(
 ) -> Plan:
     from rekey.migration.opening import Prepared, open_migration
     from rekey.plan.advice.service import is_cosmos
-    from rekey.plan.plan import compare_designs, make_plan
+    from rekey.plan.plan import make_plan
     from rekey.plan.subject import PlanOptions, subject_of
     from rekey.state.store import State
 
@@ -158,5 +158,7 @@ async def _make(
         with State.open(config.state, read_only=True) as state:
             opened = [open_migration(Prepared.of(config, one), accounts) for one in chosen]
             subjects = [await subject_of(one, state.migration(one.declared.script_id)) for one in opened]
-        work = compare_designs if together else make_plan
-        return await work(subjects, accounts.tables, options, clock=shell.clock, progress=shell.progress())
+        clock, progress = shell.clock, shell.progress()
+        return await make_plan(
+            subjects, accounts.tables, options, together=together, clock=clock, progress=progress
+        )

@@ -11,11 +11,15 @@ from __future__ import annotations
 
 import unicodedata
 import zlib
+from bisect import bisect_left
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntFlag
+from itertools import accumulate
+from string import ascii_lowercase, ascii_uppercase, digits
 
 from rekey.core.limits import MAX_KEY_UNITS, utf16_units
+from rekey.core.plain import told
 from rekey.inspect.shapes import Shape, shapes_in
 
 SAMPLED_KEYS = 2_000
@@ -39,19 +43,15 @@ class Mark(IntFlag):
     """Not in Unicode's composed form: two keys may look alike and differ."""
 
 
-def _mark_of(character: str) -> int:
-    if character.islower():
-        return Mark.LOWER
-    if character.isupper():
-        return Mark.UPPER
-    if character.isdigit():
-        return Mark.DIGITS
-    if character in "-._~":
-        return Mark.PLAIN
-    return Mark.SPACE if character == " " else Mark.SPECIAL
-
-
-_MARKS = {chr(code): int(_mark_of(chr(code))) for code in range(128)}
+# As plain integers: flags are slow, and every character of every key is looked up.
+_MARKS = {
+    **dict.fromkeys(map(chr, range(128)), int(Mark.SPECIAL)),
+    **dict.fromkeys(ascii_lowercase, int(Mark.LOWER)),
+    **dict.fromkeys(ascii_uppercase, int(Mark.UPPER)),
+    **dict.fromkeys(digits, int(Mark.DIGITS)),
+    **dict.fromkeys("-._~", int(Mark.PLAIN)),
+    " ": int(Mark.SPACE),
+}
 _NON_ASCII = int(Mark.NON_ASCII)
 
 
@@ -62,7 +62,7 @@ class Lengths:
     least: int
     median: int
     most: int
-    mean: float
+    mean: float = field(metadata=told(digits=2))
 
 
 class KeyColumn:
@@ -73,7 +73,7 @@ class KeyColumn:
         self.empty = 0
         self.shapes: Counter[Shape] = Counter()
         self.specials: Counter[str] = Counter()
-        self._units = [0] * (MAX_KEY_UNITS + 2)
+        self._units: Counter[int] = Counter()
         self._total_units = 0
         self._marks: Counter[int] = Counter()
         self._sample: list[tuple[int, str]] = []
@@ -85,7 +85,17 @@ class KeyColumn:
         units = utf16_units(key)
         self._units[min(units, MAX_KEY_UNITS + 1)] += 1
         self._total_units += units
-        self._marks[self._marks_of(key)] += 1
+        marks = 0
+        for character in set(key):
+            mark = _MARKS.get(character, _NON_ASCII)
+            marks |= mark
+            if mark == Mark.SPECIAL:
+                self.specials[character] += 1
+        if marks & Mark.SPACE and key != key.strip(" "):
+            marks |= Mark.EDGE
+        if marks & _NON_ASCII and not unicodedata.is_normalized("NFC", key):
+            marks |= Mark.LOOSE
+        self._marks[int(marks)] += 1
         if not key:
             self.empty += 1
             return
@@ -101,22 +111,18 @@ class KeyColumn:
     @property
     def lengths(self) -> Lengths:
         """Return the lengths of the keys added; zeros without any."""
-        used = [units for units, count in enumerate(self._units) if count]
-        if not used:
+        if not self.keys:
             return Lengths(0, 0, 0, 0.0)
-        half, seen, median = (self.keys + 1) // 2, 0, 0
-        for units in used:
-            seen += self._units[units]
-            if seen >= half:
-                median = units
-                break
+        used = sorted(self._units)
+        keys_up_to = list(accumulate(self._units[units] for units in used))
+        median = used[bisect_left(keys_up_to, (self.keys + 1) // 2)]
         return Lengths(used[0], median, used[-1], self._total_units / self.keys)
 
     def by_length(self, step: int) -> dict[int, int]:
         """Return how many keys are how long: the lower end of a class of `step` UTF-16 units, and the number
         of keys; all classes from 0 to the longest."""
-        used = max((units for units, count in enumerate(self._units) if count), default=-1)
-        return {low: sum(self._units[low : low + step]) for low in range(0, used + 1, step)}
+        lows = range(0, max(self._units, default=-1) + 1, step)
+        return {low: sum(self._units[units] for units in range(low, low + step)) for low in lows}
 
     @property
     def sample(self) -> list[str]:
@@ -130,16 +136,3 @@ class KeyColumn:
     def share(self, *shapes: Shape) -> float:
         """Return the share of keys with these shapes, 0.0 to 1.0 (one shape counts; more are added up)."""
         return min(1.0, sum(self.shapes[shape] for shape in shapes) / self.keys) if self.keys else 0.0
-
-    def _marks_of(self, key: str) -> int:
-        marks = 0
-        for character in set(key):
-            mark = _MARKS.get(character, _NON_ASCII)
-            marks |= mark
-            if mark == Mark.SPECIAL:
-                self.specials[character] += 1
-        if marks & Mark.SPACE and key != key.strip(" "):
-            marks |= Mark.EDGE
-        if marks & _NON_ASCII and not unicodedata.is_normalized("NFC", key):
-            marks |= Mark.LOOSE
-        return int(marks)

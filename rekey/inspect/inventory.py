@@ -16,9 +16,11 @@ import hashlib
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from rekey.core.limits import entity_bytes
+from rekey.core.plain import UNTOLD, members, told
 from rekey.inspect.sampling import RowEstimate, Sizer, Stretch, Units, key_from, units_of
 from rekey.model import ETAG, EVERYTHING, PARTITION_KEY, TIMESTAMP, EntityKey, KeyRange, Row, key_of
 from rekey.tables.base import MAX_PAGE_ROWS, Table
@@ -57,13 +59,13 @@ class Inventory:
     """
 
     table: str
-    rows: RowEstimate
+    rows: RowEstimate = field(metadata=told(flat=True))
     stored_bytes: int
-    pages: int
-    partitions: int
+    pages: int = field(metadata=told("pages_read"))
+    partitions: int = field(metadata=told("partitions_met"))
     largest_partition: int
-    digest: str | None
-    requests: int = 0
+    digest: str | None = field(metadata=UNTOLD)
+    requests: int = field(default=0, metadata=UNTOLD)
 
     @property
     def exact(self) -> bool:
@@ -80,6 +82,10 @@ class Inventory:
             "rows, bytes and all that follows from them are estimates"
         )
 
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object, as it stands in a plan."""
+        return {**members(self), "basis": self.basis}
+
 
 Take = Callable[[Sequence[Row], bool], None]
 """Takes the rows of one page; the flag tells whether they continue the page before."""
@@ -88,81 +94,14 @@ Jump = Callable[[EntityKey], None]
 """Told after which key the next rows begin, when they do not continue the page before."""
 
 
-class _AlreadyRead:
-    """Remembers which stretches were read, so that no row is counted or handed on twice."""
-
-    def __init__(self) -> None:
-        self._ends: list[Units] = []
-        self._begins: list[Units] = []
-
-    def mark(self, after: Units, upto: Units) -> None:
-        """Take note that everything after `after` up to `upto` was read."""
-        at = bisect_left(self._ends, upto)
-        self._ends.insert(at, upto)
-        self._begins.insert(at, after)
-
-    def __contains__(self, key: Units) -> bool:
-        # Stretches are few (one a request) and may overlap, so all that end at or after the key count.
-        return any(begin < key for begin in self._begins[bisect_left(self._ends, key) :])
-
-
-class _Totals:
-    """Sums over rows in scan order; memory grows with a sample's partitions, not with a whole read's."""
-
-    def __init__(self, *, gaps: bool) -> None:
-        """Tell whether stretches may be missing: then a partition may be met again and is remembered."""
-        self.rows = 0
-        self.stored = 0
-        self.pages = 0
-        self.requests = 0
-        self.partitions = 0
-        self.largest = 0
-        self.digest = 0
-        self.run = 0
-        self._partition: str | None = None
-        self._met: set[str] | None = set() if gaps else None
-
-    def take(self, rows: Sequence[Row], continues: bool) -> None:
-        if not continues:
-            self._partition = None
-        for row in rows:
-            self.stored += entity_bytes(row)
-            self.digest += _row_digest(row)
-            if row[PARTITION_KEY] != self._partition:
-                self._partition = row[PARTITION_KEY]
-                self.run = 0
-                if self._met is None or self._partition not in self._met:
-                    self.partitions += 1
-                if self._met is not None:
-                    self._met.add(row[PARTITION_KEY])
-            self.run += 1
-            self.largest = max(self.largest, self.run)
-        self.rows += len(rows)
-
-    def inventory(self, table: Table, rows: RowEstimate) -> Inventory:
-        """Return what is known of a table; its digest when it was read whole."""
-        return Inventory(
-            table=table.name,
-            rows=rows,
-            stored_bytes=self.stored * rows.rows // self.rows if self.rows else 0,
-            pages=self.pages,
-            partitions=self.partitions,
-            largest_partition=self.largest,
-            digest=f"{self.digest % DIGEST_MODULUS:032x}" if rows.exact else None,
-            requests=self.requests,
-        )
-
-
 async def read_whole(table: Table, take: Take) -> Inventory:
     """Read every row of a table, handing pages to `take`. Raises TableMissing and service errors."""
-    totals = _Totals(gaps=False)
+    reading = _Reading(table, take, gaps=False)
     async with aclosing(_scan(table, EVERYTHING)) as pages:
         async for rows in pages:
-            totals.pages += 1
-            totals.take(rows, True)
-            take(rows, True)
-    totals.requests = totals.pages
-    return totals.inventory(table, RowEstimate(totals.rows, totals.rows, exact=True, settled=True))
+            reading.take_page(rows, True)
+    reading.requests = reading.pages
+    return reading.inventory(reading.rows, exact=True, settled=True)
 
 
 async def read_sample(table: Table, size: SampleSize, take: Take, jump: Jump | None = None) -> Inventory:
@@ -170,80 +109,139 @@ async def read_sample(table: Table, size: SampleSize, take: Take, jump: Jump | N
 
     A table that is no longer than the head is read whole; then the inventory says so and has its digest.
     """
-    totals = _Totals(gaps=True)
-    known = _AlreadyRead()
-    page, whole = await _read_head(table, size.head_rows, totals, known, take)
-    likely, settled = totals.rows, True
-    if not whole:
+    reading = _Reading(table, take, gaps=True)
+    page, whole = await reading.read_head(size.head_rows)
+    if whole:
+        return reading.inventory(reading.rows, exact=True, settled=True)
 
-        async def read(after: Units) -> Stretch:
-            if jump is not None:
-                jump(key_from(after))
-            most = None if size.requests is None else size.requests - 1 - totals.requests
-            return await _read_stretch(table, after, totals, known, take, most)
+    def left() -> int | None:
+        # One is kept back: after the last page of a table an empty answer may follow.
+        return None if size.requests is None else size.requests - 1 - reading.requests
 
-        probes = size.probes
-        if size.requests is not None:
-            # One is kept back: after the last page of a table an empty answer may follow.
-            probes = min(probes, size.requests - 1 - totals.requests)
-        sizer = Sizer(read, probes)
-        likely += round(await sizer.rows_behind(page, totals.rows))
-        settled = sizer.settled
-    likely = max(likely, totals.rows)
-    return totals.inventory(table, RowEstimate(likely, totals.rows, exact=whole, settled=settled))
+    async def read(after: Units) -> Stretch:
+        if jump is not None:
+            jump(key_from(after))
+        return await reading.read_stretch(after, left())
+
+    probes, most = size.probes, left()
+    sizer = Sizer(read, probes if most is None else min(probes, most))
+    likely = reading.rows + round(await sizer.rows_after(page, reading.rows))
+    return reading.inventory(max(likely, reading.rows), exact=False, settled=sizer.settled)
 
 
-async def _read_head(
-    table: Table, head_rows: int, totals: _Totals, known: _AlreadyRead, take: Take
-) -> tuple[list[Units], bool]:
-    """Read the beginning of the table; return the last page's keys, and whether that was all of it."""
-    last: list[Units] = []
-    async with aclosing(_scan(table, EVERYTHING)) as pages:
-        async for rows in pages:
-            totals.pages += 1
-            totals.requests += 1
-            if not rows:
-                continue
-            # The page after the head shows whether the table goes on; being read, it is used.
-            beyond = totals.rows >= head_rows
-            totals.take(rows, True)
-            take(rows, True)
-            last = [units_of(key_of(row)) for row in rows]
-            if beyond:
-                known.mark((), last[-1])
-                return last, False
-    totals.requests += 1
-    return last, True
+class _Reading:
+    """Reads parts of one table, each row once, and sums up what is read.
 
-
-async def _read_stretch(
-    table: Table, after: Units, totals: _Totals, known: _AlreadyRead, take: Take, most: int | None
-) -> Stretch:
-    """Read one page's worth of rows after a key; only rows that are new are handed on.
-
-    `most`: how many answers to read at most; None reads on until there are rows, and costs one of the budget.
+    Memory grows with a sample's partitions and requests, not with a whole read's.
     """
-    keys: list[Units] = []
-    ended = True
-    sent = 0
-    start = key_from(after)  # not quite there, where a service would not answer that key
-    async with aclosing(_scan(table, KeyRange(after=start))) as pages:
-        async for rows in pages:
-            totals.pages += 1
-            sent += 1
-            found = [units_of(key_of(row)) for row in rows]
-            fresh = [row for row, key in zip(rows, found, strict=True) if key not in known]
-            totals.take(fresh, bool(keys))
-            take(fresh, bool(keys))
-            keys += found
-            if len(keys) >= MAX_PAGE_ROWS or sent == most:
-                ended = False
-                break
-    if keys:
-        known.mark(min(after, units_of(start)), keys[-1])
-    sent += ended
-    totals.requests += sent
-    return Stretch(keys, ended, 1 if most is None else sent)
+
+    def __init__(self, table: Table, take: Take, *, gaps: bool) -> None:
+        """`gaps`: parts are left out: then a partition may be met again, and is remembered."""
+        self.rows = 0
+        self.pages = 0
+        self.requests = 0
+        self._table = table
+        self._take = take
+        self._gaps = gaps
+        self._stored = 0
+        self._digest = 0
+        self._partitions = 0
+        self._largest = 0
+        self._run = 0
+        self._partition: str | None = None
+        self._met: set[str] = set()
+        self._read_upto: list[Units] = []
+        self._read_after: list[Units] = []
+        """Where the parts that were read end, in order, and after which keys they begin."""
+
+    def take_page(self, rows: Sequence[Row], continues: bool) -> None:
+        """Count rows and hand them on; `continues`: they follow those before without a gap."""
+        self.pages += 1
+        if not continues:
+            self._partition = None
+        for row in rows:
+            self._stored += entity_bytes(row)
+            stamp = f"{row.get(ETAG, '')}\0{row.get(TIMESTAMP, '')}".encode()
+            self._digest += int.from_bytes(hashlib.blake2b(stamp, digest_size=16).digest())
+            partition = row[PARTITION_KEY]
+            if partition != self._partition:
+                self._partition = partition
+                self._run = 0
+                self._partitions += partition not in self._met
+                if self._gaps:
+                    self._met.add(partition)
+            self._run += 1
+            self._largest = max(self._largest, self._run)
+        self.rows += len(rows)
+        self._take(rows, continues)
+
+    async def read_head(self, head_rows: int) -> tuple[list[Units], bool]:
+        """Read the beginning of the table; return the last page's keys, and whether that was all of it."""
+        last: list[Units] = []
+        async with aclosing(_scan(self._table, EVERYTHING)) as pages:
+            async for rows in pages:
+                self.requests += 1
+                if not rows:
+                    self.pages += 1
+                    continue
+                # The page after the head shows whether the table goes on; being read, it is used.
+                beyond = self.rows >= head_rows
+                self.take_page(rows, True)
+                last = [units_of(key_of(row)) for row in rows]
+                if beyond:
+                    self._mark((), last[-1])
+                    return last, False
+        self.requests += 1
+        return last, True
+
+    async def read_stretch(self, after: Units, most: int | None) -> Stretch:
+        """Read one page's worth of rows after a key; only rows that are new are handed on.
+
+        `most`: how many answers to read at most; None reads on until there are rows, and costs one of the
+        budget.
+        """
+        keys: list[Units] = []
+        ended = True
+        sent = 0
+        start = key_from(after)  # not quite there, where a service would not answer that key
+        async with aclosing(_scan(self._table, KeyRange(after=start))) as pages:
+            async for rows in pages:
+                sent += 1
+                found = [units_of(key_of(row)) for row in rows]
+                fresh = [row for row, key in zip(rows, found, strict=True) if not self._was_read(key)]
+                self.take_page(fresh, bool(keys))
+                keys += found
+                if len(keys) >= MAX_PAGE_ROWS or sent == most:
+                    ended = False
+                    break
+        if keys:
+            self._mark(min(after, units_of(start)), keys[-1])
+        sent += ended
+        self.requests += sent
+        return Stretch(keys, ended, 1 if most is None else sent)
+
+    def _mark(self, after: Units, upto: Units) -> None:
+        """Take note that everything after `after` up to `upto` was read."""
+        at = bisect_left(self._read_upto, upto)
+        self._read_upto.insert(at, upto)
+        self._read_after.insert(at, after)
+
+    def _was_read(self, key: Units) -> bool:
+        # Stretches are few (one a request) and may overlap, so all that end at or after the key count.
+        return any(after < key for after in self._read_after[bisect_left(self._read_upto, key) :])
+
+    def inventory(self, rows: int, *, exact: bool, settled: bool) -> Inventory:
+        """Return what is known of the table, of `rows` rows by the best estimate."""
+        return Inventory(
+            table=self._table.name,
+            rows=RowEstimate(rows, self.rows, exact, settled),
+            stored_bytes=self._stored * rows // self.rows if self.rows else 0,
+            pages=self.pages,
+            partitions=self._partitions,
+            largest_partition=self._largest,
+            digest=f"{self._digest % DIGEST_MODULUS:032x}" if exact else None,
+            requests=self.requests,
+        )
 
 
 async def _scan(table: Table, within: KeyRange) -> AsyncGenerator[list[Row], None]:
@@ -255,8 +253,3 @@ async def _scan(table: Table, within: KeyRange) -> AsyncGenerator[list[Row], Non
         # A scan that is left early must not keep its connection until the garbage collector comes.
         if isinstance(pages, AsyncGenerator):
             await pages.aclose()
-
-
-def _row_digest(row: Row) -> int:
-    stamp = f"{row.get(ETAG, '')}\0{row.get(TIMESTAMP, '')}".encode()
-    return int.from_bytes(hashlib.blake2b(stamp, digest_size=16).digest())

@@ -15,8 +15,11 @@ from __future__ import annotations
 
 import heapq
 import zlib
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 LARGEST = 10
 CLASSES = (1, 9, 99, 999, 9_999, 99_999, 999_999)
@@ -32,19 +35,12 @@ class Large:
     whole: bool
 
 
-def size_class(rows: int) -> int:
-    """Return the number of the size class."""
-    return next((number for number, upto in enumerate(CLASSES) if rows <= upto), len(CLASSES))
-
-
-def class_names() -> list[str]:
-    """Return the size classes for people: `1`, `2 to 9`, ..., `1,000,000 and more`."""
-    lower = [1, *(upto + 1 for upto in CLASSES)]
-    names = [
-        f"{low:,}" if low == high else f"{low:,} to {high:,}"
-        for low, high in zip(lower, CLASSES, strict=False)
-    ]
-    return [*names, f"{lower[-1]:,} and more"]
+CLASS_NAMES = (
+    "1",
+    *(f"{low + 1:,} to {high:,}" for low, high in pairwise(CLASSES)),
+    f"{CLASSES[-1] + 1:,} and more",
+)
+"""The size classes for people: `1`, `2 to 9`, ..., `1,000,000 and more`."""
 
 
 class PartitionRuns:
@@ -61,7 +57,7 @@ class PartitionRuns:
         self._after: str | None = None
         self._from_start = True
         self._largest: list[tuple[int, str]] = []
-        self._ends: dict[str, int] = {}
+        self._cut_off: Counter[str] = Counter()
 
     def add(self, partitions: Sequence[str]) -> list[str]:
         """Count rows that follow those before without a gap; return the partitions met newly here."""
@@ -96,25 +92,19 @@ class PartitionRuns:
         self._partition = None
 
     @property
-    def whole(self) -> int:
-        """Return how many partitions were seen from beginning to end."""
-        return sum(self.sizes)
-
-    @property
     def largest(self) -> list[Large]:
         """Return the largest partitions seen, the largest first."""
         seen = [Large(partition, rows, True) for rows, partition in self._largest]
-        seen += [Large(partition, rows, False) for partition, rows in self._ends.items()]
+        seen += [Large(partition, rows, False) for partition, rows in self._cut_off.items()]
         return sorted(seen, key=lambda one: (-one.rows, one.partition))[:LARGEST]
 
     def _close(self, *, whole: bool) -> None:
         rows, partition = self._run, self._partition or ""
         self._run = 0
         if not whole:
-            # The same partition may be met again after a gap.
-            self._ends[partition] = self._ends.get(partition, 0) + rows
+            self._cut_off[partition] += rows  # the same partition may be met again after a gap
             return
-        self.sizes[size_class(rows)] += 1
+        self.sizes[bisect_left(CLASSES, rows)] += 1
         if len(self._largest) < LARGEST:
             heapq.heappush(self._largest, (rows, partition))
         elif rows > self._largest[0][0]:
@@ -140,13 +130,10 @@ class PartitionTally:
         self._seen = 0
         self.exact = True
 
-    def add(self, partition: str, rows: int) -> None:
-        """Count rows of a partition."""
-        if partition in self._counts:
-            self._counts[partition] += rows
-            return
-        self._seen += 1
-        self._counts[partition] = rows
+    def add(self, partition: str) -> None:
+        """Count one row."""
+        self._seen += partition not in self._counts
+        self._counts[partition] = self._counts.get(partition, 0) + 1
         if len(self._counts) > self._capacity:
             self.exact = False
             # Taking the median from all drops half of them: each is paid for by rows counted before.
@@ -189,12 +176,9 @@ class PartitionSizes:
     @property
     def by_class(self) -> dict[str, int]:
         """Return how many partitions there are of each size class, all classes up to the largest in use."""
-        names = class_names()
-        counted = [0] * len(names)
-        for rows in self._counts.values():
-            counted[size_class(rows)] += self._mask + 1
-        used = max((number for number, count in enumerate(counted) if count), default=-1)
-        return dict(zip(names[: used + 1], counted[: used + 1], strict=True))
+        counted = Counter(bisect_left(CLASSES, rows) for rows in self._counts.values())
+        used = range(max(counted, default=-1) + 1)
+        return {CLASS_NAMES[number]: counted[number] * (self._mask + 1) for number in used}
 
 
 def _rank(partition: str) -> int:

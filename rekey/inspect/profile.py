@@ -16,10 +16,11 @@ Rules kept here:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
+from typing import Any
 
 from rekey.core.edm import edm_type
 from rekey.core.limits import entity_bytes
@@ -34,23 +35,56 @@ _MOST_FIRSTS = 10_000
 """Partitions whose first Timestamps are kept of a sample."""
 
 
-class TableProfile:
+class RowCounts:
+    """What is counted of rows in any order: how many, their bytes, their keys."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.stored_bytes = 0
+        self.largest_row_bytes = 0
+        self.most_properties = 0
+        self.partition_keys = KeyColumn()
+        """One key for each partition that is counted: which those are is the caller's to decide."""
+        self.rows_of_partition_keys = 0
+        """Rows met while partitions were counted."""
+        self.row_keys = KeyColumn()
+
+    @property
+    def mean_row_bytes(self) -> float:
+        """Return the bytes of a row as the service bills them; 0.0 without rows."""
+        return self.stored_bytes / self.rows if self.rows else 0.0
+
+    @property
+    def rows_met_together(self) -> float:
+        """Return the rows met for each partition met. Near 1.0 hardly any two rows share a partition, however
+        many partitions there are; 0.0 without rows."""
+        partitions = self.partition_keys.keys
+        return self.rows_of_partition_keys / partitions if partitions else 0.0
+
+    def count(self, row: Row, names: Sequence[str]) -> None:
+        """Count one row with these properties."""
+        size = entity_bytes(row)
+        self.rows += 1
+        self.most_properties = max(self.most_properties, len(names))
+        self.stored_bytes += size
+        self.largest_row_bytes = max(self.largest_row_bytes, size)
+        self.row_keys.add(row[ROW_KEY])
+
+
+class TableProfile(RowCounts):
     """Takes the rows of a table (`take`), then `finish`."""
 
     def __init__(self, *, gaps: bool) -> None:
         """Tell whether rows are left out: then partitions may be met again, and are remembered."""
-        self.rows = 0
-        self.stored_bytes = 0
-        self.largest_row_bytes = 0
-        self.partition_keys = KeyColumn()
-        self.row_keys = KeyColumn()
+        super().__init__()
         self.partitions = PartitionRuns()
         self.partition_order = Signs()
         self.row_order = Signs()
         self.schemas = Schemas()
         self.pages: list[tuple[int, Counter[Shape]]] = []
         """For each page of a sample: rows, and how many RowKeys have each shape."""
-        self._met: set[str] | None = set() if gaps else None
+        self._gaps = gaps
+        self._met: set[str] = set()
         self._firsts: list[tuple[bytes, str]] = []
         """Of a sample: PartitionKeys in the service's order with a Timestamp, compared when all are there."""
         self._last: Row | None = None
@@ -65,10 +99,25 @@ class TableProfile:
         """Count the rows of one page, which follow those before or the last jump."""
         before = Counter(self.row_keys.shapes) if len(self.pages) < _MOST_PAGES else None
         for partition in self.partitions.add([row[PARTITION_KEY] for row in rows]):
-            self._add_partition(partition)
+            if partition not in self._met:
+                self.partition_keys.add(partition)
+            if self._gaps:
+                self._met.add(partition)
         for row in rows:
-            self._add(row)
-        self.rows += len(rows)
+            names = property_names(row)
+            self.count(row, names)
+            self.schemas.add(row, names)
+            partition, stamp, last = row[PARTITION_KEY], row.get(TIMESTAMP, ""), self._last
+            if last is not None and last[PARTITION_KEY] == partition:
+                self.row_order.add(last.get(TIMESTAMP, ""), stamp)
+            elif not self._gaps:
+                if self._last_first is not None:
+                    self.partition_order.add(self._last_first, stamp)
+                self._last_first = stamp
+            elif len(self._firsts) < _MOST_FIRSTS:
+                self._firsts.append((utf16_order(partition), stamp))
+            self._last = row
+        self.rows_of_partition_keys += len(rows)
         if before is not None and rows:
             self.pages.append((len(rows), Counter(self.row_keys.shapes) - before))
 
@@ -78,37 +127,7 @@ class TableProfile:
             self.partitions.finish()
         else:
             self.partitions.cut("")
-        self._firsts.sort()
-        for (_, before), (_, after) in pairwise(self._firsts):
-            self.partition_order.add(before, after)
-
-    def _add_partition(self, partition: str) -> None:
-        if self._met is not None:
-            if partition in self._met:
-                return
-            self._met.add(partition)
-        self.partition_keys.add(partition)
-
-    def _add(self, row: Row) -> None:
-        size = entity_bytes(row)
-        self.stored_bytes += size
-        self.largest_row_bytes = max(self.largest_row_bytes, size)
-        self.row_keys.add(row[ROW_KEY])
-        self.schemas.add(row)
-        stamp, last = row.get(TIMESTAMP, ""), self._last
-        if last is not None and last[PARTITION_KEY] == row[PARTITION_KEY]:
-            self.row_order.add(last.get(TIMESTAMP, ""), stamp)
-        else:
-            self._begin_partition(row[PARTITION_KEY], stamp)
-        self._last = row
-
-    def _begin_partition(self, partition: str, stamp: str) -> None:
-        if self._met is None:
-            if self._last_first is not None:
-                self.partition_order.add(self._last_first, stamp)
-            self._last_first = stamp
-        elif len(self._firsts) < _MOST_FIRSTS:
-            self._firsts.append((utf16_order(partition), stamp))
+        self.partition_order.add_neighbours(self._firsts)
 
 
 # --- order of writing ----------------------------------------------------------------------------------
@@ -139,6 +158,11 @@ class Signs:
         one, other = before.rstrip("Z"), after.rstrip("Z")
         self.rising += one < other
         self.falling += one > other
+
+    def add_neighbours(self, stamped: Iterable[tuple[bytes, str]]) -> None:
+        """Compare the Timestamps of neighbours in the order of their keys."""
+        for (_, before), (_, after) in pairwise(sorted(stamped)):
+            self.add(before, after)
 
     @property
     def pairs(self) -> int:
@@ -175,29 +199,26 @@ class PropertyUse:
         """Return how many rows have it."""
         return sum(self.types.values())
 
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {"name": self.name, "rows": self.rows, "types": dict(sorted(self.types.items()))}
+
 
 class Schemas:
     """Takes rows (`add`) and counts properties, types and schemas."""
 
     def __init__(self) -> None:
-        self.rows = 0
-        self.most_properties = 0
         self.complete = True
         """Whether every schema and every property was counted for itself."""
         self._schemas: Counter[Schema] = Counter()
         self._loose: dict[str, Counter[str]] = {}
         """Properties of rows whose schema is not counted for itself."""
 
-    def add(self, row: Row) -> None:
-        """Count one wire row."""
-        self.rows += 1
-        names = property_names(row)
-        self.most_properties = max(self.most_properties, len(names))
+    def add(self, row: Row, names: Sequence[str]) -> None:
+        """Count one wire row with these properties."""
         schema = tuple([(name, edm_type(row, name)) for name in names])
-        if schema in self._schemas:
-            self._schemas[schema] += 1
-            return
-        schema = tuple(sorted(schema))
+        if schema not in self._schemas:
+            schema = tuple(sorted(schema))
         if schema in self._schemas or len(self._schemas) < MAX_SCHEMAS:
             self._schemas[schema] += 1
             return
@@ -207,14 +228,14 @@ class Schemas:
                 self._loose.setdefault(name, Counter())[edm] += 1
 
     @property
-    def schemas(self) -> list[tuple[Schema, int]]:
-        """Return the schemas and their rows, the most frequent first."""
-        return sorted(self._schemas.items(), key=lambda one: (-one[1], one[0]))
+    def rows(self) -> tuple[int, ...]:
+        """Return the rows of each schema, the most frequent first."""
+        return tuple(sorted(self._schemas.values(), reverse=True))
 
     @property
     def properties(self) -> list[PropertyUse]:
         """Return the properties, those of most rows first."""
-        types: dict[str, Counter[str]] = {name: Counter(counted) for name, counted in self._loose.items()}
+        types = {name: Counter(counted) for name, counted in self._loose.items()}
         for schema, rows in self._schemas.items():
             for name, edm in schema:
                 types.setdefault(name, Counter())[edm] += rows

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from rekey.inspect.profile import Order
-from rekey.inspect.report import Inspection, KeyReport, Share
+from rekey.inspect.report import Inspection, KeyReport
 from rekey.present.text import KEYS_ARE_SHOWN, field, report, size
 
 _field = partial(field, width=16)
@@ -27,18 +27,13 @@ _VERDICTS = {
 
 def inspection_text(found: Inspection) -> str:
     """Return an inspection as text, ending in a line break."""
-    lines = [KEYS_ARE_SHOWN, ""] if found.shows_keys else []
-    lines += [found.inventory.table, "=" * max(20, len(found.inventory.table))]
-    lines += _size(found)
-    if found.rows_read:
-        lines += ["", *_partitions(found)]
-        lines += ["", *_key("PartitionKey", found.partition_key, "partitions")]
-        lines += ["", *_key("RowKey", found.row_key, "rows")]
-        lines += ["", *_properties(found)]
-    return report(lines)
+    return report(_lines(found))
 
 
-def _size(found: Inspection) -> Iterator[str]:
+def _lines(found: Inspection) -> Iterator[str]:
+    if found.shows_keys:
+        yield from (KEYS_ARE_SHOWN, "")
+    yield from (found.inventory.table, "=" * max(20, len(found.inventory.table)))
     rows = found.inventory.rows
     low, high = found.rows_interval
     about = "" if found.exact else "about "
@@ -49,6 +44,11 @@ def _size(found: Inspection) -> Iterator[str]:
         "largest row", f"{size(found.largest_row_bytes)}, {found.most_properties} properties at most"
     )
     yield from _field("basis", found.inventory.basis + f"; {found.inventory.requests:,} requests")
+    if found.rows_read:
+        yield from ("", *_partitions(found))
+        yield from ("", *_key("PartitionKey", found.partition_key, "partitions"))
+        yield from ("", *_key("RowKey", found.row_key, "rows"))
+        yield from ("", *_properties(found))
 
 
 def _partitions(found: Inspection) -> Iterator[str]:
@@ -83,15 +83,13 @@ def _key(name: str, key: KeyReport, of: str) -> Iterator[str]:
             "  special", ", ".join(f"{mark} in {number:,}" for mark, number in key.specials.items())
         )
     for use in key.shapes:
-        share = f", {_share(use.share)}" if use.share is not None else ""
+        share = ""
+        if use.share is not None:
+            share = f", {use.share.value:.1%}"
+            if use.share.low != use.share.high:
+                share += f" (95 %: {use.share.low:.1%} to {use.share.high:.1%})"
         yield from _field(f"  {use.shape}", f"{use.keys:,} of {key.keys:,}{share}")
     yield from _field("  order", f"{_VERDICTS[key.order]}" + (f" ({of}, by Timestamp)" if key.pairs else ""))
-
-
-def _share(share: Share) -> str:
-    if share.low == share.high:
-        return f"{share.value:.1%}"
-    return f"{share.value:.1%} (95 %: {share.low:.1%} to {share.high:.1%})"
 
 
 def _properties(found: Inspection) -> Iterator[str]:

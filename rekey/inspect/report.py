@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
+from rekey.core.plain import UNTOLD, members, told
 from rekey.inspect.columns import KeyColumn, Lengths, Mark
 from rekey.inspect.inventory import Inventory
-from rekey.inspect.partitions import class_names
+from rekey.inspect.partitions import CLASS_NAMES
 from rekey.inspect.profile import Order, PropertyUse, Signs, TableProfile
 from rekey.inspect.shapes import Shape
 from rekey.mapping.ids import SafeIds
@@ -49,6 +50,10 @@ class Share:
     low: float
     high: float
 
+    def as_json(self) -> list[float]:
+        """Return the share and both ends of the interval."""
+        return [round(part, 4) for part in astuple(self)]
+
 
 @dataclass(frozen=True, slots=True)
 class ShapeUse:
@@ -56,7 +61,7 @@ class ShapeUse:
 
     shape: Shape
     keys: int
-    share: Share | None
+    share: Share | None = field(metadata=told(if_any=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +70,12 @@ class KeyReport:
 
     keys: int
     empty: int
-    lengths: Lengths
-    marks: Mapping[str, int]
-    specials: Mapping[str, int]
+    lengths: Lengths = field(metadata=told("units"))
+    marks: Mapping[str, int] = field(metadata=told("characters"))
+    specials: Mapping[str, int] = field(metadata=told("special_characters"))
     shapes: tuple[ShapeUse, ...]
     order: Order
-    pairs: int
+    pairs: int = field(metadata=told("order_pairs"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +87,15 @@ class LargePartition:
     whole: bool
     share: float
     partition: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {
+            "partition_id": self.partition_id,
+            "rows" if self.whole else "rows_at_least": self.rows,
+            "share_of_rows_read": round(self.share, 4),
+            **({} if self.partition is None else {"partition": self.partition}),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,21 +128,23 @@ class Inspection:
         largest_row_bytes: of the rows read.
         most_properties: of the rows read.
         properties: those of most rows first.
+        varying: names of the properties that come with more than one type.
         schemas: rows of each schema, the most frequent first.
         schemas_complete: whether each schema was counted for itself.
         shows_keys: partitions are named by key: for the operator's eyes only.
     """
 
-    inventory: Inventory
+    inventory: Inventory = field(metadata=UNTOLD)
     largest_row_bytes: int
     most_properties: int
     partitions: PartitionReport
     partition_key: KeyReport
     row_key: KeyReport
     properties: tuple[PropertyUse, ...]
+    varying: tuple[str, ...] = field(metadata=told("varying_properties"))
     schemas: tuple[int, ...]
     schemas_complete: bool
-    shows_keys: bool
+    shows_keys: bool = field(metadata=UNTOLD)
 
     @property
     def exact(self) -> bool:
@@ -148,37 +164,20 @@ class Inspection:
             return rows.rows, rows.rows
         return max(rows.at_least, round(rows.rows / FACTOR)), round(rows.rows * FACTOR)
 
-    @property
-    def varying(self) -> tuple[PropertyUse, ...]:
-        """Return the properties that come with more than one type."""
-        return tuple(use for use in self.properties if len(use.types) > 1)
-
     def as_json(self) -> dict[str, Any]:
         """Return everything as JSON-able data."""
-        rows = self.inventory.rows
         return {
             "table": self.inventory.table,
             "exact": self.exact,
             "shows_keys": self.shows_keys,
             "requests": self.inventory.requests,
             "basis": self.inventory.basis,
-            "rows": rows.rows,
+            "rows": self.inventory.rows.rows,
             "rows_read": self.rows_read,
             "rows_between": list(self.rows_interval),
-            "settled": rows.settled,
+            "settled": self.inventory.rows.settled,
             "stored_bytes": self.inventory.stored_bytes,
-            "largest_row_bytes": self.largest_row_bytes,
-            "most_properties": self.most_properties,
-            "partitions": _partitions_json(self.partitions),
-            "partition_key": _key_json(self.partition_key),
-            "row_key": _key_json(self.row_key),
-            "properties": [
-                {"name": use.name, "rows": use.rows, "types": dict(sorted(use.types.items()))}
-                for use in self.properties
-            ],
-            "varying_properties": [use.name for use in self.varying],
-            "schemas": list(self.schemas),
-            "schemas_complete": self.schemas_complete,
+            **members(self),
         }
 
 
@@ -191,97 +190,58 @@ def report_of(profile: TableProfile, inventory: Inventory, ids: SafeIds, *, show
             pages = [(profile.row_keys.keys, profile.row_keys.shapes[shape])]
         return share_of(pages, exact=inventory.exact)
 
-    return Inspection(
-        inventory=inventory,
-        largest_row_bytes=profile.largest_row_bytes,
-        most_properties=profile.schemas.most_properties,
-        partitions=_partitions(profile, inventory, ids, show_keys=show_keys),
-        partition_key=_key(profile.partition_keys, profile.partition_order, lambda _shape: None),
-        row_key=_key(profile.row_keys, profile.row_order, share),
-        properties=tuple(profile.schemas.properties),
-        schemas=tuple(rows for _, rows in profile.schemas.schemas),
-        schemas_complete=profile.schemas.complete,
-        shows_keys=show_keys,
-    )
-
-
-def _key(column: KeyColumn, signs: Signs, share: Callable[[Shape], Share | None]) -> KeyReport:
-    return KeyReport(
-        keys=column.keys,
-        empty=column.empty,
-        lengths=column.lengths,
-        marks={name: column.marked(mark) for mark, name in MARKS.items() if column.marked(mark)},
-        specials=dict(sorted(column.specials.items(), key=lambda one: (-one[1], one[0]))),
-        shapes=tuple(
-            ShapeUse(shape, keys, share(shape))
-            for shape, keys in sorted(column.shapes.items(), key=lambda one: (-one[1], one[0]))
-        ),
-        order=signs.order,
-        pairs=signs.pairs,
-    )
-
-
-def _partitions(
-    profile: TableProfile, inventory: Inventory, ids: SafeIds, *, show_keys: bool
-) -> PartitionReport:
     runs, met = profile.partitions, profile.partition_keys.keys
     count = most = met
     if not inventory.exact and runs.rows:
         likely = inventory.rows.rows / runs.rows
         count = max(met, round(runs.ends * likely))
         most = max(met, round(poisson_upper(runs.ends) * likely * FACTOR))
-    return PartitionReport(
-        count=count,
-        between=(met, most),
-        met=met,
-        sizes={name: size for name, size in zip(class_names(), runs.sizes, strict=True) if size},
-        cut=met - runs.whole,
-        largest=tuple(
-            LargePartition(
-                partition_id=ids.short(inventory.table, EntityKey(large.partition, "")),
-                rows=large.rows,
-                whole=large.whole,
-                share=large.rows / runs.rows,
-                partition=large.partition if show_keys else None,
-            )
-            for large in runs.largest
+    properties = tuple(profile.schemas.properties)
+    return Inspection(
+        inventory=inventory,
+        largest_row_bytes=profile.largest_row_bytes,
+        most_properties=profile.most_properties,
+        partitions=PartitionReport(
+            count=count,
+            between=(met, most),
+            met=met,
+            sizes={name: size for name, size in zip(CLASS_NAMES, runs.sizes, strict=True) if size},
+            cut=met - sum(runs.sizes),
+            largest=tuple(
+                LargePartition(
+                    partition_id=ids.short(inventory.table, EntityKey(large.partition, "")),
+                    rows=large.rows,
+                    whole=large.whole,
+                    share=large.rows / runs.rows,
+                    partition=large.partition if show_keys else None,
+                )
+                for large in runs.largest
+            ),
         ),
+        partition_key=_key(profile.partition_keys, profile.partition_order, lambda _shape: None),
+        row_key=_key(profile.row_keys, profile.row_order, share),
+        properties=properties,
+        varying=tuple(use.name for use in properties if len(use.types) > 1),
+        schemas=profile.schemas.rows,
+        schemas_complete=profile.schemas.complete,
+        shows_keys=show_keys,
     )
 
 
-def _partitions_json(partitions: PartitionReport) -> dict[str, Any]:
-    return {
-        **asdict(partitions),
-        "largest": [
-            {
-                "partition_id": large.partition_id,
-                "rows_at_least" if not large.whole else "rows": large.rows,
-                "share_of_rows_read": round(large.share, 4),
-                **({"partition": large.partition} if large.partition is not None else {}),
-            }
-            for large in partitions.largest
-        ],
-    }
+def _key(column: KeyColumn, signs: Signs, share: Callable[[Shape], Share | None]) -> KeyReport:
+    def most_first(counted: Mapping[Any, int]) -> list[tuple[Any, int]]:
+        return sorted(counted.items(), key=lambda one: (-one[1], one[0]))
 
-
-def _key_json(key: KeyReport) -> dict[str, Any]:
-    return {
-        "keys": key.keys,
-        "empty": key.empty,
-        "units": {**asdict(key.lengths), "mean": round(key.lengths.mean, 2)},
-        "characters": dict(key.marks),
-        "special_characters": dict(key.specials),
-        "shapes": [
-            {
-                "shape": str(use.shape),
-                "keys": use.keys,
-                **({"share": [round(part, 4) for part in astuple(use.share)]} if use.share else {}),
-            }
-            for use in key.shapes
-        ],
-        "order": str(key.order),
-        "order_pairs": key.pairs,
-    }
+    return KeyReport(
+        keys=column.keys,
+        empty=column.empty,
+        lengths=column.lengths,
+        marks={name: column.marked(mark) for mark, name in MARKS.items() if column.marked(mark)},
+        specials=dict(most_first(column.specials)),
+        shapes=tuple(ShapeUse(shape, keys, share(shape)) for shape, keys in most_first(column.shapes)),
+        order=signs.order,
+        pairs=signs.pairs,
+    )
 
 
 # --- how sure a share is -------------------------------------------------------------------------------

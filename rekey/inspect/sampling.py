@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from rekey.core.plain import told
 from rekey.model import EntityKey
 
 Units: TypeAlias = tuple[int, ...]
@@ -80,7 +81,7 @@ class RowEstimate:
     """
 
     rows: int
-    at_least: int
+    at_least: int = field(metadata=told("rows_at_least"))
     exact: bool
     settled: bool
 
@@ -134,7 +135,7 @@ class Sizer:
         self._firsts: dict[int, float] = {}
         self.settled = True
 
-    async def rows_behind(self, keys: Sequence[Units], before: int = 0) -> float:
+    async def rows_after(self, keys: Sequence[Units], before: int = 0) -> float:
         """Return the likely number of rows after the last of `keys`, a page that was read before.
 
         Args:
@@ -148,24 +149,19 @@ class Sizer:
             stratum = min(waiting, key=lambda one: (one.branch.generation, -one.branch.shape, -one.weight))
             waiting.remove(stratum)
             walk = _Walk(stratum.branch)
-            stratum.rows = await self._enumerate(walk)
+            while not walk.finished:
+                if self._requests <= 0:
+                    self.settled = False
+                    break
+                page = await self._read(walk.next_probe())
+                self._requests -= page.requests
+                walk.take(page)
+            stratum.rows = walk.rows
             stratum.below = self._stratify(walk.opened())
             read = before if stratum is root else 0
             stratum.firsts = [(generation, read + rows) for generation, rows in walk.firsts()]
             waiting += stratum.below
         return self._total(root)
-
-    async def _enumerate(self, walk: _Walk) -> float:
-        """Read one page of every branch that follows in `walk`, from the deepest level up."""
-        rows = 0.0
-        while not walk.finished:
-            if self._requests <= 0:
-                self.settled = False
-                break
-            page = await self._read(walk.next_probe())
-            self._requests -= page.requests
-            rows += walk.take(page)
-        return rows
 
     def _stratify(self, opened: list[tuple[float, _Open]]) -> list[_Stratum]:
         """Put branches that look alike together and draw which stands for the others."""
@@ -213,8 +209,8 @@ class _Walk:
         self._depth = max(branch.depth, self._floor)
         self._last = branch.last
         self._met = self._units_at_depth([branch.last])
-        self._climbs = 0
-        self._rows = 0.0
+        self.rows = 0.0
+        """For how many rows the pages taken speak."""
         self._rows_at_climb: list[float] = []
         self._opened: list[tuple[int, float, _Open]] = []
         self._draws: list[int] = []
@@ -231,17 +227,15 @@ class _Walk:
             return (*self._last[: self._depth], self._draws[-1])
         return (*self._last[: self._depth + 1], _ABOVE)
 
-    def take(self, page: Stretch) -> float:
-        """Take the page after `next_probe`; return for how many rows it speaks."""
-        rows = self._take_draw(page) if self._draws else self._take_next(page)
-        self._rows += rows
-        return rows
-
-    def _take_next(self, page: Stretch) -> float:
+    def take(self, page: Stretch) -> None:
+        """Take the page after `next_probe`."""
+        if self._draws:
+            self._take_draw(page)
+            return
         inside = [key for key in page.keys if key[: self._floor] == self._branch.prefix]
         if not inside:
             self.finished = True
-            return 0
+            return
         self._move_to(_shared(inside[0], self._last))
         # The page may have run on to a higher level.
         self._move_to(min(self._depth, _shared(inside[0], inside[-1])))
@@ -253,51 +247,50 @@ class _Walk:
             self._note_open(inside)
             if len(self._met) >= _MAX_BRANCHES:
                 self._draw_rest()
-        return len(inside)
+        self.rows += len(inside)
+
+    def _take_draw(self, page: Stretch) -> None:
+        prefix = (*self._last[: self._depth], self._draws.pop())
+        inside = [key for key in page.keys if key[: len(prefix)] == prefix]
+        if inside and len(inside) == len(page.keys) and not page.ended:
+            self._note_open(inside)
+        self.rows += len(inside) * self._share
+        if not self._draws:
+            # What lies above the classes met so far, and above this level, is enumerated again.
+            self._share = 1.0
+            self._last = (*self._last[: self._depth], self._drawn_upto)
 
     def opened(self) -> list[tuple[float, _Open]]:
         """Return the branches that were not read to their end, each with for how many it stands."""
         # A branch met before a climb lies as many generations deeper.
-        first = self._branch.generation + 1 + self._climbs
+        first = self._branch.generation + 1 + len(self._rows_at_climb)
         return [(share, replace(branch, generation=first - climbs)) for climbs, share, branch in self._opened]
 
     def firsts(self) -> list[tuple[int, float]]:
         """Return for each level climbed to the generation of its branches, and the rows spoken for before."""
-        first = self._branch.generation + 1 + self._climbs
+        first = self._branch.generation + 1 + len(self._rows_at_climb)
         return [(first - climbs, rows) for climbs, rows in enumerate(self._rows_at_climb, start=1)]
 
     def _move_to(self, depth: int) -> None:
         """Go up to a level; what was met below it says nothing about it."""
         if depth < self._depth:
-            self._climbs += 1
-            self._rows_at_climb.append(self._rows)
+            self._rows_at_climb.append(self.rows)
             self._depth = depth
             self._met = self._units_at_depth([self._last])
 
     def _draw_rest(self) -> None:
         """Draw some of the units that may follow on this level, evenly from first to last."""
-        candidates: set[int] = set()
-        for low, high in _CLASSES:
-            if any(low <= unit <= high for unit in self._met):
-                candidates.update(range(low, high + 1))
-        rest = sorted(unit for unit in candidates if unit > self._last[self._depth])
+        rest = [
+            unit
+            for low, high in _CLASSES
+            if any(low <= met <= high for met in self._met)
+            for unit in range(max(low, self._last[self._depth] + 1), high + 1)
+        ]
         if rest:
             stride = max(1, -(-len(rest) // _DRAWS))
             self._draws = rest[stride // 2 :: stride] or rest[:1]
             self._share = len(rest) / len(self._draws)
             self._drawn_upto = rest[-1]
-
-    def _take_draw(self, page: Stretch) -> float:
-        prefix = (*self._last[: self._depth], self._draws.pop())
-        inside = [key for key in page.keys if key[: len(prefix)] == prefix]
-        if inside and len(inside) == len(page.keys) and not page.ended:
-            self._note_open(inside)
-        spoken_for = len(inside) * self._share
-        if not self._draws:
-            # What lies above the classes met so far, and above this level, is enumerated again.
-            self._share = 1.0
-            self._last = (*self._last[: self._depth], self._drawn_upto)
-        return spoken_for
 
     def _note_open(self, keys: Sequence[Units]) -> None:
         """Note that the branch one level below the current one that holds the last key goes on."""
@@ -306,7 +299,7 @@ class _Walk:
         own = [key for key in keys if key[: len(prefix)] == prefix]
         split = _shared(own[len(own) // 2], last) if len(own) > 1 else len(prefix)
         branch = _Open(prefix, last, max(split, len(prefix)), 0, split - len(prefix))
-        self._opened.append((self._climbs, self._share, branch))
+        self._opened.append((len(self._rows_at_climb), self._share, branch))
 
     def _units_at_depth(self, keys: Sequence[Units]) -> set[int]:
         return {key[self._depth] for key in keys if len(key) > self._depth}
@@ -314,9 +307,5 @@ class _Walk:
 
 def _shared(one: Units, other: Units) -> int:
     """Return how many leading units two keys share."""
-    count = 0
-    for left, right in zip(one, other, strict=False):
-        if left != right:
-            break
-        count += 1
-    return count
+    pairs = zip(one, other, strict=False)
+    return next((at for at, (left, right) in enumerate(pairs) if left != right), min(len(one), len(other)))

@@ -47,11 +47,9 @@ _FIRST_YEAR, _LAST_YEAR = 1990, 2060
 _LONGEST = 512
 
 
-def _ticks_of_year(year: int) -> int:
-    return (date(year, 1, 1).toordinal() - 1) * 86_400 * TICKS_PER_SECOND
-
-
-_LOW_TICKS, _HIGH_TICKS = _ticks_of_year(_FIRST_YEAR), _ticks_of_year(_LAST_YEAR)
+_LOW_TICKS, _HIGH_TICKS = (
+    (date(year, 1, 1).toordinal() - 1) * 86_400 * TICKS_PER_SECOND for year in (_FIRST_YEAR, _LAST_YEAR)
+)
 
 _EMAIL = re.compile(r"[^\s@|;,:<>()]+@(?:[^\s@.|;,:<>()_]+\.)+(?:xn--[a-z0-9-]+|[^\W\d_]{2,24})(?![\w-])")
 _GUID = re.compile(r"\{?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\}?", re.I)
@@ -68,6 +66,7 @@ _WEEK = re.compile(r"(?:19|20|21)\d\d-?W(?:0[1-9]|[1-4]\d|5[0-3])(?:-?[1-7])?")
 _NAMED_MONTH = re.compile(
     r"\d{1,2}[- .](?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*[- .,]+\d{4}", re.I
 )
+_COMPACT_TIME = re.compile(r"(\d{8})T\d{4,6}Z?")
 _COMPACT = re.compile(r"((?:19|20|21)\d\d)(\d\d)(\d\d)?(?:(?:[01]\d|2[0-3])(?:[0-5]\d){0,2}(?:\d{3})?)?")
 _INTERNATIONAL = re.compile(r"(?:\+|00[1-9]?[-. ])[(\d](?:[\d ().-]|x(?=\d+$))*\d")
 _PHONE_PARTS = re.compile(r"\(?\+?\d{1,5}\)?(?:[ .-]?\(?\d{1,8}\)?)+(?:x\d{1,6})?")
@@ -110,10 +109,9 @@ def shape_of(text: str) -> Shape | None:
         return None
     if text.isascii() and text.isdigit():
         return _digits(text)
-    for recognise in _RECOGNISERS:
-        found = recognise(text)
-        if found is not None:
-            return found
+    for shape, fits in _FORMS:
+        if fits(text):
+            return shape
     return None
 
 
@@ -122,27 +120,18 @@ def shapes_in(text: str) -> tuple[Shape, ...]:
     whole = shape_of(text)
     if whole is not None and whole is not Shape.SLUG:
         return (whole,)
-    found = dict.fromkeys(_inner(text))
-    if whole is not None and not found:
+    # What stands inside a longer text, with anything around it.
+    found = [_moment_number(digits) for digits in _LONG_DIGITS.findall(text)]
+    if _INNER_GUID.search(text):
+        found.append(Shape.GUID)
+    if any(map(_is_iso, _INNER_DAY.findall(text))):
+        found.append(Shape.DATE)
+    if whole is not None and not any(found):
         return (whole,)
     parts = _BETWEEN.split(text)
     if len(parts) > 1:
-        found.update(dict.fromkeys(shape for shape in map(shape_of, parts) if shape is not None))
-    return tuple(found)
-
-
-def _inner(text: str) -> list[Shape]:
-    """Return what stands inside a longer text, with anything around it."""
-    found = []
-    for digits in _LONG_DIGITS.findall(text):
-        moment = _moment_number(digits)
-        if moment is not None:
-            found.append(moment)
-    if _INNER_GUID.search(text):
-        found.append(Shape.GUID)
-    if any(_iso(day) for day in _INNER_DAY.findall(text)):
-        found.append(Shape.DATE)
-    return found
+        found += map(shape_of, parts)
+    return tuple(dict.fromkeys(shape for shape in found if shape is not None))
 
 
 def _digits(text: str) -> Shape:
@@ -150,7 +139,7 @@ def _digits(text: str) -> Shape:
     if moment is not None:
         # Eighteen digits with a birthday and a check digit in them are a resident's number.
         return Shape.NATIONAL_ID if is_national_id(text) else moment
-    if _compact_date(text):
+    if _is_compact_date(text):
         return Shape.DATE
     if is_card(text):
         return Shape.CARD
@@ -170,7 +159,7 @@ def _moment_number(digits: str) -> Shape | None:
     return None
 
 
-def _compact_date(text: str) -> bool:
+def _is_compact_date(text: str) -> bool:
     match = _COMPACT.fullmatch(text)
     if match is None or not 6 <= len(text) <= 17:
         return False
@@ -180,96 +169,57 @@ def _compact_date(text: str) -> bool:
     return _is_day(year, month, day)
 
 
-def _is_day(year: str, month: str, day: str) -> bool:
+def _is_day(year: str | int, month: str | int, day: str | int, *, first: int = 1900) -> bool:
     try:
-        return 1900 <= date(int(year), int(month), int(day)).year < 2200
+        return first <= date(int(year), int(month), int(day)).year < 2200
     except ValueError:
         return False
 
 
-def _iso(text: str) -> bool:
+def _is_iso(text: str) -> bool:
     match = _MOMENT.fullmatch(text)
     return match is not None and _is_day(match[1], match[3], match[4] or "01")
 
 
-def _secret(text: str) -> Shape | None:
-    if len(text) < 20:
-        return None
-    return Shape.SECRET if _JWT.search(text) or _SAS.search(text) or _TOKEN.search(text) else None
-
-
-def _guid(text: str) -> Shape | None:
-    if len(text) not in (32, 36, 38):
-        return None
-    return Shape.GUID if _GUID.fullmatch(text) or _GUID_BARE.fullmatch(text) else None
-
-
-def _date(text: str) -> Shape | None:
+def _is_date(text: str) -> bool:
     if not 6 <= len(text) <= 35 or not any(map(str.isdigit, text[:2])):
-        return None
+        return False
     day_first = _DAY_FIRST.fullmatch(text)
     if day_first is not None:
         one, _, other, year = day_first.groups()
-        return Shape.DATE if _is_day(year, other, one) or _is_day(year, one, other) else None
-    if _iso(text) or _WEEK.fullmatch(text) or _NAMED_MONTH.fullmatch(text):
-        return Shape.DATE
-    compact = re.fullmatch(r"(\d{8})T\d{4,6}Z?", text)
-    return Shape.DATE if compact and _compact_date(compact[1]) else None
+        return _is_day(year, other, one) or _is_day(year, one, other)
+    if _is_iso(text) or _WEEK.fullmatch(text) or _NAMED_MONTH.fullmatch(text):
+        return True
+    compact = _COMPACT_TIME.fullmatch(text)
+    return compact is not None and _is_compact_date(compact[1])
 
 
-def _card(text: str) -> Shape | None:
-    if _CARD.fullmatch(text) is None:
-        return None
-    return Shape.CARD if is_card(text.replace(" ", "").replace("-", "")) else None
-
-
-def _phone(text: str) -> Shape | None:
+def _is_phone(text: str) -> bool:
     if not 7 <= len(text) <= 30 or text[0] not in "+(0123456789":
-        return None
+        return False
     if _ADDRESS.fullmatch(text) or _DAY_FIRST.fullmatch(text) or _MOMENT.fullmatch(text):
-        return None
+        return False
     number, _, extension = text.partition("x")
     digits = sum(map(str.isdigit, number))
     if not 7 <= digits <= 16 or (extension and not extension.isdigit()):
-        return None
+        return False
     if _INTERNATIONAL.fullmatch(text) or _NANP.fullmatch(text):
-        return Shape.PHONE
+        return True
     groups = re.findall(r"\d+", number)
     # Two groups of digits may be anything; a trunk code in front, or several short groups, are a telephone.
     trunk = text[0] in "(0" and len(groups[0]) <= 5 and 9 <= digits <= 13
     many = len(groups) >= 3 and 8 <= digits <= 12 and max(map(len, groups)) <= 5
-    return Shape.PHONE if (trunk or many) and _PHONE_PARTS.fullmatch(text) else None
+    return (trunk or many) and _PHONE_PARTS.fullmatch(text) is not None
 
 
-def _name(text: str) -> Shape | None:
+def _is_name(text: str) -> bool:
     match = _NAME.fullmatch(text)
-    return Shape.NAME if match is not None and match[1].lower() not in _NO_NAMES else None
+    return match is not None and match[1].lower() not in _NO_NAMES
 
 
-def _digest(text: str) -> Shape | None:
-    looks = _DIGEST.fullmatch(text) and any(map(str.isdigit, text)) and not text.isdigit()
-    return Shape.DIGEST if looks else None
-
-
-def _slug(text: str) -> Shape | None:
-    if _SLUG.fullmatch(text) is None:
-        return None
-    return Shape.SLUG if any(len(word) > 2 and word.isalpha() for word in text.split("-")) else None
-
-
-_RECOGNISERS: tuple[Callable[[str], Shape | None], ...] = (
-    _secret,
-    lambda text: Shape.EMAIL if "@" in text and _EMAIL.search(text) else None,
-    _guid,
-    _date,
-    _card,
-    lambda text: Shape.NATIONAL_ID if is_national_id(text) else None,
-    _phone,
-    _digest,
-    _name,
-    _slug,
-)
-"""From the surest to the weakest; the first that fits decides."""
+def _is_slug(text: str) -> bool:
+    words = text.split("-")
+    return _SLUG.fullmatch(text) is not None and any(len(word) > 2 and word.isalpha() for word in words)
 
 
 # --- numbers that prove themselves ---------------------------------------------------------------------
@@ -300,7 +250,7 @@ def luhn(digits: str) -> bool:
 
 
 def is_national_id(text: str) -> bool:
-    """Tell whether a text is a national id of one of the countries below."""
+    """Tell whether a text is a national id of one of the countries in `_NATIONAL`."""
     if not 9 <= len(text) <= 21:
         return False
     return any(pattern.fullmatch(text) and holds(text) for pattern, holds in _NATIONAL)
@@ -312,18 +262,6 @@ def _bare(text: str) -> str:
 
 def _weighted(digits: str, weights: tuple[int, ...]) -> int:
     return sum(int(digit) * weight for digit, weight in zip(digits, weights, strict=False))
-
-
-def _is_date(year: int, month: int, day: int) -> bool:
-    try:
-        date(year, month, day)
-    except ValueError:
-        return False
-    return True
-
-
-def _american(text: str) -> bool:
-    return text[:3] not in ("000", "666") and text[4:6] != "00" and text[7:] != "0000"
 
 
 def _spanish(text: str) -> bool:
@@ -341,23 +279,20 @@ def _polish(text: str) -> bool:
     year, month, day = int(text[:2]), int(text[2:4]), int(text[4:6])
     century = {4: 1800, 0: 1900, 1: 2000, 2: 2100, 3: 2200}[month // 20]
     check = (10 - _weighted(text, (1, 3, 7, 9) * 2 + (1, 3)) % 10) % 10
-    return century < 2100 and _is_date(century + year, month % 20, day) and check == int(text[10])
+    return century < 2100 and _is_day(century + year, month % 20, day, first=1800) and check == int(text[10])
 
 
 def _brazilian(text: str) -> bool:
     digits = _bare(text)
     if len(set(digits)) == 1:
         return False
-    for at in (9, 10):
-        rest = _weighted(digits[:at], tuple(range(at + 1, 1, -1))) * 10 % 11 % 10
-        if rest != int(digits[at]):
-            return False
-    return True
+    rests = [_weighted(digits[:at], tuple(range(at + 1, 1, -1))) * 10 % 11 % 10 for at in (9, 10)]
+    return rests == [int(digits[9]), int(digits[10])]
 
 
 def _swedish(text: str) -> bool:
     digits = _bare(text.replace("+", ""))[-10:]
-    return _is_date(2000, int(digits[2:4]), int(digits[4:6]) % 60 or 1) and luhn(digits)
+    return _is_day(2000, digits[2:4], int(digits[4:6]) % 60 or 1) and luhn(digits)
 
 
 def _finnish(text: str) -> bool:
@@ -365,16 +300,15 @@ def _finnish(text: str) -> bool:
 
 
 def _danish(text: str) -> bool:
-    return _is_date(2000, int(text[2:4]), int(text[:2]))
+    return _is_day(2000, text[2:4], text[:2])
 
 
 def _korean(text: str) -> bool:
-    return _is_date(2000, int(text[2:4]) or 1, int(text[4:6]) or 1)
+    return _is_day(2000, int(text[2:4]) or 1, int(text[4:6]) or 1)
 
 
 def _chinese(text: str) -> bool:
-    year = int(text[6:10])
-    if not 1900 <= year < 2100 or not _is_date(year, int(text[10:12]), int(text[12:14])):
+    if int(text[6:10]) >= 2100 or not _is_day(text[6:10], text[10:12], text[12:14]):
         return False
     weights = (7, 9, 10, 5, 8, 4, 2, 1, 6, 3, 7, 9, 10, 5, 8, 4, 2)
     return "10X98765432"[_weighted(text, weights) % 11] == text[17].upper()
@@ -386,7 +320,7 @@ def _swiss(text: str) -> bool:
 
 
 _NATIONAL: tuple[tuple[re.Pattern[str], Callable[[str], bool]], ...] = (
-    (re.compile(r"(?!9)\d{3}-\d\d-\d{4}", re.ASCII), _american),
+    (re.compile(r"(?!000|666|9)\d{3}-(?!00)\d\d-(?!0000)\d{4}", re.ASCII), lambda _text: True),
     (re.compile(r"[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z] ?\d\d ?\d\d ?\d\d ?[A-D]"), lambda _text: True),
     (re.compile(r"(?:\d{8}|[XYZ]\d{7})-?[A-Z]", re.I | re.ASCII), _spanish),
     (re.compile(r"\d ?\d\d ?\d\d ?(?:\d\d|2[AB]) ?\d{3} ?\d{3} ?\d\d", re.ASCII), _french),
@@ -395,16 +329,33 @@ _NATIONAL: tuple[tuple[re.Pattern[str], Callable[[str], bool]], ...] = (
     (re.compile(r"\d{11}|\d{3}\.\d{3}\.\d{3}-\d\d", re.ASCII), _brazilian),
     (re.compile(r"(?:19|20)?\d{6}[-+]\d{4}", re.ASCII), _swedish),
     (re.compile(r"\d{6}[-+A-FU-Y]\d{3}[0-9A-Y]", re.I | re.ASCII), _finnish),
-    (
-        re.compile(r"[0-3]\d[01]\d\d\d-\d{4}", re.ASCII),
-        _danish,
-    ),
-    (
-        re.compile(r"\d{6}-[1-4]\d{6}", re.ASCII),
-        _korean,
-    ),
+    (re.compile(r"[0-3]\d[01]\d\d\d-\d{4}", re.ASCII), _danish),
+    (re.compile(r"\d{6}-[1-4]\d{6}", re.ASCII), _korean),
     (re.compile(r"[1-9]\d{16}[\dX]", re.I | re.ASCII), _chinese),
     (re.compile(r"756\.\d{4}\.\d{4}\.\d\d", re.ASCII), _swiss),
 )
 """United States, United Kingdom, Spain, France, Italy, Poland, Brazil, Sweden, Finland, Denmark, Korea,
 China, Switzerland."""
+
+_FORMS: tuple[tuple[Shape, Callable[[str], object]], ...] = (
+    (
+        Shape.SECRET,
+        lambda text: len(text) >= 20 and (_JWT.search(text) or _SAS.search(text) or _TOKEN.search(text)),
+    ),
+    (Shape.EMAIL, lambda text: "@" in text and _EMAIL.search(text)),
+    (
+        Shape.GUID,
+        lambda text: len(text) in (32, 36, 38) and (_GUID.fullmatch(text) or _GUID_BARE.fullmatch(text)),
+    ),
+    (Shape.DATE, _is_date),
+    (Shape.CARD, lambda text: _CARD.fullmatch(text) and is_card(text.replace(" ", "").replace("-", ""))),
+    (Shape.NATIONAL_ID, is_national_id),
+    (Shape.PHONE, _is_phone),
+    (
+        Shape.DIGEST,
+        lambda text: _DIGEST.fullmatch(text) and any(map(str.isdigit, text)) and not text.isdigit(),
+    ),
+    (Shape.NAME, _is_name),
+    (Shape.SLUG, _is_slug),
+)
+"""From the surest to the weakest; the first that fits decides."""

@@ -8,40 +8,31 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rekey.plan.result import Estimate, MigrationPlan, Money, Plan, Portrait, TableFill
+from rekey.plan.page import partition_sizes
+from rekey.plan.result import MigrationPlan, Plan
 from rekey.present.page import page
-from rekey.present.plots import AFTER, BEFORE, Series, columns
 from rekey.present.text import duration, report, size, table
 from rekey.project.prices import amount_text
 
-_COLOURS = (BEFORE, AFTER)
 _UNKNOWN = "–"
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One thing that is compared: its section, what it is, and a text for each design."""
-
-    section: str
-    what: str
-    values: tuple[str, ...]
-
-
-def comparison(plan: Plan) -> list[Line]:
-    """Return what differs and what does not, in the order in which people look."""
-    plans = plan.migrations
-    return [*_figures("Tables", _TABLES, plans), *_advice(plans), *_queries(plans), *_costs(plans)]
+Figures = dict[str, str | None]
+"""What one design says, by what it is about; None where its keys could not be tried."""
+Lines = dict[str, tuple[str, ...]]
+"""What is compared: a text for each design, by what it is about."""
 
 
 def comparison_json(plan: Plan) -> dict[str, Any]:
     """Return the comparison as JSON-able data, without keys."""
     return {
         "designs": [one.script_id for one in plan.migrations],
-        "lines": [asdict(line) for line in comparison(plan)],
+        "lines": [
+            {"section": section, "what": what, "values": list(values)}
+            for section, lines in _sections(plan).items()
+            for what, values in lines.items()
+        ],
     }
 
 
@@ -50,28 +41,25 @@ def comparison_text(plan: Plan) -> str:
     names = [one.script_id for one in plan.migrations]
     out = [f"{plan.migrations[0].basis.source}: {' | '.join(names)}", *_basis(plan)]
     for section, lines in _sections(plan).items():
-        rows = [(line.what, *line.values) for line in lines]
+        rows = [(what, *values) for what, values in lines.items()]
         out += ["", section, *table(("", *names), rows, indent="  ")]
     return report(out)
 
 
 def comparison_page(plan: Plan) -> str:
     """Return the comparison as one page that loads nothing."""
+    portraits = [one.portraits[1] for one in plan.migrations if len(one.portraits) > 1]
+    names = [one.script_id for one in plan.migrations]
+    # Of a design whose keys could not be tried there is none to compare.
+    sizes = partition_sizes(portraits, names) if len(portraits) == len(names) else ""
     return page(
         "compare.html",
         source=plan.migrations[0].basis.source,
-        names=[one.script_id for one in plan.migrations],
+        names=names,
         basis=_basis(plan),
         sections=_sections(plan),
-        plots={"Tables": _sizes(plan.migrations)},
+        plots={"Tables": sizes},
     )
-
-
-def _sections(plan: Plan) -> dict[str, list[Line]]:
-    sections: dict[str, list[Line]] = {}
-    for line in comparison(plan):
-        sections.setdefault(line.section, []).append(line)
-    return sections
 
 
 def _basis(plan: Plan) -> list[str]:
@@ -79,104 +67,76 @@ def _basis(plan: Plan) -> list[str]:
     return [] if inventory is None else [f"the same rows for each: {inventory.basis}"]
 
 
-# --- figures ------------------------------------------------------------------------------------------------
-
-Tell = Callable[[MigrationPlan], str]
-"""What one design has to say; `_UNKNOWN` where its keys could not be tried."""
-
-
-def _main(tell: Callable[[TableFill], str]) -> Tell:
-    """Return what tells of the rows that go to the main target."""
-    return lambda plan: tell(plan.fills[0]) if plan.fills else _UNKNOWN
-
-
-def _portrait(tell: Callable[[Portrait], str]) -> Tell:
-    """Return what tells of the keys of the main target."""
-    return lambda plan: tell(plan.portraits[1]) if len(plan.portraits) > 1 else _UNKNOWN
-
-
-def _estimate(tell: Callable[[Estimate], str]) -> Tell:
-    return lambda plan: _UNKNOWN if plan.estimate is None else tell(plan.estimate)
-
-
-def _money(tell: Callable[[Money], float]) -> Tell:
-    return _estimate(
-        lambda one: _UNKNOWN if one.money is None else amount_text(tell(one.money), one.money.currency)
-    )
-
-
-def _largest(portrait: Portrait) -> str:
-    if not portrait.largest or not portrait.rows:
-        return _UNKNOWN
-    rows = portrait.largest[0][1]
-    return f"{rows:,} rows, {100 * rows / portrait.rows:.1f} %"
-
-
-_TABLES: dict[str, Tell] = {
-    "main target": lambda plan: plan.basis.targets[0].table,
-    "index tables": lambda plan: f"{len(plan.basis.targets) - 1}",
-    "partitions": _main(lambda fill: f"{'' if fill.partitions_exact else '>= '}{fill.partitions:,}"),
-    "largest partition": _portrait(_largest),
-    "key bytes of a row": _portrait(lambda portrait: f"{portrait.key_bytes:.0f}"),
-    "rows to write": lambda plan: f"{sum(fill.rows for fill in plan.fills):,}",
-    "rows in a batch": _main(lambda fill: f"{fill.rows_per_batch:.1f}"),
-    "rows refused": lambda plan: f"{sum(refused.rows for refused in plan.refused):,}",
-    "keys that collide": lambda plan: _UNKNOWN if plan.collisions is None else f"{plan.collisions.keys:,}",
-}
-_COSTS: dict[str, Tell] = {
-    "requests": _estimate(lambda one: f"{one.requests_total:,}"),
-    "expected duration": _estimate(lambda one: duration(sum(each.at_limits_s for each in one.durations))),
-    "stored beside the source": _estimate(
-        lambda one: _UNKNOWN if one.storage is None else size(one.storage.added_bytes)
-    ),
-}
-_AMOUNTS: dict[str, Tell] = {
-    "money, batch billed as one": _money(lambda money: money.batch_as_one + money.storage),
-    "money, batch billed by its rows": _money(lambda money: money.batch_each + money.storage),
-}
-
-
-def _figures(section: str, figures: dict[str, Tell], plans: Sequence[MigrationPlan]) -> Iterator[Line]:
-    for what, tell in figures.items():
-        yield Line(section, what, tuple(map(tell, plans)))
-
-
-def _costs(plans: Sequence[MigrationPlan]) -> Iterator[Line]:
-    priced = any(one.estimate is not None and one.estimate.money is not None for one in plans)
-    return _figures("Cost", _COSTS | (_AMOUNTS if priced else {}), plans)
-
-
-def _advice(plans: Sequence[MigrationPlan]) -> Iterator[Line]:
-    given = [
+def _sections(plan: Plan) -> dict[str, Lines]:
+    """Return what differs and what does not, in the order in which people look."""
+    tables = [_tables(one) for one in plan.migrations]
+    costs = [_costs(one) for one in plan.migrations]
+    problems: list[Figures] = [
+        {one.code: one.severity for one in reversed(each.problems)} for each in plan.migrations
+    ]
+    advice: list[Figures] = [
         {
-            one.code: "set aside" if one.waived is not None else one.severity.value
-            for one in reversed(plan.advice)
+            one.code: "set aside" if one.waived is not None else one.severity
+            for one in reversed(migration.advice)
             if not one.today
         }
-        for plan in plans
+        for migration in plan.migrations
     ]
-    problems = [{one.code: one.severity.value for one in reversed(plan.problems)} for plan in plans]
-    for found in (given, problems):
-        for code in sorted({code for one in found for code in one}):
-            yield Line("Advice", code, tuple(one.get(code, _UNKNOWN) for one in found))
-    if not any([*given, *problems]):
-        yield Line("Advice", "on planned keys", ("none",) * len(plans))
-
-
-def _queries(plans: Sequence[MigrationPlan]) -> Iterator[Line]:
-    answers = [{one.query.describe(): one.planned.describe() for one in plan.queries} for plan in plans]
-    for query in dict.fromkeys(query for one in answers for query in one):
-        yield Line("Queries", query, tuple(one.get(query, "not declared") for one in answers))
-
-
-def _sizes(plans: Sequence[MigrationPlan]) -> str:
-    """Return the plot of the main targets' partitions; "" when the keys of a design could not be tried."""
-    portraits = [one.portraits[1] for one in plans if len(one.portraits) > 1]
-    if len(portraits) != len(plans):
-        return ""
-    labels = max((list(one.sizes) for one in portraits), key=len)
-    series = [
-        Series(plan.script_id, [one.sizes.get(label, 0) for label in labels], colour)
-        for plan, one, colour in zip(plans, portraits, _COLOURS, strict=False)
+    queries: list[Figures] = [
+        {one.query.describe(): one.planned.describe() for one in migration.queries}
+        for migration in plan.migrations
     ]
-    return columns(labels, series, "Partitions by their number of rows", "rows of a partition", values=True)
+    advised = _lines(advice, sorted({code for one in advice for code in one}))
+    advised |= _lines(problems, sorted({code for one in problems for code in one}))
+    asked = dict.fromkeys(query for one in queries for query in one)
+    most = max(costs, key=len)  # with money, if any design has prices
+    found = {
+        "Tables": _lines(tables, tables[0]),
+        "Advice": advised or {"on planned keys": ("none",) * len(plan.migrations)},
+        "Queries": _lines(queries, asked, unknown="not declared"),
+        "Cost": _lines(costs, most),
+    }
+    return {section: lines for section, lines in found.items() if lines}
+
+
+def _lines(designs: Sequence[Figures], names: Iterable[str], *, unknown: str = _UNKNOWN) -> Lines:
+    return {what: tuple(str(one.get(what) or unknown) for one in designs) for what in names}
+
+
+def _tables(plan: MigrationPlan) -> Figures:
+    main = plan.fills[0] if plan.fills else None
+    keys = plan.portraits[1] if len(plan.portraits) > 1 else None
+    largest = None
+    if keys is not None and keys.largest:
+        rows = keys.largest[0][1]
+        largest = f"{rows:,} rows, {100 * rows / keys.rows:.1f} %"
+    at_least = "" if main is None or main.partitions_exact else ">= "
+    return {
+        "main target": plan.basis.targets[0].table,
+        "index tables": f"{len(plan.basis.targets) - 1}",
+        "partitions": None if main is None else f"{at_least}{main.partitions:,}",
+        "largest partition": largest,
+        "key bytes of a row": None if keys is None else f"{keys.key_bytes:.0f}",
+        "rows to write": f"{sum(fill.rows for fill in plan.fills):,}",
+        "rows in a batch": None if main is None else f"{main.rows_per_batch:.1f}",
+        "rows refused": f"{sum(refused.rows for refused in plan.refused):,}",
+        "keys that collide": None if plan.collisions is None else f"{plan.collisions.keys:,}",
+    }
+
+
+def _costs(plan: MigrationPlan) -> Figures:
+    """Return what a design costs; what it costs in money only where there are prices."""
+    estimate = plan.estimate
+    if estimate is None:
+        return {"requests": None, "expected duration": None, "stored beside the source": None}
+    found: Figures = {
+        "requests": f"{estimate.requests_total:,}",
+        "expected duration": duration(sum(one.at_limits_s for one in estimate.durations)),
+        "stored beside the source": size(estimate.storage.added_bytes),
+    }
+    money = estimate.money
+    if money is not None:
+        as_one, each = money.batch_as_one + money.storage, money.batch_each + money.storage
+        found["money, batch billed as one"] = amount_text(as_one, money.currency)
+        found["money, batch billed by its rows"] = amount_text(each, money.currency)
+    return found

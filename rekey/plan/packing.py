@@ -17,7 +17,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any, cast
 
 from rekey.copy.batches import BatchBuffer, Partitions, sort_out
@@ -26,7 +28,7 @@ from rekey.copy.scan import WindowSize, row_bytes
 from rekey.copy.write import GATHERED_WINDOWS, MAPPING_WINDOWS, TARGET_WINDOWS
 from rekey.mapping.ids import DIGEST_BYTES
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row
-from rekey.tables.base import MAX_PAGE_ROWS, Operation, Verb
+from rekey.tables.base import MAX_PAGE_ROWS, Verb
 
 STEADY_WINDOWS = GATHERED_WINDOWS + 1
 """After so many windows what was sent tells how it goes on."""
@@ -34,7 +36,18 @@ _MAPPING_BYTES = 2_000
 """More than a mapping row nearly ever takes: a batch of them ends at 100 operations, not at 4 MiB."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
+class _Sized(Write):
+    """A write of which only the size is known."""
+
+    size: int
+
+
+_SIZES = SimpleNamespace(encoded_size=attrgetter("size"))
+"""Stands for a table where only sizes are asked for."""
+_NO_SOURCE = EntityKey("", "")
+
+
 class Sends:
     """What is sent of one table's rows.
 
@@ -45,60 +58,54 @@ class Sends:
         hottest: sum over windows of the rows of the window's largest partition.
     """
 
-    rows: int = 0
-    given: int = 0
-    fills: Counter[int] = field(default_factory=Counter)
-    hottest: int = 0
+    def __init__(self, windows: int) -> None:
+        """Take for how many windows rows may wait for others of their partition."""
+        self.rows = self.given = self.hottest = 0
+        self.fills: Counter[int] = Counter()
+        self._held = BatchBuffer(cast(Any, _SIZES), windows)
 
-    @property
-    def batches(self) -> int:
-        """Return how many requests that is."""
-        return self.fills.total()
+    def add(self, writes: Sequence[Write]) -> None:
+        """Pack the writes of one window; what fills no batch is held."""
+        partitions: Partitions = defaultdict(list)
+        sort_out(writes, partitions)
+        for partition, members in partitions.items():
+            full, _ = self._held.add(partition, members)
+            self._send(full)
+        self.given += len(writes)
+        self.hottest += max(map(len, partitions.values()), default=0)
 
+    def release(self, newest: int | None = None) -> None:
+        """Send what has been held long enough when window `newest` begins; None: all that is held."""
+        self._send(self._held.release_all() if newest is None else self._held.release(newest))
 
-@dataclass(slots=True, kw_only=True)
-class _Sized(Write):
-    """A write of which only the size is known."""
-
-    size: int
-
-
-class _Sizes:
-    """Stands for a table where only sizes are asked for."""
-
-    @staticmethod
-    def encoded_size(write: Operation) -> int:
-        return cast(_Sized, write).size
-
-
-@dataclass(slots=True)
-class _Numbered:
-    """Stands for a window."""
-
-    number: int
+    def _send(self, batches: Iterable[list[Write]]) -> None:
+        for batch in batches:
+            self.rows += len(batch)
+            self.fills[len(batch)] += 1
 
 
 class Packing:
-    """Takes the rows of windows (`page`, then `target` and `mapping` for each) and counts batches."""
+    """Takes the rows of windows (`target` and `mapping` for each, then `page`) and counts batches."""
 
     def __init__(self, tables: int, window: WindowSize) -> None:
         """Take how many target tables there are, and when a window is full."""
-        self._size = window
         self.page_rows = min(window.rows, MAX_PAGE_ROWS)
-        self._mapping = BatchBuffer(cast(Any, _Sizes()), MAPPING_WINDOWS)
-        self._targets = [BatchBuffer(cast(Any, _Sizes()), TARGET_WINDOWS) for _ in range(tables)]
-        self.mapping_sends = Sends()
-        self.sends = [Sends() for _ in range(tables)]
-        self._number = 1
-        self._rows = self._bytes = 0
-        self._fresh = _Fresh()
-        self._waiting: list[_Fresh] = []
-        self._ended = False
+        self.mapping_sends = Sends(MAPPING_WINDOWS)
+        self.sends = [Sends(TARGET_WINDOWS) for _ in range(tables)]
+        self.open = True
+        """Whether rows are still taken."""
+        self._size = window
+        self._waiting: list[list[list[Write]]] = []
+        """Of the windows before: the rows of each target table, which their mapping rows go ahead of."""
+        self._number = 0
+        self._open_window()
 
-    @property
-    def open(self) -> bool:
-        """Tell whether rows are still taken."""
-        return not self._ended
+    def _open_window(self) -> None:
+        self._number += 1
+        self._window = cast(Any, SimpleNamespace(number=self._number))
+        self._rows = self._bytes = 0
+        self._mapping: list[Write] = []
+        self._targets: list[list[Write]] = [[] for _ in self.sends]
 
     @property
     def steady(self) -> bool:
@@ -107,87 +114,49 @@ class Packing:
 
     def target(self, table: int, key: EntityKey, size: int) -> None:
         """Take one row of a target table, and the bytes it takes in a batch."""
-        self._fresh.targets[table].append(self._write(key.partition, key.row, size))
+        self._targets[table].append(self._write(key.partition, key.row, size))
 
     def mapping(self, digest: bytes, *, reverse: bool) -> None:
         """Take one mapping row, by the raw safe id that is its key."""
         partition = f"{'r' if reverse else 'f'}{digest[0] >> 3}"
-        self._fresh.mapping.append(self._write(partition, digest[:DIGEST_BYTES].hex(), _MAPPING_BYTES))
+        self._mapping.append(self._write(partition, digest[:DIGEST_BYTES].hex(), _MAPPING_BYTES))
 
     def page(self, rows: Sequence[Row]) -> None:
         """Take note that the rows of one page were given, at most `page_rows`."""
         self._rows += len(rows)
         self._bytes += sum(map(row_bytes, rows))
         if self._rows >= self._size.rows or self._bytes >= self._size.bytes:
-            self._close_window()
+            self._end_window()
+            self._open_window()
 
     def end(self, *, whole: bool) -> None:
         """End packing; `whole`: the table ends here, else the rows that follow are not known."""
-        if self._ended:
+        if not self.open:
             return
-        self._ended = True
+        self.open = False
         if not whole and self.steady:
             return
         if self._rows:
-            self._begin_window()
-        self._send(self.mapping_sends, self._mapping.release_all())
+            self._end_window()
+        self.mapping_sends.release()
         for window in self._waiting:
-            self._add_targets(window)
-        for number, held in enumerate(self._targets):
-            self._send(self.sends[number], held.release_all())
+            for sends, writes in zip(self.sends, window, strict=True):
+                sends.add(writes)
+        for sends in self.sends:
+            sends.release()
 
-    def _close_window(self) -> None:
-        self._begin_window()
-        self._number += 1
-
-    def _begin_window(self) -> None:
+    def _end_window(self) -> None:
         """Do what is done when a window has been read: its mapping rows, the targets of the one before."""
-        self._add(self.mapping_sends, self._mapping, self._fresh.mapping)
-        self._send(self.mapping_sends, self._mapping.release(self._number))
-        ready = self._waiting if self._number >= GATHERED_WINDOWS else []
-        for window in ready:
-            self._add_targets(window)
-            for number, held in enumerate(self._targets):
-                self._send(self.sends[number], held.release(self._number))
-        if ready:
+        self.mapping_sends.add(self._mapping)
+        self.mapping_sends.release(self._number)
+        if self._number >= GATHERED_WINDOWS:
+            for window in self._waiting:
+                for sends, writes in zip(self.sends, window, strict=True):
+                    sends.add(writes)
+                    sends.release(self._number)
             self._waiting = []
-        self._waiting.append(self._fresh)
-        self._fresh = _Fresh()
-        self._rows = self._bytes = 0
-
-    def _add_targets(self, window: _Fresh) -> None:
-        for number, held in enumerate(self._targets):
-            writes, sends = window.targets[number], self.sends[number]
-            sends.given += len(writes)
-            sends.hottest += self._add(sends, held, writes)
-
-    def _add(self, sends: Sends, held: BatchBuffer, writes: list[Write]) -> int:
-        """Pack writes; return how many are of the partition that has most of them."""
-        partitions: Partitions = defaultdict(list)
-        sort_out(writes, partitions)
-        for partition, members in partitions.items():
-            full, _ = held.add(partition, members)
-            self._send(sends, full)
-        return max(map(len, partitions.values()), default=0)
-
-    @staticmethod
-    def _send(sends: Sends, batches: Iterable[list[Write]]) -> None:
-        for batch in batches:
-            sends.rows += len(batch)
-            sends.fills[len(batch)] += 1
+        self._waiting.append(self._targets)
 
     def _write(self, partition: str, row: str, size: int) -> Write:
         place: Row = {PARTITION_KEY: partition, ROW_KEY: row}
-        window = cast(Any, _Numbered(self._number))
-        return _Sized(Verb.INSERT, place, source=_NO_SOURCE, window=window, size=size)
-
-
-_NO_SOURCE = EntityKey("", "")
-
-
-class _Fresh:
-    """The writes of one window."""
-
-    def __init__(self) -> None:
-        self.mapping: list[Write] = []
-        self.targets: defaultdict[int, list[Write]] = defaultdict(list)
+        return _Sized(Verb.INSERT, place, source=_NO_SOURCE, window=self._window, size=size)

@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from rekey.core.severity import Severity
 from rekey.plan.portrait import LENGTH_STEP
 from rekey.plan.render import money_lines, told_requests
-from rekey.plan.result import Load, MigrationPlan, Plan, Portrait
+from rekey.plan.result import Load, Plan, Portrait
 from rekey.present.page import page
 from rekey.present.plots import AFTER, BEFORE, Lane, Series, columns, heat, lines
 from rekey.project.prices import amount_text
@@ -30,19 +29,11 @@ def plan_page(plan: Plan) -> str:
     return page(
         "plan.html",
         plan=plan,
-        warnings={one.script_id: _warnings(one) for one in plan.migrations},
-        plots={"sizes": _sizes, "largest": _largest, "lengths": _lengths, "fills": _fills},
+        plots={"sizes": partition_sizes, "largest": _largest, "lengths": _lengths, "fills": _fills},
         loads={"map": _load, "shares": _shares},
         requests=told_requests,
         money=money_lines,
         amount=amount_text,
-    )
-
-
-def _warnings(plan: MigrationPlan) -> int:
-    """Return how many warnings stand on the page that are about the planned keys."""
-    return sum(one.severity is Severity.WARNING for one in plan.problems) + sum(
-        one.severity is Severity.WARNING and one.waived is None and not one.today for one in plan.advice
     )
 
 
@@ -63,9 +54,13 @@ def _series(
     ]
 
 
-def _sizes(source: Portrait, target: Portrait) -> str:
-    labels = list(source.sizes if len(source.sizes) > len(target.sizes) else target.sizes)
-    series = _series((source, target), lambda one: [one.sizes.get(label, 0) for label in labels])
+def partition_sizes(portraits: Sequence[Portrait], names: Sequence[str]) -> str:
+    """Return the plot that compares how many partitions of two tables have how many rows."""
+    labels = max((list(one.sizes) for one in portraits), key=len)
+    series = [
+        Series(name, [one.sizes.get(label, 0) for label in labels], colour)
+        for name, one, colour in zip(names, portraits, (BEFORE, AFTER), strict=False)
+    ]
     return columns(labels, series, "Partitions by their number of rows", "rows of a partition", values=True)
 
 

@@ -6,21 +6,31 @@ Rules kept here:
 * A missing table, a missing secret, a row that cannot be mapped, a collision are findings of the plan, not
   errors of the command. A credential that is refused or an endpoint that is down is an error.
 * Designs that are compared see the very same rows: the source is read once for all of them.
+* A migration whose secret is missing takes no rows; its plan says what is known without.
+* Keys are kept only when `show_keys` was asked for; otherwise nothing of the result holds one.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 from rekey.core.clock import Clock, SystemClock, format_ticks
+from rekey.core.limits import PARTITION_TARGET
 from rekey.core.progress import Progress, Silent
+from rekey.core.severity import Severity
 from rekey.errors import TableMissing
 from rekey.inspect.inventory import Inventory, read_sample, read_whole
-from rekey.model import Row
-from rekey.plan.builder import PlanBuilder, keys_of
-from rekey.plan.result import Basis, MigrationPlan, Plan, TableState
+from rekey.model import EntityKey, Row, key_of
+from rekey.plan.advice.advise import advise
+from rekey.plan.advice.queries import rated
+from rekey.plan.estimate import Batches, Workload, estimate
+from rekey.plan.problems import declaration_problems, ordered, row_problems, table_problems
+from rekey.plan.result import Advice, Basis, Collisions, MigrationPlan, Plan, TableFill, TableState
 from rekey.plan.subject import PlanOptions, Subject
+from rekey.plan.survey import Survey
 from rekey.tables.base import Table, TableService
 
 
@@ -29,50 +39,32 @@ async def make_plan(
     tables: TableService,
     options: PlanOptions,
     *,
+    together: bool = False,
     clock: Clock | None = None,
     progress: Progress | None = None,
 ) -> Plan:
     """Plan migrations, in the order in which they would be applied.
 
+    Args:
+        subjects: the migrations.
+        tables: the account.
+        options: how to plan.
+        together: they are designs of one migration: all are planned on one reading of their source.
+        clock: says when the plan was made.
+        progress: told the rows as they are read.
+
     Raises:
         CredentialRefused, EndpointDown, Unavailable: the service could not be asked.
         MachineFailed: the disk could not take the temporary files.
     """
+    progress = progress or Silent()
     planned: list[MigrationPlan] = []
     makers: dict[str, str] = {}
-    for subject in subjects:
-        planned += await _plan([subject], tables, options, makers, progress or Silent())
-        for table in subject.declared.migration.tables:
-            makers[table.lower()] = subject.declared.script_id
-    return _plan_of(planned, subjects, options, clock)
-
-
-async def compare_designs(
-    subjects: Sequence[Subject],
-    tables: TableService,
-    options: PlanOptions,
-    *,
-    clock: Clock | None = None,
-    progress: Progress | None = None,
-) -> Plan:
-    """Plan several designs of one migration, all from the same source, on one reading of it. Raises as
-    `make_plan`."""
-    planned = await _plan(subjects, tables, options, {}, progress or Silent())
-    return _plan_of(planned, subjects, options, clock)
-
-
-async def take_basis(subject: Subject, tables: TableService, options: PlanOptions) -> Basis:
-    """Return what a plan made now would rest on, advice included: for `apply --plan`."""
-    [plan] = await _plan([subject], tables, options, {}, Silent())
-    return plan.basis
-
-
-def _plan_of(
-    planned: Sequence[MigrationPlan],
-    subjects: Sequence[Subject],
-    options: PlanOptions,
-    clock: Clock | None,
-) -> Plan:
+    for each in [subjects] if together else [[subject] for subject in subjects]:
+        planned += await _plan(each, tables, options, makers, progress)
+        for subject in each:
+            script_id, made = subject.declared.script_id, subject.declared.migration.tables
+            makers |= dict.fromkeys(map(str.lower, made), script_id)
     return Plan(
         made_at=format_ticks((clock or SystemClock()).ticks()),
         exact=options.exact,
@@ -82,6 +74,12 @@ def _plan_of(
     )
 
 
+async def take_basis(subject: Subject, tables: TableService, options: PlanOptions) -> Basis:
+    """Return what a plan made now would rest on, advice included: for `apply --plan`."""
+    [plan] = await _plan([subject], tables, options, {}, Silent())
+    return plan.basis
+
+
 async def _plan(
     subjects: Sequence[Subject],
     tables: TableService,
@@ -89,50 +87,44 @@ async def _plan(
     makers: Mapping[str, str],
     progress: Progress,
 ) -> list[MigrationPlan]:
-    """Plan migrations from one source, on one reading of it."""
+    """Plan migrations from one source, on one reading of it. `makers`: script that makes a table, by the
+    table's name in lower case."""
     source = tables.table(subjects[0].declared.migration.source)
     named = ", ".join(subject.declared.script_id for subject in subjects)
+    targets = [await _target_states(subject, tables) for subject in subjects]
     with ExitStack() as stack:
         advance = stack.enter_context(progress.task(f"{named}: read {source.name}"))
-        builders = [
-            stack.enter_context(
-                PlanBuilder(
-                    subject,
-                    tables,
-                    options,
-                    targets=await _target_states(subject, tables),
-                    maker=makers.get(source.name.lower()),
-                    advance=_ignored if number else advance,
-                )
-            )
-            for number, subject in enumerate(subjects)
+        surveys = [
+            None
+            if subject.mapper is None
+            else stack.enter_context(Survey(subject, subject.mapper, tables, options))
+            for subject in subjects
         ]
-        inventory = await _inventory(source, options, builders)
+
+        def take(rows: Sequence[Row], continues: bool) -> None:
+            for survey in surveys:
+                if survey is not None:
+                    survey.take(rows, continues)
+            advance(len(rows))
+
+        inventory = None
+        try:
+            if options.exact:
+                inventory = await read_whole(source, take)
+            else:
+                inventory = await read_sample(source, options.sample, take)
+        except TableMissing:
+            pass  # a problem of the plan
         plans = []
-        for builder in builders:
-            builder.end(inventory)
-            wanted: set[bytes] = set()
-            if options.show_keys and builder.found is not None:
-                wanted = {one for group in builder.found.first for one in group.sources}
-            plans.append(builder.plan(inventory, await keys_of(wanted, source, builder.subject)))
+        for subject, states, survey in zip(subjects, targets, surveys, strict=True):
+            plan = _without_rows(subject, options, inventory, states, makers.get(source.name.lower()))
+            if survey is not None and inventory is not None:
+                collisions = survey.finish(exact=inventory.exact)
+                if options.show_keys:
+                    collisions = await _with_keys(collisions, source, subject)
+                plan = _with_rows(plan, subject, options, inventory, survey, collisions)
+            plans.append(plan)
         return plans
-
-
-async def _inventory(
-    source: Table, options: PlanOptions, builders: Sequence[PlanBuilder]
-) -> Inventory | None:
-    """Read the source; None when there is no such table."""
-
-    def take(rows: Sequence[Row], continues: bool) -> None:
-        for builder in builders:
-            builder.take(rows, continues)
-
-    try:
-        if options.exact:
-            return await read_whole(source, take)
-        return await read_sample(source, options.sample, take)
-    except TableMissing:
-        return None
 
 
 async def _target_states(subject: Subject, tables: TableService) -> tuple[TableState, ...]:
@@ -140,15 +132,12 @@ async def _target_states(subject: Subject, tables: TableService) -> tuple[TableS
     for number, name in enumerate(subject.declared.migration.tables):
         exists = await tables.table_exists(name)
         first = await _first_row(tables.table(name)) if exists else None
-        foreign = first is not None and not await _is_ours(subject, number, first)
+        if first is None or subject.owns_row is None:
+            foreign = first is not None and subject.started is None
+        else:
+            foreign = not await subject.owns_row(number, first)
         states.append(TableState(name, exists, holds_rows=foreign))
     return tuple(states)
-
-
-async def _is_ours(subject: Subject, number: int, row: Row) -> bool:
-    if subject.owns_row is not None:
-        return await subject.owns_row(number, row)
-    return subject.started is not None
 
 
 async def _first_row(table: Table) -> Row | None:
@@ -157,10 +146,168 @@ async def _first_row(table: Table) -> Row | None:
             if page.rows:
                 return page.rows[0]
     except TableMissing:
-        # It went between the two questions: then it holds nothing.
-        return None
+        pass  # it went between the two questions: then it holds nothing
     return None
 
 
-def _ignored(_rows: int) -> None:
-    """Progress of further designs of the same rows: it is not shown."""
+async def _with_keys(collisions: Collisions, source: Table, subject: Subject) -> Collisions:
+    """Return collisions with the keys of their first rows: digests cannot be turned back, so the source is
+    read again."""
+    wanted = {raw for group in collisions.first for raw in group.sources}
+    if not wanted:
+        return collisions
+    keys: dict[bytes, EntityKey] = {}
+    async for page in source.scan(select=["PartitionKey", "RowKey"]):
+        for row in page.rows:
+            key = key_of(row)
+            raw = subject.ids.raw(source.name, key)
+            if raw in wanted:
+                keys[raw] = key
+        if len(keys) == len(wanted):
+            break
+    first = [
+        replace(group, old_keys=tuple(keys[raw] for raw in group.sources if raw in keys))
+        for group in collisions.first
+    ]
+    return replace(collisions, first=tuple(first))
+
+
+def _without_rows(
+    subject: Subject,
+    options: PlanOptions,
+    inventory: Inventory | None,
+    targets: tuple[TableState, ...],
+    maker: str | None,
+) -> MigrationPlan:
+    """Return what is known of a migration before its mapping was tried on any row.
+
+    Args:
+        subject: the migration.
+        options: how to plan.
+        inventory: of the source, None when it does not exist.
+        targets: the target tables as they are.
+        maker: the script among those planned before that makes the source, None when there is none.
+    """
+    declared = subject.declared
+    return MigrationPlan(
+        script_id=declared.script_id,
+        path=declared.path,
+        title=declared.doc.strip().partition("\n")[0],
+        basis=Basis(
+            script_id=declared.script_id,
+            declaration=declared.digest,
+            secrets=dict(sorted(subject.secret_fingerprints.items())),
+            source=declared.migration.source,
+            source_exists=inventory is not None,
+            # A sample that happened to be the whole table promises no more than a sample.
+            exact=options.exact,
+            rows=0 if inventory is None else inventory.rows.rows,
+            inventory=inventory.digest if inventory is not None and options.exact else None,
+            targets=targets,
+        ),
+        inventory=inventory,
+        problems=ordered(
+            [
+                *declaration_problems(
+                    declared,
+                    subject.started,
+                    subject.missing_secrets,
+                    subject.secret_fingerprints,
+                    subject.no_wrapping_key,
+                ),
+                *table_problems(declared, inventory is not None, maker, targets),
+            ]
+        ),
+    )
+
+
+def _with_rows(
+    plan: MigrationPlan,
+    subject: Subject,
+    options: PlanOptions,
+    inventory: Inventory,
+    survey: Survey,
+    collisions: Collisions,
+) -> MigrationPlan:
+    """Return the plan with what trying the mapping on rows has shown."""
+    migration, rows = subject.declared.migration, inventory.rows.rows
+    fills = _fills(survey, inventory)
+    mapping_rows = 2 * survey.scaled(survey.rows - survey.refused_rows, rows)
+    work = Workload(
+        source_rows=rows,
+        largest_source_partition=inventory.largest_partition,
+        mapping=Batches.of(mapping_rows, survey.packing.mapping_sends.fills),
+        fills=fills,
+        page_rows=survey.packing.page_rows,
+        follows=migration.capture == "delta",
+        sealed=migration.is_sealed,
+        tries_rows=options.tries_rows,
+        source_bytes=inventory.stored_bytes,
+        mapping_bytes=round(survey.mean_mapping_bytes * rows),
+    )
+    problems = row_problems(inventory, survey.refused, collisions, fills, subject.ids_hold)
+    plan = replace(
+        plan,
+        problems=ordered([*plan.problems, *problems]),
+        mapped_rows=survey.rows,
+        examples=survey.examples,
+        refused=survey.refused,
+        collisions=collisions,
+        fills=fills,
+        estimate=estimate(work, options.limits, retention_s=options.gates.retention_s, prices=options.prices),
+    )
+    if not survey.target_rows[0]:
+        return plan
+    colliding: Counter[str] = Counter()
+    for group in collisions.first:
+        colliding[group.table] += group.rows
+    facts = survey.gatherer.facts(inventory, fills, colliding)
+    found = advise(facts)
+    return replace(
+        plan,
+        basis=replace(plan.basis, advice=weighty(found)),
+        advice=found,
+        queries=rated(facts),
+        portraits=survey.portrayer.portraits(subject.ids, [one.counts for one in facts.tables], fills),
+        loads=survey.portrayer.loads(subject.ids),
+    )
+
+
+def _fills(survey: Survey, inventory: Inventory) -> tuple[TableFill, ...]:
+    """Return what each target gets.
+
+    Partitions are not scaled: whether rows further on share those met so far is not known.
+    """
+    fills = []
+    for name, met, sends, tally, counts in zip(
+        survey.tables,
+        survey.target_rows,
+        survey.packing.sends,
+        survey.portrayer.partitions[1:],
+        survey.gatherer.tallies[1:],
+        strict=True,
+    ):
+        rows = survey.scaled(met, inventory.rows.rows)
+        hottest = sends.hottest * (rows / sends.given if sends.given else 0.0)
+        fills.append(
+            TableFill(
+                table=name,
+                rows=rows,
+                batches=Batches.of(rows, sends.fills).requests,
+                partitions=tally.partitions,
+                partitions_exact=inventory.exact and tally.exact,
+                largest_partition=tally.largest,
+                hottest_seconds=hottest / PARTITION_TARGET,
+                stored_bytes=round(rows * counts.mean_row_bytes),
+                fills=dict(sends.fills),
+            )
+        )
+    return tuple(fills)
+
+
+def weighty(found: Sequence[Advice]) -> dict[str, Severity]:
+    """Return what of advice a plan rests on: the codes of errors and warnings on planned keys, each with its
+    highest severity. Figures and notes change with every row; what the script waives stays."""
+    rests = [one for one in found if not one.today and one.severity is not Severity.NOTE]
+    rests.sort(key=lambda one: (one.code, -one.severity.place))  # of one code, what weighs most comes last
+    return {one.code: one.severity for one in rests}

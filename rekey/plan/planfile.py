@@ -53,10 +53,6 @@ class PlanFile:
     errors: int
     bases: tuple[Basis, ...]
 
-    def basis(self, script_id: str) -> Basis | None:
-        """Return what the plan of one migration rests on, None when it is not in the file."""
-        return next((basis for basis in self.bases if basis.script_id == script_id), None)
-
 
 def plan_document(plan: Plan) -> dict[str, Any]:
     """Return the content of a plan file as JSON-able data, without keys."""
@@ -131,14 +127,45 @@ def moved(planned: Basis, now: Basis) -> list[str]:
     changes += _moved_source(planned, now)
     before = {target.table: target for target in planned.targets}
     for target in now.targets:
-        was = before.get(target.table)
-        if was is None:
-            continue
+        was = before.get(target.table, target)
         if target.exists and not was.exists:
             changes.append(f"target table {target.table} exists now")
         if target.holds_rows and not was.holds_rows:
             changes.append(f"target table {target.table} holds rows now")
-    return changes + _moved_advice(planned, now)
+    was_given, is_given = planned.advice, now.advice
+    came = [f"{code} ({is_given[code]})" for code in sorted(is_given.keys() - was_given.keys())]
+    went = [f"{code} ({was_given[code]})" for code in sorted(was_given.keys() - is_given.keys())]
+    changes += [f"advice that the plan did not have: {', '.join(came)}"] if came else []
+    changes += [f"advice of the plan that is given no more: {', '.join(went)}"] if went else []
+    for code in sorted(was_given.keys() & is_given.keys()):
+        if was_given[code] != is_given[code]:
+            weighs, weighed = _a(is_given[code]), _a(was_given[code])
+            changes.append(f"the advice {code} is {weighs} now, {weighed} when planned")
+    return changes
+
+
+def _a(severity: Severity) -> str:
+    return f"{'an' if severity is Severity.ERROR else 'a'} {severity}"
+
+
+def _moved_source(planned: Basis, now: Basis) -> list[str]:
+    source = planned.source
+    if planned.source_exists != now.source_exists:
+        return [f"source table {source} {'exists now' if now.source_exists else 'is gone'}"]
+    if planned.inventory is None:
+        low, high = sorted((now.rows, planned.rows))
+        if high - low < SAMPLED_ROWS or high <= SAMPLED_FACTOR * low:
+            return []
+        return [f"{source} held about {planned.rows:,} rows when planned and holds about {now.rows:,} now"]
+    if planned.inventory == now.inventory:
+        return []
+    more = now.rows - planned.rows
+    rows = f"{abs(more):,} {'more' if more > 0 else 'fewer'}" if more else "as many rows"
+    change = (
+        f"rows of {source} were inserted, changed or deleted ({rows}); the plan was made with --exact,"
+        " which is for a source that stands still: for a live one make a plan without it"
+    )
+    return [change]
 
 
 def check_plan(file: PlanFile, now: Sequence[Basis]) -> None:
@@ -152,61 +179,20 @@ def check_plan(file: PlanFile, now: Sequence[Basis]) -> None:
         ConfigurationError: a migration is not in the file.
     """
     changes = []
+    planned = {basis.script_id: basis for basis in file.bases}
     for basis in now:
-        planned = file.basis(basis.script_id)
-        if planned is None:
+        if basis.script_id not in planned:
             raise ConfigurationError(
                 f"the plan file has no plan for {basis.script_id}",
                 hint="make a plan that covers it: `rekey plan --out FILE`",
             )
-        changes += [f"{basis.script_id}: {change}" for change in moved(planned, basis)]
+        changes += [f"{basis.script_id}: {change}" for change in moved(planned[basis.script_id], basis)]
     if changes:
         raise Moved(
             f"since the plan was made ({file.made_at}): " + "; ".join(changes),
             kept="everything; nothing was begun",
             hint="read a new plan, `rekey plan --out FILE`, then apply that one",
         )
-
-
-def _moved_source(planned: Basis, now: Basis) -> list[str]:
-    source = planned.source
-    if planned.source_exists != now.source_exists:
-        return [f"source table {source} {'exists now' if now.source_exists else 'is gone'}"]
-    if planned.inventory is not None:
-        if planned.inventory == now.inventory:
-            return []
-        difference = now.rows - planned.rows
-        rows = (
-            f"{abs(difference):,} {'more' if difference > 0 else 'fewer'}" if difference else "as many rows"
-        )
-        change = (
-            f"rows of {source} were inserted, changed or deleted ({rows}); the plan was made with --exact,"
-            " which is for a source that stands still: for a live one make a plan without it"
-        )
-        return [change]
-    apart = abs(now.rows - planned.rows)
-    low, high = sorted((now.rows, planned.rows))
-    if apart >= SAMPLED_ROWS and high > SAMPLED_FACTOR * low:
-        return [f"{source} held about {planned.rows:,} rows when planned and holds about {now.rows:,} now"]
-    return []
-
-
-def _moved_advice(planned: Basis, now: Basis) -> list[str]:
-    before, after = planned.advice, now.advice
-    came = [f"{code} ({after[code]})" for code in sorted(after.keys() - before.keys())]
-    went = [f"{code} ({before[code]})" for code in sorted(before.keys() - after.keys())]
-    other = [
-        f"the advice {code} is {_a(after[code])} now, {_a(before[code])} when planned"
-        for code in sorted(before.keys() & after.keys())
-        if before[code] != after[code]
-    ]
-    changes = [f"advice that the plan did not have: {', '.join(came)}"] if came else []
-    changes += [f"advice of the plan that is given no more: {', '.join(went)}"] if went else []
-    return changes + other
-
-
-def _a(severity: Severity) -> str:
-    return f"{'an' if severity is Severity.ERROR else 'a'} {severity}"
 
 
 def _basis(content: dict[str, Any]) -> Basis:

@@ -13,29 +13,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 
-from rekey.declaration.keys.base import Evaluator, Expression, Scope
-from rekey.declaration.keys.moments import Date, InvertedSeconds, InvertedTicks, Ticks
-from rekey.declaration.migration import Index, Migration, Target, required_secrets
+from rekey.declaration.keys.base import Scope
+from rekey.declaration.migration import Migration, required_secrets
 from rekey.errors import RowRefused
-from rekey.inspect.columns import KeyColumn
 from rekey.inspect.partitions import PartitionSizes, PartitionTally
+from rekey.inspect.profile import RowCounts
 from rekey.mapping.ids import SafeIds
-from rekey.model import PARTITION_KEY, EntityKey, Row
+from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row
+from rekey.plan.advice.gather import ALL_ROWS, MADE_UP_SECRET, STRIDE
+from rekey.plan.advice.structure import MOMENTS
 from rekey.plan.result import Load, Portrait, TableFill
 
 LARGEST = 8
 LANES = 40
 TIMES = 60
-ALL_ROWS = 20_000
-STRIDE = 8
 MOST_CELLS = 60_000
 LENGTH_STEP = 8
 _STEPS = (13, 10, 7, 4)
 """Characters of ISO text: hours, days, months, years."""
-_MOMENTS = (Date, Ticks, InvertedTicks, InvertedSeconds)
-_SECRET = b"made up for counting only"
-_PARTITION, _ROW = "PartitionKey", "RowKey"
 
 
 class Portrayer:
@@ -44,10 +41,14 @@ class Portrayer:
     def __init__(self, migration: Migration) -> None:
         """Take the declaration."""
         self._tables = (migration.source, *migration.tables)
+        self.partitions = [PartitionTally() for _ in self._tables]
+        """Of the source, then of the target tables."""
         self._sizes = [PartitionSizes() for _ in self._tables]
-        self._tallies = [PartitionTally() for _ in self._tables]
-        moment = _moment_of((migration.target, *migration.indexes))
-        secrets = dict.fromkeys(required_secrets(migration), _SECRET)
+        # What the first moment in a key is made of, the PartitionKeys looked at first.
+        keys = [one.partition_key for one in migration.filled] + [one.row_key for one in migration.filled]
+        nodes = (node for key in keys for node in key.walk())
+        moment = next((node.of for node in nodes if isinstance(node, MOMENTS)), None)
+        secrets = dict.fromkeys(required_secrets(migration), MADE_UP_SECRET)
         self._moment = None if moment is None else moment.compile(Scope("load over time", secrets))
         self._cells = [_Cells() for _ in self._tables]
         self.rows = 0
@@ -58,18 +59,22 @@ class Portrayer:
         places = [(0, row[PARTITION_KEY]), *((1 + number, to[PARTITION_KEY]) for number, to in mapped)]
         for number, partition in places:
             self._sizes[number].add(partition)
-            self._tallies[number].add(partition, 1)
-        if self._moment is not None and (self.rows <= ALL_ROWS or self.rows % STRIDE == 0):
-            self._note(self._moment, row, places)
+            self.partitions[number].add(partition)
+        if self._moment is None or (self.rows > ALL_ROWS and self.rows % STRIDE):
+            return
+        with suppress(RowRefused):
+            at = self._moment(row, "")
+            for number, partition in places[:2]:
+                self._cells[number].add(partition, at)
 
     def portraits(
-        self, ids: SafeIds, columns: Sequence[tuple[KeyColumn, KeyColumn]], fills: Sequence[TableFill]
+        self, ids: SafeIds, counts: Sequence[RowCounts], fills: Sequence[TableFill]
     ) -> tuple[Portrait, ...]:
         """Return a portrait of each table, the source first.
 
         Args:
             ids: names partitions.
-            columns: for each table, PartitionKeys and RowKeys as counted.
+            counts: for each table, its keys as counted.
             fills: what each target table gets.
         """
         return tuple(
@@ -80,16 +85,16 @@ class Portrayer:
                 sizes=self._sizes[number].by_class,
                 largest=tuple(
                     (_lane_id(ids, table, partition), rows)
-                    for partition, rows in self._tallies[number].top(LARGEST)
+                    for partition, rows in self.partitions[number].top(LARGEST)
                 ),
                 lengths={
-                    name: column.by_length(LENGTH_STEP)
-                    for name, column in zip((_PARTITION, _ROW), columns[number], strict=True)
+                    PARTITION_KEY: one.partition_keys.by_length(LENGTH_STEP),
+                    ROW_KEY: one.row_keys.by_length(LENGTH_STEP),
                 },
-                key_bytes=2 * sum(column.lengths.mean for column in columns[number]),
+                key_bytes=2 * (one.partition_keys.lengths.mean + one.row_keys.lengths.mean),
                 fills=dict(sorted(fills[number - 1].fills.items())) if number else {},
             )
-            for number, table in enumerate(self._tables)
+            for number, (table, one) in enumerate(zip(self._tables, counts, strict=True))
         )
 
     def loads(self, ids: SafeIds) -> tuple[Load, ...]:
@@ -97,20 +102,16 @@ class Portrayer:
         if self._moment is None or not self._cells[0].counts:
             return ()
         source, main = self._cells[0], self._cells[1]
-        step = min(source.step, main.step)
-        times = _columns(source.times(step) | main.times(step))
+        finest = min(source.step, main.step)
+        met = {time[:finest] for _, time in (*source.counts, *main.counts)}
+        for step in _STEPS:
+            times = sorted({time[:step] for time in met})
+            if len(times) <= TIMES and len(times[0]) >= step:
+                break  # the finest of which there are few enough; years in any case
         return tuple(
             cells.load(ids, table, times, today=cells is source)
             for cells, table in zip((source, main), self._tables[:2], strict=True)
         )
-
-    def _note(self, moment: Evaluator, row: Row, places: Sequence[tuple[int, str]]) -> None:
-        try:
-            at = moment(row, "")
-        except RowRefused:
-            return
-        for number, partition in places[:2]:
-            self._cells[number].add(partition, at)
 
 
 class _Cells:
@@ -127,7 +128,7 @@ class _Cells:
 
     def add(self, partition: str, at: str) -> None:
         cell = partition, at[: self.step]
-        if cell not in self.counts and len(self.counts) >= MOST_CELLS:
+        while cell not in self.counts and len(self.counts) >= MOST_CELLS:
             if self._level == len(_STEPS) - 1:
                 return
             self._level += 1
@@ -135,13 +136,8 @@ class _Cells:
             for (name, time), rows in self.counts.items():
                 coarser[name, time[: self.step]] += rows
             self.counts = coarser
-            self.add(partition, at)
-            return
+            cell = partition, at[: self.step]
         self.counts[cell] += 1
-
-    def times(self, step: int) -> set[str]:
-        """Return the times met, of at most so many characters."""
-        return {time[:step] for _, time in self.counts}
 
     def load(self, ids: SafeIds, table: str, times: Sequence[str], *, today: bool) -> Load:
         """Return the load in columns of time, each beginning at one of `times`, all equally long."""
@@ -155,8 +151,6 @@ class _Cells:
         shown, rest = ordered[:LANES], ordered[LANES:]
         # In the order in which their load begins: a target by month runs down the picture like stairs.
         shown.sort(key=lambda one: next(at for at, count in enumerate(one[1]) if count))
-        totals = [sum(lane[at] for lane in rows.values()) for at in range(len(times))]
-        most = [max((lane[at] for lane in rows.values()), default=0) for at in range(len(times))]
         return Load(
             table=table,
             today=today,
@@ -164,28 +158,8 @@ class _Cells:
             lanes=tuple((_lane_id(ids, table, name), tuple(lane)) for name, lane in shown),
             others=len(rest),
             others_rows=tuple(sum(lane[at] for _, lane in rest) for at in range(len(times))),
-            busiest=tuple(top / total if total else 0.0 for top, total in zip(most, totals, strict=True)),
+            busiest=tuple(max(at) / sum(at) if any(at) else 0.0 for at in zip(*rows.values(), strict=True)),
         )
-
-
-def _columns(met: set[str]) -> list[str]:
-    """Return the columns of time: the finest step of which there are few enough."""
-    times = sorted(met)
-    for step in _STEPS:
-        columns = sorted({time[:step] for time in times})
-        if len(columns) <= TIMES and len(times[0]) >= step:
-            return columns
-    return sorted({time[: _STEPS[-1]] for time in times})
-
-
-def _moment_of(declared: Sequence[Target | Index]) -> Expression | None:
-    """Return what the first moment in a key is made of, the PartitionKeys looked at first."""
-    keys = [one.partition_key for one in declared] + [one.row_key for one in declared]
-    for key in keys:
-        for node in key.walk():
-            if isinstance(node, _MOMENTS):
-                return node.of
-    return None
 
 
 def _lane_id(ids: SafeIds, table: str, partition: str) -> str:

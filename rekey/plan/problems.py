@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from rekey.core.severity import Severity
 from rekey.declaration.migration import Declared
@@ -45,53 +46,68 @@ def declaration_problems(
     started: Started | None,
     missing_secrets: Sequence[str],
     fingerprints: Mapping[str, str],
+    no_wrapping_key: str = "",
 ) -> Iterator[Problem]:
-    """Yield what the declaration, its secrets and its history alone say."""
-    for name in missing_secrets:
-        yield _error(
-            "secret-missing",
-            f"the secret {name!r} is not configured, empty, or shorter than 16 bytes",
-            f"set it as `[secrets.{name}]` in rekey.toml says; no row can be mapped without it",
-        )
-    if declared.migration.capture == "dual-write":
-        yield from _dual_write(declared)
-    if not declared.migration.reverse:
-        yield Problem(
-            "no-way-back",
-            Severity.WARNING,
-            "reverse=False: after cutover there is no rollback",
-            "copy the old key into a property (props.copy) and leave reverse=False out",
-        )
-    if started is None:
-        return
-    if started.digest != declared.digest:
-        yield _error(
-            "declaration-moved",
-            f"the script was edited after the migration was begun (it is in phase `{started.phase}`)",
-            "put the script back as it was; to change it, roll back with it first: `rekey rollback`",
-        )
-    for name, known in sorted(started.secret_fingerprints.items()):
-        if fingerprints.get(name, known) != known:
-            yield _error(
-                "secret-moved",
-                f"the secret {name!r} is not the one the migration was begun with",
-                "configure the secret it was begun with; to change it, roll back with that one first",
-            )
-
-
-def sealing_problems(no_wrapping_key: str) -> Iterator[Problem]:
-    """Yield what the wrapping key of a sealed mapping says.
+    """Yield what the declaration, its secrets and its history alone say.
 
     Args:
-        no_wrapping_key: why it cannot be used, "" when it can.
+        declared: the migration.
+        started: what is known of it when it was begun before.
+        missing_secrets: names of secrets that were not found.
+        fingerprints: of those that were, by name.
+        no_wrapping_key: why the wrapping key of a sealed mapping cannot be used; "" when it can, or none is
+            needed.
     """
-    if no_wrapping_key:
-        yield _error(
-            "wrapping-key-missing",
-            no_wrapping_key,
-            "put the key where [sealing] in rekey.toml says (`openssl rand -hex 32` makes one), or say"
-            ' mapping="plain" in the script before it begins',
+    migration, source = declared.migration, declared.migration.source
+    for name in missing_secrets:
+        message = f"the secret {name!r} is not configured, empty, or shorter than 16 bytes"
+        cure = f"set it as `[secrets.{name}]` in rekey.toml says; no row can be mapped without it"
+        yield _error("secret-missing", message, cure)
+    if migration.capture == "dual-write":
+        if migration.indexes and not migration.reverse:
+            tables = ", ".join(index.table for index in migration.indexes)
+            message = f"reverse=False with {tables}: after cutover nothing could keep index tables current"
+            cure = (
+                "copy the old key into a property (props.copy) and leave reverse=False out; or leave index"
+                ' tables to a migration of their own; or say capture="delta"'
+            )
+            yield _error("indexes-cannot-follow", message, cure)
+        yield _note(
+            "clients-first",
+            f"every process that writes to {source} must write through rekey's client before `apply` copies"
+            " anything. cutover asks for a live client and that all of them have acknowledged; writing stops"
+            " only for the seconds of the freeze. A writer that goes round the client is seen by full"
+            " verification only",
+            f"deploy the clients, see them in `rekey status {declared.script_id}`, then take away from others"
+            f" the right to write to {source}",
         )
+        copied = any(one.property_mapping.from_timestamp for one in migration.filled)
+        if TIMESTAMP in migration.key_inputs or copied:
+            message = (
+                "Timestamp is part of the new rows: it is known only after the source was written, so each"
+                " write takes more round trips"
+            )
+            cure = "accept them, or copy a time that the application writes itself"
+            yield _note("timestamp-copies", message, cure)
+    if not migration.reverse:
+        message = "reverse=False: after cutover there is no rollback"
+        cure = "copy the old key into a property (props.copy) and leave reverse=False out"
+        yield _warning("no-way-back", message, cure)
+    if started is not None and started.digest != declared.digest:
+        message = f"the script was edited after the migration was begun (it is in phase `{started.phase}`)"
+        cure = "put the script back as it was; to change it, roll back with it first: `rekey rollback`"
+        yield _error("declaration-moved", message, cure)
+    for name, known in sorted(started.secret_fingerprints.items()) if started is not None else ():
+        if fingerprints.get(name, known) != known:
+            message = f"the secret {name!r} is not the one the migration was begun with"
+            cure = "configure the secret it was begun with; to change it, roll back with that one first"
+            yield _error("secret-moved", message, cure)
+    if no_wrapping_key:
+        cure = (
+            "put the key where [sealing] in rekey.toml says (`openssl rand -hex 32` makes one), or say"
+            ' mapping="plain" in the script before it begins'
+        )
+        yield _error("wrapping-key-missing", no_wrapping_key, cure)
 
 
 def table_problems(
@@ -107,25 +123,18 @@ def table_problems(
     """
     source = declared.migration.source
     if not source_exists and made_by is not None:
-        yield Problem(
-            "source-not-yet",
-            Severity.NOTE,
-            f"source table {source} will be made by {made_by}; its rows cannot be looked at yet",
-            f"plan again when {made_by} is complete",
-        )
+        message = f"source table {source} will be made by {made_by}; its rows cannot be looked at yet"
+        cure = f"plan again when {made_by} is complete"
+        yield _note("source-not-yet", message, cure)
     elif not source_exists:
-        yield _error(
-            "source-missing",
-            f"source table {source} does not exist in this account",
-            f"check [tables] endpoint in rekey.toml, and `source=` in {declared.path.name}",
-        )
+        message = f"source table {source} does not exist in this account"
+        cure = f"check [tables] endpoint in rekey.toml, and `source=` in {declared.path.name}"
+        yield _error("source-missing", message, cure)
     for target in targets:
         if target.holds_rows:
-            yield _error(
-                "target-holds-rows",
-                f"target table {target.table} holds rows that this migration did not write",
-                f"choose another table name in {declared.path.name}, or empty that table",
-            )
+            message = f"target table {target.table} holds rows that this migration did not write"
+            cure = f"choose another table name in {declared.path.name}, or empty that table"
+            yield _error("target-holds-rows", message, cure)
 
 
 def row_problems(
@@ -138,14 +147,10 @@ def row_problems(
     """Yield what trying the mapping on the rows says."""
     looked_at = "" if inventory.exact else f" of {inventory.rows.at_least:,} looked at"
     for one in refused:
-        yield _error(
-            "row-refused",
-            f"{counted(one.rows, 'row')}{looked_at} cannot be mapped: {one.field}: {one.problem}"
-            f" ({one.code})",
-            one.cure,
-            rows=one.rows,
-            row_ids=one.row_ids,
+        message = (
+            f"{counted(one.rows, 'row')}{looked_at} cannot be mapped: {one.field}: {one.problem} ({one.code})"
         )
+        yield _error("row-refused", message, one.cure, rows=one.rows, row_ids=one.row_ids)
     if collisions.keys:
         first = [row_id for group in collisions.first for row_id in group.row_ids]
         yield _error(
@@ -158,29 +163,31 @@ def row_problems(
             row_ids=first[:NAMED_ROWS],
         )
     if inventory.rows.at_least == 0:
-        yield Problem(
-            "source-empty",
-            Severity.WARNING,
-            f"source table {inventory.table} holds no rows",
-            "check that this is the table and the account you mean",
-        )
+        message = f"source table {inventory.table} holds no rows"
+        cure = "check that this is the table and the account you mean"
+        yield _warning("source-empty", message, cure)
     if not inventory.exact:
-        yield Problem(
-            "sampled",
-            Severity.NOTE,
-            f"{inventory.rows.at_least:,} rows were looked at; other rows may collide or be refused",
-            "`rekey plan --exact` looks at every row",
-        )
+        message = f"{inventory.rows.at_least:,} rows were looked at; other rows may collide or be refused"
+        cure = "`rekey plan --exact` looks at every row"
+        yield _note("sampled", message, cure)
     if not ids_hold and (refused or collisions.keys):
-        yield Problem(
-            "ids-not-kept",
-            Severity.NOTE,
-            "the migration has no key for safe ids yet: the ids here hold for this plan only",
-            "see keys instead of ids: `rekey plan --show-keys`",
-        )
+        message = "the migration has no key for safe ids yet: the ids here hold for this plan only"
+        cure = "see keys instead of ids: `rekey plan --show-keys`"
+        yield _note("ids-not-kept", message, cure)
     for fill in fills:
-        if fill.rows >= WORTH_BATCHING_ROWS and fill.rows_per_batch < FEW_ROWS_PER_BATCH:
-            yield _thin_batches(fill)
+        if fill.rows < WORTH_BATCHING_ROWS or fill.rows_per_batch >= FEW_ROWS_PER_BATCH:
+            continue
+        alone = fill.rows_per_batch < 1.05
+        yield _warning(
+            "batches-of-one" if alone else "thin-batches",
+            f"{fill.table} is written in batches of"
+            f" {'one' if alone else f'{fill.rows_per_batch:.1f} rows'}: {fill.batches:,} requests instead of"
+            f" {-(-fill.rows // 100):,}, as"
+            + (" nearly every row has a partition of its own" if alone else " few rows share a partition"),
+            "put rows that are written or read together into one partition, e.g. keys.bucket, keys.date;"
+            " or accept the requests: each is billed, and rows of different partitions are never atomic",
+            rows=fill.rows,
+        )
 
 
 def ordered(problems: Iterable[Problem]) -> tuple[Problem, ...]:
@@ -188,52 +195,12 @@ def ordered(problems: Iterable[Problem]) -> tuple[Problem, ...]:
     return tuple(sorted(problems, key=lambda one: one.severity.place))
 
 
-def _dual_write(declared: Declared) -> Iterator[Problem]:
-    """Yield what capture "dual-write" asks for and costs where that is not obvious."""
-    migration, source = declared.migration, declared.migration.source
-    if migration.indexes and not migration.reverse:
-        tables = ", ".join(index.table for index in migration.indexes)
-        yield _error(
-            "indexes-cannot-follow",
-            f"reverse=False with {tables}: after cutover nobody could keep index tables current",
-            "copy the old key into a property (props.copy) and leave reverse=False out; or leave index"
-            ' tables to a migration of their own; or say capture="delta"',
-        )
-    yield Problem(
-        "clients-first",
-        Severity.NOTE,
-        f"every process that writes to {source} must write through rekey's client before `apply` copies"
-        " anything. cutover asks for a live client and that all of them have acknowledged; nobody stops"
-        " writing but for the seconds of the freeze. A writer that goes round the client is seen by full"
-        " verification only",
-        f"deploy the clients, see them in `rekey status {declared.script_id}`, then take away from others"
-        f" the right to write to {source}",
-    )
-    copied = any(one.property_mapping.from_timestamp for one in migration.filled)
-    if TIMESTAMP in migration.key_inputs or copied:
-        yield Problem(
-            "timestamp-copies",
-            Severity.NOTE,
-            "Timestamp is part of the new rows: it is known only after the source was written, so each"
-            " write takes more round trips",
-            "accept them, or copy a time that the application writes itself",
-        )
+def _problem(
+    severity: Severity, code: str, message: str, cure: str, *, rows: int = 0, row_ids: Sequence[str] = ()
+) -> Problem:
+    return Problem(code, severity, message, cure, rows, tuple(row_ids))
 
 
-def _error(code: str, message: str, cure: str, *, rows: int = 0, row_ids: Sequence[str] = ()) -> Problem:
-    return Problem(code, Severity.ERROR, message, cure, rows, tuple(row_ids))
-
-
-def _thin_batches(fill: TableFill) -> Problem:
-    full = -(-fill.rows // 100)
-    alone = fill.rows_per_batch < 1.05
-    return Problem(
-        "batches-of-one" if alone else "thin-batches",
-        Severity.WARNING,
-        f"{fill.table} is written in batches of {'one' if alone else f'{fill.rows_per_batch:.1f} rows'}:"
-        f" {fill.batches:,} requests instead of {full:,},"
-        + (" as nearly every row has a partition of its own" if alone else " as few rows share a partition"),
-        "put rows that are written or read together into one partition, e.g. keys.bucket, keys.date;"
-        " or accept the requests: each is billed, and rows of different partitions are never atomic",
-        rows=fill.rows,
-    )
+_error = partial(_problem, Severity.ERROR)
+_warning = partial(_problem, Severity.WARNING)
+_note = partial(_problem, Severity.NOTE)

@@ -16,16 +16,7 @@ from functools import partial
 from rekey.core.severity import Severity
 from rekey.model import EntityKey
 from rekey.plan.estimate import ASSUMED_REQUEST_SECONDS
-from rekey.plan.result import (
-    Advice,
-    CollisionGroup,
-    Estimate,
-    MigrationPlan,
-    Money,
-    Plan,
-    Problem,
-    Rated,
-)
+from rekey.plan.result import Advice, Estimate, MigrationPlan, Money, Plan
 from rekey.present.text import KEYS_ARE_SHOWN, WIDTH, counted, duration, field, report, size, table
 from rekey.present.text import wrapped as wrapped_text
 from rekey.project.prices import amount_text
@@ -56,13 +47,15 @@ def _migration(migration: MigrationPlan, plan: Plan) -> Iterator[str]:
     yield ""
     if migration.estimate is not None and migration.mapped_rows:
         yield from _examples(migration, plan)
-        yield from _batches(migration)
-        yield from _requests(migration.estimate)
+        yield from _requests(migration, migration.estimate)
         yield from _cost(migration.estimate)
         yield from _durations(migration.estimate)
     if migration.queries:
         yield "Queries"
-        yield from _queries(migration.queries)
+        for one in migration.queries:
+            yield from wrapped(one.query.describe(), first="  ", rest=" " * 10)
+            yield from wrapped(one.today.describe(), first="    today    ")
+            yield from wrapped(one.planned.describe(), first="    planned  ")
         yield ""
     yield from _problems(migration)
     if migration.advice:
@@ -98,21 +91,16 @@ def _examples(migration: MigrationPlan, plan: Plan) -> Iterator[str]:
     yield ""
 
 
-def _batches(migration: MigrationPlan) -> Iterator[str]:
-    rows = [
-        (
-            *(fill.table, f"{fill.rows:,}", f"{fill.batches:,}", f"{fill.rows_per_batch:.1f}"),
-            *(f"{at_least}{fill.partitions:,}", f"{at_least}{fill.largest_partition:,}"),
-        )
-        for fill in migration.fills
-        for at_least in ("" if fill.partitions_exact else ">= ",)
-    ]
+def _requests(migration: MigrationPlan, estimate: Estimate) -> Iterator[str]:
+    batches = []
+    for fill in migration.fills:
+        written = (fill.table, f"{fill.rows:,}", f"{fill.batches:,}", f"{fill.rows_per_batch:.1f}")
+        at_least = "" if fill.partitions_exact else ">= "
+        partitions = (f"{at_least}{fill.partitions:,}", f"{at_least}{fill.largest_partition:,}")
+        batches.append((*written, *partitions))
     head = ("Target", "rows", "batches", "rows/batch", "partitions", "largest")
-    yield from table(head, rows, right=range(1, 6))
+    yield from table(head, batches, right=range(1, 6))
     yield ""
-
-
-def _requests(estimate: Estimate) -> Iterator[str]:
     rows = [(phase, what, f"{count:,}", kinds) for phase, what, count, kinds in told_requests(estimate)]
     rows.append(("", "all", f"{estimate.requests_total:,}", ""))
     yield from table(("Phase", "requests", "count", "of kind"), rows, right={2})
@@ -129,8 +117,6 @@ def told_requests(estimate: Estimate) -> list[tuple[str, str, int, str]]:
 
 def _cost(estimate: Estimate) -> Iterator[str]:
     storage, money = estimate.storage, estimate.money
-    if storage is None:
-        return
     yield "Storage while both tables exist"
     yield from wrapped(
         f"source {size(storage.source_bytes)}, targets {size(storage.target_bytes)}, mapping"
@@ -187,26 +173,25 @@ def _time(seconds: float) -> str:
     return "< 1 s" if seconds < 1 else duration(seconds)
 
 
-def _queries(queries: Sequence[Rated]) -> Iterator[str]:
-    """Yield how each declared query is answered today and by the planned keys."""
-    for one in queries:
-        yield from wrapped(one.query.describe(), first="  ", rest=" " * 10)
-        yield from wrapped(one.today.describe(), first="    today    ")
-        yield from wrapped(one.planned.describe(), first="    planned  ")
-
-
 def _problems(migration: MigrationPlan) -> Iterator[str]:
     collisions = migration.collisions
     if collisions is not None:
         where = f"in all {migration.mapped_rows:,} rows" if collisions.exact else "in the rows sampled"
         yield from _field("collisions", f"{collisions.keys:,} {where}")
         for group in collisions.first[:_COLLISIONS_SHOWN]:
-            yield from wrapped(_collision(group), first="  ", rest="    ")
+            more = f" and {group.rows - len(group.row_ids):,} more" if group.rows > len(group.row_ids) else ""
+            keys = ": " + ", ".join(map(_key, group.old_keys)) if group.old_keys else ""
+            said = f"one key of {group.table}: rows {', '.join(group.row_ids)}{more}{keys}"
+            yield from wrapped(said, first="  ", rest="    ")
         if len(collisions.first) > _COLLISIONS_SHOWN:
             yield f"  and {collisions.keys - _COLLISIONS_SHOWN:,} more"
         yield ""
     for problem in migration.problems:
-        yield from _problem(problem)
+        yield from _labelled(problem.severity, f"{problem.code}: {problem.message}")
+        if problem.row_ids:
+            more = ", …" if problem.rows > len(problem.row_ids) else ""
+            yield from _labelled("", f"rows {', '.join(problem.row_ids)}{more}")
+        yield from _labelled("", problem.cure, "cure: ")
     if migration.problems:
         yield ""
     for refused in migration.refused:
@@ -215,20 +200,6 @@ def _problems(migration: MigrationPlan) -> Iterator[str]:
             for row_id, key in zip(refused.row_ids, refused.old_keys, strict=True):
                 yield from wrapped(f"{row_id}  {_key(key)}", first="  ", rest="      ")
             yield ""
-
-
-def _collision(group: CollisionGroup) -> str:
-    more = f" and {group.rows - len(group.row_ids):,} more" if group.rows > len(group.row_ids) else ""
-    keys = ": " + ", ".join(map(_key, group.old_keys)) if group.old_keys else ""
-    return f"one key of {group.table}: rows {', '.join(group.row_ids)}{more}{keys}"
-
-
-def _problem(problem: Problem) -> Iterator[str]:
-    yield from _labelled(problem.severity, f"{problem.code}: {problem.message}")
-    if problem.row_ids:
-        more = ", …" if problem.rows > len(problem.row_ids) else ""
-        yield from _labelled("", f"rows {', '.join(problem.row_ids)}{more}")
-    yield from _labelled("", problem.cure, "cure: ")
 
 
 def advice_lines(found: Sequence[Advice], *, with_today: bool = False) -> Iterator[str]:

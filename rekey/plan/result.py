@@ -174,12 +174,14 @@ class RefusedRows:
 
 @dataclass(frozen=True, slots=True)
 class CollisionGroup:
-    """Source rows that map to one key of one table."""
+    """Source rows that map to one key of one table; ids, and keys if asked for, of the first of them."""
 
     table: str
     rows: int
     row_ids: tuple[str, ...]
     old_keys: tuple[EntityKey, ...] | None = field(default=None, metadata=told(key=True))
+    sources: tuple[bytes, ...] = field(default=(), metadata=UNTOLD)
+    """Raw ids of the rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +327,7 @@ class Estimate:
     """
 
     requests: tuple[Requests, ...]
-    storage: Storage | None = None
+    storage: Storage
     money: Money | None = None
     prices_missing: tuple[str, ...] = ()
     durations: tuple[Duration, ...]
@@ -500,23 +502,6 @@ class MigrationPlan:
         ]
         return tuple(errors)
 
-    def as_json(self, *, keys: bool) -> dict[str, Any]:
-        """Return a JSON object; `keys`: with keys of rows, where the plan holds them."""
-        found = self.inventory
-        inventory = found and {
-            "table": found.table,
-            "rows": found.rows.rows,
-            "rows_at_least": found.rows.at_least,
-            "exact": found.exact,
-            "settled": found.rows.settled,
-            "stored_bytes": found.stored_bytes,
-            "pages_read": found.pages,
-            "partitions_met": found.partitions,
-            "largest_partition": found.largest_partition,
-            "basis": found.basis,
-        }
-        return {**members(self, keys=keys), "inventory": inventory}
-
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -554,5 +539,5 @@ class Plan:
             "ids_hold": self.ids_hold,
             "shows_keys": with_keys,
             "exit_code": int(self.exit_code),
-            "migrations": [one.as_json(keys=with_keys) for one in self.migrations],
+            "migrations": plain(self.migrations, keys=with_keys),
         }

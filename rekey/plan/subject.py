@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
+from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Declared
 from rekey.errors import SecretMissing
 from rekey.inspect.inventory import SampleSize
@@ -19,7 +20,6 @@ from rekey.mapping.ids import SafeIds, new_key
 from rekey.migration.opening import OpenMigration
 from rekey.model import Row
 from rekey.plan.problems import Started
-from rekey.plan.survey import MapsRows
 from rekey.project.config import Gates, Limits
 from rekey.project.prices import Prices
 from rekey.state.models import MigrationRecord
@@ -47,7 +47,7 @@ class Subject:
     """
 
     declared: Declared
-    mapper: MapsRows | None
+    mapper: Mapper | None
     ids: SafeIds
     ids_hold: bool = False
     secret_fingerprints: Mapping[str, str] = field(default_factory=dict)

@@ -12,120 +12,78 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, TypeAlias
+from collections.abc import Sequence
+from typing import Self
 
-from rekey.copy.batches import SizeOf
-from rekey.copy.scan import WindowSize
+from rekey.copy.scan import window_of
 from rekey.core.limits import entity_bytes, utf16_units
+from rekey.declaration.mapper import Mapper, TargetRow
 from rekey.errors import RowRefused
-from rekey.inspect.partitions import PartitionTally
 from rekey.mapping.ids import SafeIds, new_key
 from rekey.mapping.rows import MappingRows, TargetKey
 from rekey.mapping.sealing import Sealer, new_data_key
 from rekey.model import EntityKey, Row, key_of
+from rekey.plan.advice.gather import Gatherer
 from rekey.plan.collisions import CollisionSearch
 from rekey.plan.packing import Packing
-from rekey.plan.result import Example, NewKey, RefusedRows
-from rekey.tables.base import Operation, Verb
+from rekey.plan.portrait import Portrayer
+from rekey.plan.result import Collisions, Example, NewKey, RefusedRows
+from rekey.plan.subject import PlanOptions, Subject
+from rekey.tables.base import Operation, TableService, Verb
 
 EXAMPLES = 5
 FIRST_ROWS = 20
 MEASURED_ROWS = 500
 
-Witness: TypeAlias = Callable[[Row, Sequence[tuple[int, Row]]], None]
-"""Is shown a source row and (table number, row) of each of its target rows."""
-
-
-class MapsRows(Protocol):
-    """What a plan needs of a `rekey.declaration.mapper.Mapper`."""
-
-    @property
-    def tables(self) -> tuple[str, ...]:
-        """Return the target tables, main first."""
-
-    @property
-    def reversible(self) -> bool:
-        """Tell whether old keys can be found again from target rows."""
-
-    def map(self, row: Row) -> Sequence[tuple[int, Row]]:
-        """Return (table number, row) of every target row. Raises RowRefused."""
-
-
-class MappingSizes:
-    """Measures what mapping rows take, on the first rows."""
-
-    def __init__(self, script_id: str, source: str, tables: Sequence[str], *, sealed: bool) -> None:
-        """Take what the rows are made of, and whether they are sealed."""
-        sealer = None
-        if sealed:
-            sealer = Sealer()
-            sealer.use(new_data_key("0000-00"))
-        self._rows = MappingRows(script_id, source, tables, SafeIds(new_key()), sealer)
-        self._measured = 0
-        self._bytes = 0
-
-    def take(self, key: EntityKey, targets: Iterable[tuple[int, EntityKey]]) -> None:
-        """Measure the forward and the reverse row of one source row, unless enough were."""
-        if self._measured == MEASURED_ROWS:
-            return
-        listed = [TargetKey(number, *target) for number, target in targets]
-        try:
-            forward = self._rows.forward_row(key, listed)
-        except RowRefused:
-            return
-        self._measured += 1
-        self._bytes += entity_bytes(forward) + entity_bytes(self._rows.reverse_row(key, listed[0].key))
-
-    @property
-    def mean(self) -> float:
-        """Return the bytes that the service bills for the mapping rows of one source row; 0.0 without any."""
-        return self._bytes / self._measured if self._measured else 0.0
-
 
 class Survey:
-    """Takes source rows page by page (`take`) and keeps what a plan says about them."""
+    """Takes source rows page by page (`take`) and keeps what a plan says about them. A context manager.
 
-    def __init__(
-        self,
-        mapper: MapsRows,
-        ids: SafeIds,
-        source: str,
-        search: CollisionSearch,
-        *,
-        size_of: Sequence[SizeOf],
-        window: WindowSize,
-        mapping: MappingSizes,
-        show_keys: bool = False,
-        advance: Callable[[int], None] = lambda _rows: None,
-        witness: Witness = lambda _row, _mapped: None,
-    ) -> None:
-        """Take the mapping, the safe ids, the source's name, and where target keys go.
+    Attributes:
+        tables: the target tables, main first.
+        rows: source rows taken.
+        refused_rows: those of them that the mapping refuses.
+        target_rows: rows for each target table.
+        packing: how the rows go into batches.
+        gatherer: what advice is judged from.
+        portrayer: what plots show.
+    """
 
-        Args:
-            size_of: for each target table, the bytes an operation takes in a batch to it.
-            window: when a window of backfill is full.
-            mapping: measures mapping rows.
-            show_keys: keep the keys of example rows and of refused rows in the result.
-            advance: told the rows of every page.
-            witness: shown every source row that could be mapped, with its target rows.
+    def __init__(self, subject: Subject, mapper: Mapper, tables: TableService, options: PlanOptions) -> None:
+        """Take the migration, its mapper, and the account, of which nothing is asked here.
+
+        Raises MachineFailed when there is no place for temporary files.
         """
-        self._mapper = mapper
-        self._ids = ids
-        self._source = source
-        self._search = search
-        self._show_keys = show_keys
-        self._advance = advance
-        self._witness = witness
-        self._size_of = size_of
-        self.mapping = mapping
-        self.packing = Packing(len(mapper.tables), window)
-        self.partitions = [PartitionTally() for _ in mapper.tables]
-        self._examples: list[tuple[bytes, EntityKey, tuple[tuple[int, EntityKey], ...]]] = []
-        self._refused: dict[tuple[str, str], tuple[RowRefused, int, list[EntityKey]]] = {}
+        migration = subject.declared.migration
+        self.tables = mapper.tables
         self.rows = 0
         self.refused_rows = 0
         self.target_rows = [0] * len(mapper.tables)
+        self.packing = Packing(len(mapper.tables), window_of(options.limits))
+        self.gatherer = Gatherer(migration, mapper.map, is_cosmos=options.is_cosmos, prices=options.prices)
+        self.portrayer = Portrayer(migration)
+        self._mapper = mapper
+        self._ids = subject.ids
+        self._source = migration.source
+        self._show_keys = options.show_keys
+        self._size_of = [tables.table(name).encoded_size for name in mapper.tables]
+        sealer = None
+        if migration.is_sealed:
+            sealer = Sealer()
+            sealer.use(new_data_key("0000-00"))
+        self._mapping_rows = MappingRows(
+            subject.declared.script_id, migration.source, mapper.tables, SafeIds(new_key()), sealer
+        )
+        self._measured = self._mapping_bytes = 0
+        self._examples: list[tuple[bytes, EntityKey, list[tuple[int, EntityKey]]]] = []
+        self._refused: dict[tuple[str, str], tuple[RowRefused, int, list[EntityKey]]] = {}
+        self._search = CollisionSearch()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *ended: object) -> None:
+        self._search.__exit__(*ended)
 
     def take(self, rows: Sequence[Row], continues: bool) -> None:
         """Map the rows of one page; `continues`: they follow the page before without a gap."""
@@ -134,20 +92,69 @@ class Survey:
         for start in range(0, len(rows), self.packing.page_rows):
             page = rows[start : start + self.packing.page_rows]
             for row in page:
-                self._take_row(row)
+                key = key_of(row)
+                try:
+                    mapped = self._mapper.map(row)
+                except RowRefused as refused:
+                    self.refused_rows += 1
+                    reason = refused.code, refused.field
+                    refusal, count, first = self._refused.get(reason, (refused, 0, []))
+                    self._refused[reason] = refusal, count + 1, first
+                    if len(first) < FIRST_ROWS:
+                        first.append(key)
+                else:
+                    self._take_mapped(row, key, mapped)
             if self.packing.open:
                 self.packing.page(page)
         self.rows += len(rows)
-        self._advance(len(rows))
+
+    def _take_mapped(self, row: Row, key: EntityKey, mapped: Sequence[TargetRow]) -> None:
+        self.gatherer.take(row, mapped)
+        self.portrayer.take(row, mapped)
+        raw = self._ids.raw(self._source, key)
+        targets = [(number, key_of(target)) for number, target in mapped]
+        for (number, target_key), (_, target) in zip(targets, mapped, strict=True):
+            self._search.add(number, target_key, raw)
+            self.target_rows[number] += 1
+            if self.packing.open:
+                size = self._size_of[number](Operation(Verb.INSERT, target))
+                self.packing.target(number, target_key, size)
+        if self._measured < MEASURED_ROWS:
+            self._measure(key, targets)
+        if self.packing.open:
+            self.packing.mapping(raw, reverse=False)
+            self.packing.mapping(self._ids.raw(self.tables[0], targets[0][1]), reverse=True)
+        # The lowest of evenly spread ranks: a fair draw that needs no count beforehand and can be repeated.
+        # Inverted, as a heap gives up its lowest.
+        rank = bytes(255 - byte for byte in hashlib.blake2b(raw, digest_size=8).digest())
+        if len(self._examples) < EXAMPLES:
+            heapq.heappush(self._examples, (rank, key, targets))
+        elif rank > self._examples[0][0]:
+            heapq.heapreplace(self._examples, (rank, key, targets))
+
+    def _measure(self, key: EntityKey, targets: Sequence[tuple[int, EntityKey]]) -> None:
+        """Measure the forward and the reverse mapping row of one source row."""
+        try:
+            forward = self._mapping_rows.forward_row(key, [TargetKey(table, *to) for table, to in targets])
+        except RowRefused:
+            return
+        self._measured += 1
+        self._mapping_bytes += entity_bytes(forward)
+        self._mapping_bytes += entity_bytes(self._mapping_rows.reverse_row(key, targets[0][1]))
+
+    def finish(self, *, exact: bool) -> Collisions:
+        """Return the collisions of all rows taken; `exact`: they are all there are."""
+        self.packing.end(whole=exact)
+        return self._search.finish(self.tables, exact=exact)
+
+    def scaled(self, counted: int, rows: int) -> int:
+        """Return a count made over the rows taken as it is likely to be over `rows`."""
+        return round(counted * rows / self.rows) if self.rows else 0
 
     @property
-    def tables(self) -> tuple[str, ...]:
-        """Return the target tables, main first."""
-        return self._mapper.tables
-
-    def finish(self, *, whole: bool) -> None:
-        """End; `whole`: the rows taken are all there are."""
-        self.packing.end(whole=whole)
+    def mean_mapping_bytes(self) -> float:
+        """Return the bytes that the service bills for the mapping rows of one source row; 0.0 without any."""
+        return self._mapping_bytes / self._measured if self._measured else 0.0
 
     @property
     def refused(self) -> tuple[RefusedRows, ...]:
@@ -168,63 +175,20 @@ class Survey:
     @property
     def examples(self) -> tuple[Example, ...]:
         """Return five rows drawn evenly from all that were mapped (fewer if there are fewer)."""
-        return tuple(self._example(key, targets) for _, key, targets in sorted(self._examples))
-
-    def _take_row(self, row: Row) -> None:
-        key = key_of(row)
-        raw = self._ids.raw(self._source, key)
-        try:
-            mapped = self._mapper.map(row)
-        except RowRefused as refused:
-            self._note_refusal(refused, key)
-            return
-        self._witness(row, mapped)
-        targets = {(number, key_of(target)): target for number, target in mapped}
-        packing = self.packing if self.packing.open else None
-        for (number, target_key), target in targets.items():
-            self._search.add(number, target_key, raw)
-            self.target_rows[number] += 1
-            self.partitions[number].add(target_key.partition, 1)
-            if packing is not None:
-                packing.target(number, target_key, self._size_of[number](Operation(Verb.INSERT, target)))
-        self.mapping.take(key, targets)
-        if packing is not None:
-            packing.mapping(raw, reverse=False)
-            packing.mapping(self._ids.raw(self._mapper.tables[0], key_of(mapped[0][1])), reverse=True)
-        self._draw(raw, key, tuple(targets))
-
-    def _note_refusal(self, refused: RowRefused, key: EntityKey) -> None:
-        self.refused_rows += 1
-        reason = refused.code, refused.field
-        refusal, count, first = self._refused.get(reason, (refused, 0, []))
-        if len(first) < FIRST_ROWS:
-            first.append(key)
-        self._refused[reason] = refusal, count + 1, first
-
-    def _draw(self, raw: bytes, key: EntityKey, targets: tuple[tuple[int, EntityKey], ...]) -> None:
-        # The lowest of evenly spread ranks: a fair draw that needs no count beforehand and can be repeated.
-        rank = hashlib.blake2b(raw, digest_size=8).digest()
-        if len(self._examples) < EXAMPLES:
-            heapq.heappush(self._examples, (_inverted(rank), key, targets))
-        elif _inverted(rank) > self._examples[0][0]:
-            heapq.heapreplace(self._examples, (_inverted(rank), key, targets))
-
-    def _example(self, key: EntityKey, targets: tuple[tuple[int, EntityKey], ...]) -> Example:
-        return Example(
-            row_id=self._ids.short(self._source, key),
-            new_keys=tuple(
-                NewKey(
-                    table=self._mapper.tables[number],
-                    row_id=self._ids.short(self._mapper.tables[number], target),
-                    partition_units=utf16_units(target.partition),
-                    row_units=utf16_units(target.row),
-                    new_key=target if self._show_keys else None,
-                )
-                for number, target in targets
-            ),
-            old_key=key if self._show_keys else None,
+        return tuple(
+            Example(
+                row_id=self._ids.short(self._source, key),
+                new_keys=tuple(
+                    NewKey(
+                        table=self.tables[number],
+                        row_id=self._ids.short(self.tables[number], target),
+                        partition_units=utf16_units(target.partition),
+                        row_units=utf16_units(target.row),
+                        new_key=target if self._show_keys else None,
+                    )
+                    for number, target in targets
+                ),
+                old_key=key if self._show_keys else None,
+            )
+            for _, key, targets in sorted(self._examples)
         )
-
-
-def _inverted(rank: bytes) -> bytes:
-    return bytes(255 - byte for byte in rank)

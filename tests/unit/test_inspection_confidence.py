@@ -56,7 +56,7 @@ async def estimated(units: list[Units]) -> float:
         return Stretch(page, at + 1000 >= len(units), requests=1 if full else 2)
 
     sizer = Sizer(read, SAMPLE_REQUESTS - HEAD_ROWS // 1000 - 2)
-    behind = await sizer.rows_behind(units[HEAD_ROWS - 1000 : HEAD_ROWS], HEAD_ROWS)
+    behind = await sizer.rows_after(units[HEAD_ROWS - 1000 : HEAD_ROWS], HEAD_ROWS)
     return (HEAD_ROWS + behind) / len(units)
 
 

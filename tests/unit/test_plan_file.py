@@ -11,10 +11,11 @@ import pytest
 from rekey import keys
 from rekey.core.severity import Severity
 from rekey.errors import ConfigurationError, ExitCode, Moved
-from rekey.plan.builder import weighty
+from rekey.plan.plan import make_plan, take_basis, weighty
 from rekey.plan.planfile import PlanFile, check_plan, moved, read_plan, write_plan
-from rekey.plan.result import Advice, Basis, TableState
+from rekey.plan.result import Advice, Basis, Plan, TableState
 from rekey.plan.subject import PlanOptions
+from tests.memory import MemoryTableService
 from tests.planning import fill, subject
 from tests.worlds import USERS, user
 
@@ -76,12 +77,8 @@ def test_advice_that_came_or_went_or_weighs_otherwise_is_named(
     assert moved(ADVISED, replace(ADVISED, advice=advice)) == [said]
 
 
-async def test_a_plan_is_held_to_the_advice_that_it_gives(memory: object, tmp_path: Path) -> None:
+async def test_a_plan_is_held_to_the_advice_that_it_gives(memory: MemoryTableService, tmp_path: Path) -> None:
     """Long keys come into a live table between plan and apply: neither script nor size moved."""
-    from rekey.plan.plan import make_plan, take_basis
-    from tests.memory import MemoryTableService
-
-    assert isinstance(memory, MemoryTableService)
     options = PlanOptions()
     copied = replace(USERS, target=replace(USERS.target, row_key=keys.prop("RowKey")), mapping="plain")
     what = subject(replace(copied, waive={"personal-data": "made up"}))
@@ -140,12 +137,8 @@ def test_check_plan_raises_moved_with_everything_at_once() -> None:
 
 
 async def test_a_written_plan_is_read_back_and_holds_no_key_even_if_keys_were_shown(
-    memory: object, tmp_path: Path
+    memory: MemoryTableService, tmp_path: Path
 ) -> None:
-    from rekey.plan.plan import make_plan, take_basis
-    from tests.memory import MemoryTableService
-
-    assert isinstance(memory, MemoryTableService)
     await fill(memory, "Users", [user("anna@mail.example"), user("ANNA@mail.example", "us")])
     options = PlanOptions(exact=True, show_keys=True)
     plan = await make_plan([subject(USERS)], memory, options)
@@ -163,12 +156,8 @@ async def test_a_written_plan_is_read_back_and_holds_no_key_even_if_keys_were_sh
 
 @pytest.mark.parametrize("harm", ["edit", "cut", "format", "empty", "parts"])
 async def test_a_file_that_is_not_what_was_written_is_refused(
-    memory: object, tmp_path: Path, harm: str
+    memory: MemoryTableService, tmp_path: Path, harm: str
 ) -> None:
-    from rekey.plan.plan import make_plan
-    from tests.memory import MemoryTableService
-
-    assert isinstance(memory, MemoryTableService)
     await fill(memory, "Users", [user("anna@mail.example")])
     path = tmp_path / "plan.json"
     write_plan(await make_plan([subject(USERS)], memory, PlanOptions()), path)
@@ -189,8 +178,6 @@ async def test_a_file_that_is_not_what_was_written_is_refused(
 
 
 def test_a_path_that_cannot_be_read_or_written_is_a_configuration_error(tmp_path: Path) -> None:
-    from rekey.plan.result import Plan
-
     with pytest.raises(ConfigurationError, match="cannot be read"):
         read_plan(tmp_path / "none.json")
     with pytest.raises(ConfigurationError, match="cannot be written"):

@@ -56,8 +56,8 @@ def test_a_stretch_that_ends_early_leaves_out_what_would_have_been_filled() -> N
     assert cut_off.steady
     assert cut_off.sends[0].rows < cut_off.sends[0].given < whole.sends[0].rows == len(rows)
     [short], [all_of_it], [long] = cut_off.sends, whole.sends, packed(rows * 20).sends
-    left_out = (all_of_it.rows - short.rows) / (all_of_it.batches - short.batches)
-    assert left_out < long.rows / long.batches
+    left_out = (all_of_it.rows - short.rows) / (all_of_it.fills.total() - short.fills.total())
+    assert left_out < long.rows / long.fills.total()
 
 
 def test_a_short_stretch_is_packed_to_its_end() -> None:
@@ -69,7 +69,7 @@ def test_a_short_stretch_is_packed_to_its_end() -> None:
 def test_the_mapping_is_packed_by_its_partitions() -> None:
     sends = packed(["p"] * 6_400, window=3_200).mapping_sends
     assert sends.rows == 6_400
-    assert 64 <= sends.batches <= 100
+    assert 64 <= sends.fills.total() <= 100
 
 
 def test_sizes_of_partitions_are_told_from_a_share_of_them() -> None:
@@ -86,7 +86,7 @@ def test_sizes_of_partitions_are_told_from_a_share_of_them() -> None:
 def test_the_largest_partitions_are_found_among_very_many() -> None:
     tally = PartitionTally(capacity=100)
     for number in range(5_000):
-        tally.add(f"p{number}", 1)
-        tally.add("large", 1)
+        tally.add(f"p{number}")
+        tally.add("large")
     assert tally.top(1)[0][0] == "large" and not tally.exact
     assert tally.largest <= 5_000

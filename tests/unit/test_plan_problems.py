@@ -29,7 +29,7 @@ def inventory(rows: int, *, exact: bool = True) -> Inventory:
 
 def found(problems: Iterable[Problem]) -> dict[str, Severity]:
     told = list(problems)
-    assert all(problem.cure and problem.message for problem in told)
+    assert not [problem.code for problem in told if not problem.cure or not problem.message]
     return {problem.code: problem.severity for problem in told}
 
 

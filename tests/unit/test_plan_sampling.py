@@ -31,7 +31,7 @@ class Keys:
 
     async def estimate(self) -> tuple[float, bool]:
         sizer = Sizer(self.read, REQUESTS)
-        behind = await sizer.rows_behind(self.units[HEAD - 1000 : HEAD])
+        behind = await sizer.rows_after(self.units[HEAD - 1000 : HEAD])
         return HEAD + behind, sizer.settled
 
 
@@ -68,7 +68,7 @@ async def test_running_out_of_requests_is_said() -> None:
     """Ten requests cannot settle 100 partitions of 1,000 rows; the result must not claim that they did."""
     table = Keys([(f"p-{n // 1000:03d}", f"{n:06d}") for n in range(100_000)])
     sizer = Sizer(table.read, 10)
-    behind = await sizer.rows_behind(table.units[HEAD - 1000 : HEAD])
+    behind = await sizer.rows_after(table.units[HEAD - 1000 : HEAD])
     assert table.requests <= 10
     assert not sizer.settled
     assert 0 < behind < 100_000

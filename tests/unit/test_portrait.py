@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from rekey import Index, Migration, Target, keys, props
 from rekey.declaration.mapper import Mapper
-from rekey.inspect.columns import KeyColumn
+from rekey.inspect.profile import RowCounts
 from rekey.mapping.ids import SafeIds
 from rekey.model import EntityKey, Row
 from rekey.plan.portrait import LANES, MOST_CELLS, TIMES, Portrayer, _Cells
@@ -93,11 +93,11 @@ def test_times_get_coarser_when_there_are_too_many_cells() -> None:
 
 def test_a_portrait_names_partitions_by_safe_id() -> None:
     portrayer = portrayed(BY_MONTH, events(3))
-    column = KeyColumn()
-    column.add("all")
-    columns = [(column, column)] * 2
+    counts = RowCounts()
+    counts.partition_keys.add("all")
+    counts.row_keys.add("all")
     fill = TableFill("EventsByMonth", 9, 3, 3, True, 3, 0.0, fills={3: 3})
-    source, target = portrayer.portraits(IDS, columns, [fill])
+    source, target = portrayer.portraits(IDS, [counts, counts], [fill])
     assert source.largest == ((IDS.short("Events", IDS_KEY), 9),) and source.sizes == {"1": 0, "2 to 9": 1}
     assert target.sizes == {"1": 0, "2 to 9": 3} and target.fills == {3: 3} and not source.fills
     assert source.lengths["RowKey"] == {0: 1} and source.key_bytes == 12

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from rekey.errors import ConfigurationError
-from rekey.plan.estimate import estimate, money_of
-from rekey.plan.requests import Batches, Workload
+from rekey.plan.estimate import Batches, Workload, estimate, money_of
 from rekey.plan.result import Requests, Storage, TableFill
 from rekey.project.config import Limits, default_config, load_config
 from rekey.project.prices import GB, Prices, amount_text

@@ -8,13 +8,15 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rekey.core.severity import Severity
+from rekey.declaration.keys.base import Expression, Prop
 from rekey.declaration.migration import Index, Migration, Target
 from rekey.inspect.columns import KeyColumn
-from rekey.inspect.profile import Order
+from rekey.inspect.profile import Order, RowCounts
+from rekey.model import PARTITION_KEY, ROW_KEY
 from rekey.plan.result import Advice
 from rekey.project.prices import Prices
 
@@ -29,58 +31,62 @@ class TableFacts:
 
     Attributes:
         table: its name.
-        today: the source as it is; else a table that a migration fills.
+        counts: keys and bytes of the rows looked at.
         rows: how many it holds or will hold, read or estimated.
-        looked_at: rows that shares and extremes are of.
         partitions: how many; a lower bound where not every row was read.
         largest_partition: rows of the largest, as far as it was seen.
-        partition_keys: PartitionKeys, one for each partition looked at.
-        row_keys: RowKeys, one for each row looked at.
-        mean_row_bytes: as the service bills.
-        largest_row_bytes: of the rows looked at.
-        most_properties: of the rows looked at.
+        partitions_exact: whether `partitions` are all there are.
         property_names: met in rows looked at.
         pointer_rows: rows looked at that hold a whole pointer to a main row.
         hottest_share: share of new rows that go to one partition at a time, 0.0 to 1.0.
-        rows_met_together: rows looked at for each partition met among them. Near 1.0 hardly any two rows
-            share a partition, however many partitions there are.
-        partitions_exact: whether `partitions` are all there are.
         partition_order: where new partitions go, by Timestamps.
-        declared: the target or index, None for the source.
+        declared: the target or index that a migration fills; None for the source as it is today.
     """
 
     table: str
-    today: bool
+    counts: RowCounts
     rows: int
-    looked_at: int
     partitions: int
     largest_partition: int
-    partition_keys: KeyColumn
-    row_keys: KeyColumn
-    mean_row_bytes: float
-    largest_row_bytes: int
-    most_properties: int
+    partitions_exact: bool
     property_names: frozenset[str]
     pointer_rows: int
     hottest_share: float
-    rows_met_together: float
-    partitions_exact: bool
     partition_order: Order = Order.UNKNOWN
     declared: Target | Index | None = None
 
     @property
+    def today(self) -> bool:
+        """Tell whether this is the source as it is."""
+        return self.declared is None
+
+    @property
     def columns(self) -> tuple[tuple[str, KeyColumn], tuple[str, KeyColumn]]:
         """Return both keys with their names."""
-        return ("PartitionKey", self.partition_keys), ("RowKey", self.row_keys)
+        return (PARTITION_KEY, self.counts.partition_keys), (ROW_KEY, self.counts.row_keys)
+
+    @property
+    def keys(self) -> tuple[Expression, Expression]:
+        """Return what both keys are made of; those of the source are its keys as they are."""
+        if self.declared is None:
+            return Prop(PARTITION_KEY), Prop(ROW_KEY)
+        return self.declared.partition_key, self.declared.row_key
 
     @property
     def rows_per_partition(self) -> float:
         """Return the mean size of a partition, rather too large than too small; 0.0 without rows."""
         if not self.partitions:
             return 0.0
-        if not self.partitions_exact and self.rows_met_together < HARDLY_ANY_TOGETHER:
-            return self.rows_met_together
+        if not self.partitions_exact and self.counts.rows_met_together < HARDLY_ANY_TOGETHER:
+            return self.counts.rows_met_together
         return self.rows / self.partitions
+
+    def advice(
+        self, code: str, severity: Severity, evidence: str, *, reason: str, cure: str, key: str = ""
+    ) -> Advice:
+        """Return a piece of advice about the table, or about one of its keys."""
+        where = f"{self.table} {key}".rstrip()
+        return Advice(code, severity, where, self.today, evidence, reason, cure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +106,7 @@ class Facts:
         today: the source.
         planned: the tables the migration fills, main first; empty when there is no migration.
         migration: the declaration.
-        colliding: rows that share a target key with another, by number of the table.
+        colliding: rows that share a target key with another, by table.
         repeated: rows that were mapped twice.
         unrepeatable: how many of them came out with other keys the second time.
         hash_inputs: what unkeyed hashes are made of.
@@ -111,7 +117,7 @@ class Facts:
     today: TableFacts
     planned: tuple[TableFacts, ...] = ()
     migration: Migration | None = None
-    colliding: Mapping[int, int] = field(default_factory=dict)
+    colliding: Mapping[str, int] = field(default_factory=dict)
     repeated: int = 0
     unrepeatable: int = 0
     hash_inputs: tuple[HashInput, ...] = ()
@@ -124,29 +130,14 @@ class Facts:
         return (self.today, *self.planned)
 
     @property
+    def columns(self) -> Iterator[tuple[TableFacts, str, KeyColumn]]:
+        """Yield both keys of all tables: the table, the key's name, and what was counted of it."""
+        return ((table, key, column) for table in self.tables for key, column in table.columns)
+
+    @property
     def load(self) -> Mapping[str, float]:
         """Return the declared load."""
         return self.migration.load if self.migration is not None else {}
-
-
-def advice(
-    code: str,
-    severity: Severity,
-    table: TableFacts,
-    evidence: str,
-    *,
-    reason: str,
-    cure: str,
-    key: str = "",
-) -> Advice:
-    """Return a piece of advice about a table, or about one of its keys."""
-    where = f"{table.table} {key}".rstrip()
-    return Advice(code, severity, where, table.today, evidence, reason, cure)
-
-
-def count(number: float, noun: str) -> str:
-    """Return `1 row`, `1,200 rows`."""
-    return f"{number:,.0f} {noun}" + ("" if number == 1 else "s")
 
 
 def percent(share: float) -> str:

@@ -21,8 +21,9 @@ from rekey.core.limits import MAX_ENTITY_BYTES, MAX_PROPERTIES
 from rekey.core.severity import Severity
 from rekey.declaration.migration import Index
 from rekey.inspect.columns import KeyColumn, Mark
-from rekey.plan.advice.facts import Facts, TableFacts, advice, count, percent
+from rekey.plan.advice.facts import Facts, percent
 from rekey.plan.result import Advice
+from rekey.present.text import counted
 from rekey.project.prices import amount_text
 
 TRAPS = "%+"
@@ -41,20 +42,14 @@ _BETWEEN = re.compile(r"[_|:;,~!]")
 
 def unpadded_numbers(facts: Facts) -> Iterator[Advice]:
     """Numbers that are not zero-padded."""
-    for table in facts.tables:
-        for key, column in table.columns:
-            widths = number_widths(column)
-            if widths is None:
-                continue
-            yield advice(
-                "unpadded-numbers",
-                Severity.WARNING if key == "RowKey" else Severity.NOTE,
-                table,
-                f"numbers of {widths[0]} to {widths[1]} digits in {count(column.keys, 'key')} looked at",
-                key=key,
-                reason="keys sort as text: 111 comes before 2, so ranges and pages come in no useful order",
-                cure="write them with zeros in front: keys.zero_pad(10, …)",
-            )
+    reason = "keys sort as text: 111 comes before 2, so ranges and pages come in no useful order"
+    cure = "write them with zeros in front: keys.zero_pad(10, …)"
+    for table, key, column in facts.columns:
+        widths = number_widths(column)
+        if widths is not None:
+            severity = Severity.WARNING if key == "RowKey" else Severity.NOTE
+            said = f"numbers of {widths[0]} to {widths[1]} digits in {counted(column.keys, 'key')} looked at"
+            yield table.advice("unpadded-numbers", severity, said, key=key, reason=reason, cure=cure)
 
 
 def number_widths(column: KeyColumn) -> tuple[int, int] | None:
@@ -64,11 +59,11 @@ def number_widths(column: KeyColumn) -> tuple[int, int] | None:
         return None
     prefixed = [match for match in map(_PREFIX.fullmatch, keys) if match is not None]
     if len(prefixed) >= NEARLY_ALL * len(keys):
-        prefix, times = Counter(match[1] for match in prefixed).most_common(1)[0]
+        [(prefix, times)] = Counter(match[1] for match in prefixed).most_common(1)
         if times >= NEARLY_ALL * len(keys):
             return _varying([match[2] for match in prefixed if match[1] == prefix])
     split = [_BETWEEN.split(key) for key in keys]
-    parts = Counter(map(len, split)).most_common(1)[0][0]
+    [(parts, _)] = Counter(map(len, split)).most_common(1)
     alike = [one for one in split if len(one) == parts]
     if parts < 2 or len(alike) < NEARLY_ALL * len(keys):
         return None
@@ -89,135 +84,111 @@ def _varying(digits: Sequence[str]) -> tuple[int, int] | None:
 
 def escaped_characters(facts: Facts) -> Iterator[Advice]:
     """Keys that need escaping."""
-    for table in facts.tables:
-        for key, column in table.columns:
-            found = {mark: column.specials[mark] for mark in ESCAPED if column.specials[mark]}
-            edges = column.marked(Mark.EDGE)
-            if not found and not edges:
-                continue
-            listed = [f"{mark} in {number:,}" for mark, number in found.items()]
-            listed += [f"spaces at an end in {edges:,}"] if edges else []
-            trapped = edges or any(mark in TRAPS for mark in found)
-            yield advice(
-                "escaped-characters",
-                Severity.WARNING if trapped else Severity.NOTE,
-                table,
-                f"{', '.join(listed)} of {count(column.keys, 'key')} looked at",
-                key=key,
-                reason="they must be escaped in addresses and filters, and somebody always does it once too"
-                " often or too seldom",
-                cure="use keys.slug, or keys.opaque, and carry the text as a property",
-            )
+    reason = "they must be escaped in addresses and filters, which is often done twice or not at all"
+    cure = "use keys.slug, or keys.opaque, and carry the text as a property"
+    for table, key, column in facts.columns:
+        found = {mark: column.specials[mark] for mark in ESCAPED if column.specials[mark]}
+        edges = column.marked(Mark.EDGE)
+        if not found and not edges:
+            continue
+        listed = [f"{mark} in {number:,}" for mark, number in found.items()]
+        listed += [f"spaces at an end in {edges:,}"] if edges else []
+        trapped = edges or any(mark in TRAPS for mark in found)
+        severity = Severity.WARNING if trapped else Severity.NOTE
+        said = f"{', '.join(listed)} of {counted(column.keys, 'key')} looked at"
+        yield table.advice("escaped-characters", severity, said, key=key, reason=reason, cure=cure)
 
 
 def non_ascii(facts: Facts) -> Iterator[Advice]:
     """Characters outside ASCII."""
-    for table in facts.tables:
-        for key, column in table.columns:
-            found, loose = column.marked(Mark.NON_ASCII), column.marked(Mark.LOOSE)
-            if found:
-                more = f"; {loose:,} not in composed form (NFC)" if loose else ""
-                yield advice(
-                    "non-ascii",
-                    Severity.WARNING if loose else Severity.NOTE,
-                    table,
-                    f"{count(found, 'key')} of {column.keys:,} looked at{more}",
-                    key=key,
-                    reason="keys that look alike can differ (é in one character or two), each is escaped to"
-                    " three bytes and more, and they sort by UTF-16 unit",
-                    cure="use keys.normalize and keys.slug, or keys.opaque, and carry the text as a property",
-                )
+    reason = (
+        "keys that look alike can differ (é in one character or two), each is escaped to"
+        " three bytes and more, and they sort by UTF-16 unit"
+    )
+    cure = "use keys.normalize and keys.slug, or keys.opaque, and carry the text as a property"
+    for table, key, column in facts.columns:
+        found, loose = column.marked(Mark.NON_ASCII), column.marked(Mark.LOOSE)
+        if found:
+            more = f"; {loose:,} not in composed form (NFC)" if loose else ""
+            severity = Severity.WARNING if loose else Severity.NOTE
+            said = f"{counted(found, 'key')} of {column.keys:,} looked at{more}"
+            yield table.advice("non-ascii", severity, said, key=key, reason=reason, cure=cure)
 
 
 def long_keys(facts: Facts) -> Iterator[Advice]:
     """Long keys, with their bytes."""
+    reason = "keys are billed with every row, sent with every answer, and repeated in pointers"
+    cure = "shorten what is repeated in every key, or use keys.opaque: 32 characters"
     for table in facts.tables:
-        units = _mean_units(table)
-        share = 2 * units / table.mean_row_bytes if table.mean_row_bytes else 0.0
+        units = sum(column.lengths.mean for _, column in table.columns)
+        row_bytes = table.counts.mean_row_bytes
+        share = 2 * units / row_bytes if row_bytes else 0.0
         # An index row is little else than keys: there only their length counts.
         mostly_keys = units >= LONG_UNITS and share >= MUCH and not isinstance(table.declared, Index)
         if units >= VERY_LONG_UNITS or mostly_keys:
             size = round(2 * units * table.rows)
             monthly = facts.prices.stored(size)
-            cost = (
-                ""
-                if monthly is None
-                else f": {amount_text(monthly, facts.prices.currency or '')} a month to store"
-            )
-            yield advice(
-                "long-keys",
-                Severity.WARNING,
-                table,
+            cost = ""
+            if monthly is not None:
+                cost = f": {amount_text(monthly, facts.prices.currency or '')} a month to store"
+            said = (
                 f"both keys take {units:.0f} characters on average: {size / 1024**2:,.1f} MiB in"
-                f" {count(table.rows, 'row')}, {percent(min(1.0, share))} of the bytes{cost}",
-                reason="keys are billed with every row, sent with every answer, and repeated in pointers",
-                cure="shorten what is repeated in every key, or use keys.opaque: 32 characters",
+                f" {counted(table.rows, 'row')}, {percent(min(1.0, share))} of the bytes{cost}"
             )
+            yield table.advice("long-keys", Severity.WARNING, said, reason=reason, cure=cure)
 
 
 def row_size(facts: Facts) -> Iterator[Advice]:
     """Rows near 1 MiB."""
+    reason = "a row over 1 MiB cannot be written; four of this size fill a batch"
+    cure = "keep large values in a blob and its name in the row, or drop properties"
     for table in facts.tables:
-        if table.largest_row_bytes >= NEAR * MAX_ENTITY_BYTES:
-            yield advice(
-                "row-size",
-                Severity.WARNING,
-                table,
-                f"the largest of {count(table.looked_at, 'row')} looked at has"
-                f" {table.largest_row_bytes / 1024:,.0f} KiB of {MAX_ENTITY_BYTES // 1024:,}",
-                reason="a row over 1 MiB cannot be written; four of this size fill a batch",
-                cure="keep large values in a blob and its name in the row, or drop properties",
+        largest = table.counts.largest_row_bytes
+        if largest >= NEAR * MAX_ENTITY_BYTES:
+            said = (
+                f"the largest of {counted(table.counts.rows, 'row')} looked at has"
+                f" {largest / 1024:,.0f} KiB of {MAX_ENTITY_BYTES // 1024:,}"
             )
+            yield table.advice("row-size", Severity.WARNING, said, reason=reason, cure=cure)
 
 
 def property_count(facts: Facts) -> Iterator[Advice]:
     """Rows near 252 properties."""
+    reason = "the next property cannot be added; names are stored in each row"
+    cure = "put properties that belong together into one text, or into a row of their own"
     for table in facts.tables:
-        if table.most_properties >= NEAR * MAX_PROPERTIES:
-            yield advice(
-                "property-count",
-                Severity.WARNING,
-                table,
-                f"{table.most_properties} properties of {MAX_PROPERTIES} in one of"
-                f" {count(table.looked_at, 'row')} looked at",
-                reason="the next property cannot be added; names are stored in each row",
-                cure="put properties that belong together into one text, or into a row of their own",
+        if table.counts.most_properties >= NEAR * MAX_PROPERTIES:
+            said = (
+                f"{table.counts.most_properties} properties of {MAX_PROPERTIES} in one of"
+                f" {counted(table.counts.rows, 'row')} looked at"
             )
+            yield table.advice("property-count", Severity.WARNING, said, reason=reason, cure=cure)
 
 
 def pointer_dropped(facts: Facts) -> Iterator[Advice]:
     """An index table whose pointer is not carried."""
+    reason = "an index row without MainPartitionKey and MainRowKey leads nowhere"
+    cure = "carry both properties: name them in props.keep, do not drop or rename them"
     if not facts.planned or not facts.today.pointer_rows:
         return
     main = facts.planned[0]
     if main.pointer_rows < facts.today.pointer_rows:
-        yield advice(
-            "pointer-dropped",
-            Severity.WARNING,
-            main,
-            f"{count(facts.today.pointer_rows, 'row')} looked at hold a pointer, {main.pointer_rows:,} after",
-            reason="an index row without MainPartitionKey and MainRowKey leads nowhere",
-            cure="carry both properties: name them in props.keep, do not drop or rename them",
+        said = (
+            f"{counted(facts.today.pointer_rows, 'row')} looked at hold a pointer,"
+            f" {main.pointer_rows:,} after"
         )
+        yield main.advice("pointer-dropped", Severity.WARNING, said, reason=reason, cure=cure)
 
 
 def fan_out(facts: Facts) -> Iterator[Advice]:
     """Many index rows for each row."""
+    reason = "each write of the application becomes that many writes, none of them atomic with it"
+    cure = "index what is asked for only, or keep items together in one row"
     for table in facts.planned[1:]:
         fanned = table.rows / facts.today.rows if facts.today.rows else 0.0
         if fanned > FANNED_OUT and facts.today.rows >= WORTH_SAYING_ROWS:
-            yield advice(
-                "fan-out",
-                Severity.WARNING,
-                table,
-                f"{count(table.rows, 'row')} for {count(facts.today.rows, 'row')}: {fanned:.1f} each",
-                reason="each write of the application becomes that many writes, none of them atomic with it",
-                cure="index what is asked for only, or keep items together in one row",
-            )
-
-
-def _mean_units(table: TableFacts) -> float:
-    return table.partition_keys.lengths.mean + table.row_keys.lengths.mean
+            said = f"{counted(table.rows, 'row')} for {counted(facts.today.rows, 'row')}: {fanned:.1f} each"
+            yield table.advice("fan-out", Severity.WARNING, said, reason=reason, cure=cure)
 
 
 RULES = (

@@ -19,12 +19,12 @@ from collections.abc import Iterator
 from rekey.core.severity import Severity
 from rekey.declaration.keys.base import Prop
 from rekey.declaration.keys.escape import Custom
-from rekey.declaration.migration import Target
 from rekey.inspect.columns import KeyColumn
-from rekey.model import TIMESTAMP
-from rekey.plan.advice.facts import Facts, TableFacts, advice, count, percent
+from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP
+from rekey.plan.advice.facts import Facts, TableFacts, percent
 from rekey.plan.advice.structure import folds, is_moment, parts_of
 from rekey.plan.result import Advice
+from rekey.present.text import counted
 
 LIKELY, WORTH_SAYING = 0.01, 1e-6
 LEAST_KEYS = 300
@@ -46,85 +46,76 @@ UNREPEATABLE = frozenset(
 
 def short_id(facts: Facts) -> Iterator[Advice]:
     """Ids too short for the row count."""
-    growth = facts.load.get("rows", 0.0) / facts.today.rows if facts.today.rows else 0.0
-    for table in facts.tables:
-        rows = table.rows * max(1.0, growth)
-        for key, column in table.columns:
-            bits = random_bits(column)
-            if bits is None:
-                continue
-            others = table.largest_partition * max(1.0, growth) if key == "RowKey" else rows
-            chance = -math.expm1(-rows * max(0.0, others - 1) / 2 / 2**bits)
-            if chance < WORTH_SAYING:
-                continue
-            yield advice(
-                "short-id",
-                Severity.ERROR if chance >= LIKELY else Severity.WARNING,
-                table,
-                f"random ids of {column.lengths.most} characters, {bits:.0f} bits; at {count(rows, 'row')}"
-                f" the chance that two meet is {_chance(chance)}",
-                key=key,
-                reason="two rows with one id: the second insert fails, or overwrites the first",
-                cure="use longer ids: keys.opaque has 160 bits, a GUID 122",
-            )
+    reason = "two rows with one id: the second insert fails, or overwrites the first"
+    cure = "use longer ids: keys.opaque has 160 bits, a GUID 122"
+    rows_today = facts.today.rows
+    growth = max(1.0, facts.load.get("rows", 0.0) / rows_today) if rows_today else 1.0
+    for table, key, column in facts.columns:
+        bits = random_bits(column)
+        if bits is None:
+            continue
+        rows = table.rows * growth
+        others = table.largest_partition * growth if key == "RowKey" else rows
+        chance = -math.expm1(-rows * max(0.0, others - 1) / 2 / 2**bits)
+        if chance < WORTH_SAYING:
+            continue
+        severity = Severity.ERROR if chance >= LIKELY else Severity.WARNING
+        said = (
+            f"random ids of {column.lengths.most} characters, {bits:.0f} bits; at"
+            f" {counted(round(rows), 'row')} the chance that two meet is"
+            f" {percent(chance) if chance >= 0.001 else f'1 in {1 / chance:,.0f}'}"
+        )
+        yield table.advice("short-id", severity, said, key=key, reason=reason, cure=cure)
 
 
 def merged_keys(facts: Facts) -> Iterator[Advice]:
     """Truncation or case folding that merges."""
-    for number, table in enumerate(facts.planned):
-        if facts.colliding.get(number) and not _is_of_moments(table) and _folding(table):
-            yield advice(
-                "merged-keys",
-                Severity.ERROR,
-                table,
-                f"{count(facts.colliding[number], 'row')} looked at share a key with another;"
-                f" on the way: {_folding(table)}",
-                reason="what differs by case, or behind the cut, becomes one key: only one row can have it",
-                cure="leave the folding out, keep the exact text in the key, or merge such rows in the"
-                " source",
-            )
+    reason = "what differs by case, or after the cut, becomes one key: only one row can have it"
+    cure = "leave the folding out, keep the exact text in the key, or merge rows in the source"
+    for table in facts.planned:
+        colliding = facts.colliding.get(table.table)
+        folding = ", ".join(key.describe() for key in table.keys if folds(key))
+        if colliding and folding and not _is_of_moments(table):
+            said = f"{counted(colliding, 'row')} looked at share a key with another; on the way: {folding}"
+            yield table.advice("merged-keys", Severity.ERROR, said, reason=reason, cure=cure)
 
 
 def time_duplicates(facts: Facts) -> Iterator[Advice]:
     """Moments as keys, without a sequence, where moments repeat."""
-    for number, table in enumerate(facts.planned):
-        if facts.colliding.get(number) and _is_of_moments(table):
-            yield advice(
-                "time-duplicates",
-                Severity.ERROR,
-                table,
-                f"{count(facts.colliding[number], 'row')} looked at share their moment with another",
-                key="RowKey",
-                reason="two rows of one moment get one key",
-                cure="add what tells them apart behind the moment: a sequence number, the old RowKey",
+    reason = "two rows of one moment get one key"
+    cure = "add what tells them apart after the moment: a sequence number, the old RowKey"
+    for table in facts.planned:
+        colliding = facts.colliding.get(table.table)
+        if colliding and _is_of_moments(table):
+            said = f"{counted(colliding, 'row')} looked at share their moment with another"
+            yield table.advice(
+                "time-duplicates", Severity.ERROR, said, key="RowKey", reason=reason, cure=cure
             )
 
 
 def mutable_key(facts: Facts) -> Iterator[Advice]:
     """A key made of a property that changes."""
+    reason = (
+        "when the property changes the row must move: a delete and an insert that are not"
+        " atomic, and every pointer to it is wrong"
+    )
+    cure = "make the key of what never changes, and add an index by the property"
     for table in facts.planned[:1]:
-        if not isinstance(table.declared, Target):
-            continue
-        for key, expression in (
-            ("PartitionKey", table.declared.partition_key),
-            ("RowKey", table.declared.row_key),
-        ):
-            names = sorted(name for name in expression.inputs() if changes(name))
+        for key, expression in zip((PARTITION_KEY, ROW_KEY), table.keys, strict=True):
+            words = {name: _WORD.findall(name) for name in sorted(expression.inputs())}
+            names = [name for name in words if any(word.lower() in CHANGING for word in words[name])]
             if names:
-                yield advice(
-                    "mutable-key",
-                    Severity.WARNING,
-                    table,
-                    f"it is made of {', '.join(names)}",
-                    key=key,
-                    reason="when the property changes the row must move: a delete and an insert that are not"
-                    " atomic, and every pointer to it is wrong",
-                    cure="make the key of what never changes, and add an index by the property",
-                )
+                said = f"it is made of {', '.join(names)}"
+                yield table.advice("mutable-key", Severity.WARNING, said, key=key, reason=reason, cure=cure)
 
 
 def unrepeatable_key(facts: Facts) -> Iterator[Advice]:
     """A key that is not deterministic."""
+    reason = (
+        "rows are mapped again and again: after a kill, at every change, when comparing. Another"
+        " key each time makes another row each time"
+    )
+    cure = "make the key of the row alone; for something that looks random use keys.opaque"
     migration = facts.migration
     if migration is None or not facts.planned:
         return
@@ -133,19 +124,15 @@ def unrepeatable_key(facts: Facts) -> Iterator[Advice]:
         said.append(f"{facts.unrepeatable:,} of {facts.repeated:,} rows got another key the second time")
     for field, expression in migration.key_expressions():
         for node in expression.walk():
-            if isinstance(node, Custom) and (names := _calls(node)):
-                said.append(f"{field}: {node.reference} uses {', '.join(names)}")
+            if isinstance(node, Custom):
+                code = getattr(node.function, "__code__", None)
+                names = sorted(UNREPEATABLE.intersection(code.co_names)) if code is not None else []
+                said += [f"{field}: {node.reference} uses {', '.join(names)}"] if names else []
             if node == Prop(TIMESTAMP):
                 said.append(f"{field} is made of Timestamp, which every write changes")
     if said:
-        yield advice(
-            "unrepeatable-key",
-            Severity.ERROR,
-            facts.planned[0],
-            "; ".join(said),
-            reason="rows are mapped again and again: after a kill, at every change, when comparing. Another"
-            " key each time makes another row each time",
-            cure="make the key of the row alone; for something that looks random use keys.opaque",
+        yield facts.planned[0].advice(
+            "unrepeatable-key", Severity.ERROR, "; ".join(said), reason=reason, cure=cure
         )
 
 
@@ -170,30 +157,9 @@ def random_bits(column: KeyColumn) -> float | None:
     return bits
 
 
-def changes(name: str) -> bool:
-    """Tell whether the name of a property says that it changes."""
-    return any(word.lower() in CHANGING for word in _WORD.findall(name))
-
-
 def _is_of_moments(table: TableFacts) -> bool:
-    parts = parts_of(table.declared.row_key) if table.declared is not None else ()
+    parts = parts_of(table.keys[1])
     return bool(parts) and all(map(is_moment, parts))
-
-
-def _folding(table: TableFacts) -> str:
-    if table.declared is None:
-        return ""
-    keys = (table.declared.partition_key, table.declared.row_key)
-    return ", ".join(key.describe() for key in keys if folds(key))
-
-
-def _calls(node: Custom) -> list[str]:
-    code = getattr(node.function, "__code__", None)
-    return sorted(UNREPEATABLE.intersection(code.co_names)) if code is not None else []
-
-
-def _chance(chance: float) -> str:
-    return percent(chance) if chance >= 0.001 else f"1 in {1 / chance:,.0f}"
 
 
 RULES = (short_id, merged_keys, time_duplicates, mutable_key, unrepeatable_key)

@@ -18,9 +18,10 @@ from collections.abc import Iterator
 from rekey.core.limits import PARTITION_TARGET
 from rekey.core.severity import Severity
 from rekey.inspect.profile import Order
-from rekey.plan.advice.facts import Facts, TableFacts, advice, count, percent
+from rekey.plan.advice.facts import Facts, percent
 from rekey.plan.advice.structure import is_moment, parts_of
 from rekey.plan.result import Advice
+from rekey.present.text import counted
 
 FEW_ROWS = 1_000
 MANY_ROWS = 100_000
@@ -35,22 +36,19 @@ MANY_PARTITIONS = 100
 
 def one_partition(facts: Facts) -> Iterator[Advice]:
     """One PartitionKey for everything."""
+    reason = "one partition is served by one server: 2,000 entities/s at most, for ever"
+    cure = "put what queries know into the PartitionKey: tenant, device, keys.date, keys.bucket"
     for table in facts.tables:
         if table.partitions == 1 and table.rows >= FEW_ROWS:
-            yield advice(
-                "one-partition",
-                Severity.ERROR if table.rows >= MANY_ROWS else Severity.WARNING,
-                table,
-                f"{count(table.rows, 'row')}, one partition",
-                key="PartitionKey",
-                reason="one partition is served by one server: 2,000 entities/s at most, for ever",
-                cure="put something into the PartitionKey that queries know: a tenant, a device, keys.date,"
-                " keys.bucket",
-            )
+            severity = Severity.ERROR if table.rows >= MANY_ROWS else Severity.WARNING
+            said = f"{counted(table.rows, 'row')}, one partition"
+            yield table.advice("one-partition", severity, said, key="PartitionKey", reason=reason, cure=cure)
 
 
 def partition_load(facts: Facts) -> Iterator[Advice]:
     """A partition over the target at the declared load."""
+    reason = f"a partition takes {PARTITION_TARGET:,} entities/s; beyond, writes are refused with 503"
+    cure = "spread the busiest partition: add keys.bucket, or choose a finer PartitionKey"
     writes = facts.load.get("writes_per_second")
     if writes is None:
         return
@@ -59,32 +57,27 @@ def partition_load(facts: Facts) -> Iterator[Advice]:
         hottest = writes * fanned * table.hottest_share
         if hottest <= PARTITION_TARGET / 2:
             continue
-        yield advice(
-            "partition-load",
-            Severity.ERROR if hottest > PARTITION_TARGET else Severity.WARNING,
-            table,
+        severity = Severity.ERROR if hottest > PARTITION_TARGET else Severity.WARNING
+        said = (
             f"{writes * fanned:,.0f} rows/s declared, {percent(table.hottest_share)} of them to one"
-            f" partition: {hottest:,.0f}/s",
-            key="PartitionKey",
-            reason=f"a partition takes {PARTITION_TARGET:,} entities/s; beyond, writes are refused with 503",
-            cure="spread the busiest partition: keys.bucket behind what is there, or a finer PartitionKey",
+            f" partition: {hottest:,.0f}/s"
         )
+        yield table.advice("partition-load", severity, said, key="PartitionKey", reason=reason, cure=cure)
 
 
 def partition_share(facts: Facts) -> Iterator[Advice]:
     """The largest partition's share."""
+    reason = "what is stored in one place is mostly read and written there, too: it gets hot first"
+    cure = "divide that partition: add keys.bucket or keys.date to the PartitionKey"
     for table in facts.tables:
         share = table.largest_partition / table.rows if table.rows else 0.0
         uneven = share >= SHARE and table.largest_partition >= TIMES_THE_MEAN * table.rows_per_partition
         if table.rows >= SHARE_ROWS and uneven:
-            yield advice(
-                "partition-share",
-                Severity.WARNING,
-                table,
-                f"the largest of {count(table.partitions, 'partition')} holds {percent(share)} of the rows",
-                key="PartitionKey",
-                reason="what is stored in one place is mostly read and written there, too: it gets hot first",
-                cure="divide that partition: add keys.bucket or keys.date to the PartitionKey",
+            said = (
+                f"the largest of {counted(table.partitions, 'partition')} holds {percent(share)} of the rows"
+            )
+            yield table.advice(
+                "partition-share", Severity.WARNING, said, key="PartitionKey", reason=reason, cure=cure
             )
 
 
@@ -99,59 +92,46 @@ def partition_per_row(facts: Facts) -> Iterator[Advice]:
     for table in facts.planned[:1]:
         if table.rows < FEW_ROWS or table.rows_per_partition > ALONE:
             continue
+        alone = f"{counted(table.rows, 'row')} in {counted(table.partitions, 'partition')}"
         if batch > 1:
-            yield advice(
-                "partition-per-row",
-                Severity.ERROR,
-                table,
-                f"{count(table.rows, 'row')} in {count(table.partitions, 'partition')};"
-                f" batches of {batch:,.0f} declared",
-                key="PartitionKey",
-                reason="a transaction writes rows of one partition only: there are none to write together",
-                cure="give rows that are written together one PartitionKey",
+            said = f"{alone}; batches of {batch:,.0f} declared"
+            reason = "a transaction writes rows of one partition only: there are none to write together"
+            cure = "give rows that are written together one PartitionKey"
+            yield table.advice(
+                "partition-per-row", Severity.ERROR, said, key="PartitionKey", reason=reason, cure=cure
             )
         elif ranged and not together:
-            yield advice(
-                "partition-per-row",
-                Severity.WARNING,
-                table,
-                f"{count(table.rows, 'row')} in {count(table.partitions, 'partition')};"
-                f" {ranged[0].describe()} declared",
-                key="PartitionKey",
-                reason="a range over rows that all stand alone is a scan over partitions",
-                cure="give rows that are read together one PartitionKey, or add an index",
+            said = f"{alone}; {ranged[0].describe()} declared"
+            reason = "a range over rows that all stand alone is a scan over partitions"
+            cure = "give rows that are read together one PartitionKey, or add an index"
+            yield table.advice(
+                "partition-per-row", Severity.WARNING, said, key="PartitionKey", reason=reason, cure=cure
             )
 
 
 def partition_order(facts: Facts) -> Iterator[Advice]:
     """Ascending or descending PartitionKeys."""
+    reason = "partitions next to each other are served by one server: all inserts go to that one"
+    cure = "put something that spreads before the moment or number: device, tenant, keys.bucket"
     writes = facts.load.get("writes_per_second", 0.0)
     for table in facts.tables:
-        said = _one_way(table)
+        said = ""
+        if table.declared is not None:
+            parts = parts_of(table.declared.partition_key)
+            if parts and is_moment(parts[0]):
+                said = f"the PartitionKey begins with {parts[0].describe()}"
+        elif table.partition_order in (Order.APPEND, Order.PREPEND):
+            said = f"partitions are {table.partition_order}, by their Timestamps"
         fine = table.rows_per_partition <= FINE_ROWS and table.partitions >= MANY_PARTITIONS
         if said and (writes >= BUSY_WRITES or fine):
             load = f"; {writes:,.0f} writes/s declared" if writes else ""
-            yield advice(
-                "partition-order",
-                Severity.WARNING,
-                table,
-                f"{said}; {count(table.partitions, 'partition')} of {table.rows_per_partition:.1f}"
-                f" rows{load}",
-                key="PartitionKey",
-                reason="partitions next to each other are served by one server: all inserts go to that one",
-                cure="put something before the moment or number that spreads: a device, a tenant,"
-                " keys.bucket",
+            said = (
+                f"{said}; {counted(table.partitions, 'partition')} of {table.rows_per_partition:.1f}"
+                f" rows{load}"
             )
-
-
-def _one_way(table: TableFacts) -> str:
-    """Return in words why partitions are opened at one end only, "" when they are not."""
-    if table.declared is not None:
-        parts = parts_of(table.declared.partition_key)
-        return f"the PartitionKey begins with {parts[0].describe()}" if parts and is_moment(parts[0]) else ""
-    if table.partition_order in (Order.APPEND, Order.PREPEND):
-        return f"partitions are {table.partition_order}, by their Timestamps"
-    return ""
+            yield table.advice(
+                "partition-order", Severity.WARNING, said, key="PartitionKey", reason=reason, cure=cure
+            )
 
 
 RULES = (one_partition, partition_load, partition_share, partition_per_row, partition_order)

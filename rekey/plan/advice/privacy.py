@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from rekey.core.severity import Severity
 from rekey.inspect.columns import KeyColumn
 from rekey.inspect.shapes import Shape
-from rekey.plan.advice.facts import Facts, advice, count, percent
+from rekey.plan.advice.facts import Facts, percent
 from rekey.plan.result import Advice
+from rekey.present.text import counted
 
 SHARES = {
     Shape.EMAIL: 0.01,
@@ -40,57 +41,51 @@ GUESSABLE_SHARE = 0.5
 
 def personal_data(facts: Facts) -> Iterator[Advice]:
     """Personal data in keys, today and after."""
-    for table in facts.tables:
-        for key, column in table.columns:
-            for shape in personal_shapes(column):
-                yield advice(
-                    "personal-data",
-                    Severity.ERROR,
-                    table,
-                    f"{count(column.shapes[shape], 'key')} of {column.keys:,} looked at"
-                    f" ({percent(column.share(shape))}) have the form of {NOUNS[shape]}",
-                    key=key,
-                    reason="keys stand in logs, addresses, caches and metrics, and cannot be changed or"
-                    " erased without making another row",
-                    cure="put keys.opaque around it, and carry the value as a property (props.copy)",
-                )
+    reason = (
+        "keys stand in logs, addresses, caches and metrics, and cannot be changed or"
+        " erased without making another row"
+    )
+    cure = "put keys.opaque around it, and carry the value as a property (props.copy)"
+    for table, key, column in facts.columns:
+        for shape in personal_shapes(column):
+            said = (
+                f"{counted(column.shapes[shape], 'key')} of {column.keys:,} looked at"
+                f" ({percent(column.share(shape))}) have the form of {NOUNS[shape]}"
+            )
+            yield table.advice("personal-data", Severity.ERROR, said, key=key, reason=reason, cure=cure)
 
 
 def secret_in_key(facts: Facts) -> Iterator[Advice]:
     """Secrets in keys, today and after."""
-    for table in facts.tables:
-        for key, column in table.columns:
-            found = column.shapes[Shape.SECRET]
-            if found:
-                yield advice(
-                    "secret-in-key",
-                    Severity.ERROR,
-                    table,
-                    f"{count(found, 'key')} of {column.keys:,} looked at have the form of tokens or"
-                    " signatures",
-                    key=key,
-                    reason="whoever sees a log or an address of the table holds the secret",
-                    cure="put keys.opaque around it, and renew the secrets: treat them as known to others",
-                )
+    reason = "anyone who sees a log or an address of the table holds the secret"
+    cure = "put keys.opaque around it, and renew the secrets: treat them as known to others"
+    for table, key, column in facts.columns:
+        found = column.shapes[Shape.SECRET]
+        if found:
+            said = (
+                f"{counted(found, 'key')} of {column.keys:,} looked at have the form of tokens or signatures"
+            )
+            yield table.advice("secret-in-key", Severity.ERROR, said, key=key, reason=reason, cure=cure)
 
 
 def guessable_hash(facts: Facts) -> Iterator[Advice]:
     """Unkeyed hash of low-entropy input."""
-    if not facts.planned:
-        return
+    reason = (
+        "an unkeyed hash of what can be listed hides nothing: the list is hashed at a million"
+        " guesses a second, once for everybody"
+    )
+    cure = "use keys.opaque, which is keyed with a secret"
     for one in facts.hash_inputs:
-        what = _guessable(one.inputs)
+        inputs, what = one.inputs, ""
+        shapes, most = personal_shapes(inputs), inputs.lengths.most
+        numbers = inputs.share(Shape.NUMBER, Shape.PADDED) if most <= GUESSABLE_DIGITS else 0.0
+        if shapes:
+            what = f"{percent(inputs.share(shapes[0]))} have the form of {NOUNS[shapes[0]]}"
+        elif inputs.keys >= LEAST_KEYS and numbers >= GUESSABLE_SHARE:
+            what = f"{percent(numbers)} are numbers of at most {most} digits"
         if what:
-            yield Advice(
-                "guessable-hash",
-                Severity.ERROR,
-                one.where,
-                False,
-                f"{one.described}: of {one.inputs.keys:,} inputs looked at {what}",
-                "an unkeyed hash of what can be listed hides nothing: the list is hashed at a million"
-                " guesses a second, once for everybody",
-                "use keys.opaque, which is keyed with a secret",
-            )
+            said = f"{one.described}: of {inputs.keys:,} inputs looked at {what}"
+            yield Advice("guessable-hash", Severity.ERROR, one.where, False, said, reason, cure)
 
 
 def personal_shapes(column: KeyColumn) -> list[Shape]:
@@ -100,16 +95,6 @@ def personal_shapes(column: KeyColumn) -> list[Shape]:
         for shape, share in SHARES.items()
         if column.shapes[shape] >= LEAST_KEYS and column.share(shape) >= share
     ]
-
-
-def _guessable(inputs: KeyColumn) -> str:
-    shapes = personal_shapes(inputs)
-    if shapes:
-        return f"{percent(inputs.share(shapes[0]))} have the form of {NOUNS[shapes[0]]}"
-    numbers = inputs.share(Shape.NUMBER, Shape.PADDED)
-    if inputs.keys >= LEAST_KEYS and numbers >= GUESSABLE_SHARE and inputs.lengths.most <= GUESSABLE_DIGITS:
-        return f"{percent(numbers)} are numbers of at most {inputs.lengths.most} digits"
-    return ""
 
 
 RULES = (personal_data, secret_in_key, guessable_hash)

@@ -14,7 +14,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from rekey.core.severity import Severity
 from rekey.declaration.keys.base import Expression, Prop
@@ -22,18 +22,17 @@ from rekey.declaration.migration import Index
 from rekey.declaration.query import Query
 from rekey.inspect.shapes import Shape
 from rekey.model import PARTITION_KEY, ROW_KEY
-from rekey.plan.advice.facts import Facts, TableFacts, advice
+from rekey.plan.advice.facts import Facts, TableFacts
 from rekey.plan.advice.structure import (
     FALLING,
     RISING,
+    SCRAMBLED,
     inputs_of,
     is_known,
-    is_moment,
-    is_scrambled,
     keeps_order_of,
     parts_of,
 )
-from rekey.plan.requests import pages
+from rekey.plan.estimate import pages
 from rekey.plan.result import Access, Advice, Answer, Rated
 
 NEARLY_ALL = 0.95
@@ -53,80 +52,51 @@ def rated(facts: Facts) -> tuple[Rated, ...]:
 
 def key_not_computable(facts: Facts) -> Iterator[Advice]:
     """A key that cannot be computed from what the application knows at read time."""
-    for one in rated(facts):
-        if one.query.kind == "point" and one.planned.access > Access.ROW_RANGE:
-            table = _asked(one, facts.planned)
-            partition, _ = _keys_of(table)
-            key = (
-                "RowKey"
-                if is_known(partition, table.declared, frozenset(one.query.known))
-                else "PartitionKey"
-            )
-            yield advice(
-                "key-not-computable",
-                _severity(one),
-                table,
-                _evidence(one),
-                key=key,
-                reason="one row is read by both keys; without one of them rows are searched",
-                cure="make the key of what is known (and tell the application how), or add an index by it",
+    reason = "one row is read by both keys; without one of them rows are searched"
+    cure = "make the key of what is known (and tell the application how), or add an index by it"
+    for one, table in _badly_served(facts):
+        if one.query.kind == "point":
+            partition_is_known = is_known(table.keys[0], table.declared, frozenset(one.query.known))
+            key = ROW_KEY if partition_is_known else PARTITION_KEY
+            yield table.advice(
+                "key-not-computable", _severity(one), _evidence(one), key=key, reason=reason, cure=cure
             )
 
 
 def not_served(facts: Facts) -> Iterator[Advice]:
     """Ranges and newest rows that the planned keys do not serve, by cause."""
-    for one in rated(facts):
-        if one.query.kind == "point" or one.planned.access <= Access.ROW_RANGE:
+    for one, table in _badly_served(facts):
+        query = one.query
+        if query.kind == "point":
             continue
-        table = _asked(one, facts.planned)
-        part = _deciding(one, table)
-        if part is not None and is_scrambled(part):
-            yield advice(
-                "random-order",
-                _severity(one),
-                table,
-                _evidence(one),
-                key="RowKey",
-                reason=f"the key sorts by {part.describe()}, which has no order that could be asked for",
-                cure="put the property that is asked for before the random part, e.g. keys.join of"
-                " keys.inverted_ticks and the id",
+        # The part of the RowKey that decides the order of what is asked for.
+        parts = _after_known(table.keys[1], table, frozenset(query.known))
+        part = parts[0] if parts else None
+        if isinstance(part, SCRAMBLED):
+            code, key = "random-order", ROW_KEY
+            reason = f"the key sorts by {part.describe()}, which has no order that could be asked for"
+            cure = (
+                "put the property that is asked for before the random part, e.g. keys.join of"
+                " keys.inverted_ticks and the id"
             )
-        elif one.query.kind == "latest" and part is not None and _rises(part, one.query.by):
-            yield advice(
-                "time-not-inverted",
-                _severity(one),
-                table,
-                _evidence(one),
-                key="RowKey",
-                reason="rows come oldest first, and a table cannot be read backwards: all older rows are"
-                " read",
-                cure="use keys.inverted_ticks, which counts down",
-            )
-        elif one.query.kind == "latest" or one.planned.access is Access.TABLE_SCAN:
-            yield advice(
-                "query-not-served",
-                _severity(one),
-                table,
-                _evidence(one),
-                reason="no key begins with what is asked for, so everything is read and sieved",
-                cure="begin the RowKey with the property that is asked for, or add an index that does",
-            )
+        elif query.kind == "latest" and isinstance(part, RISING) and keeps_order_of(part, query.by):
+            code, key = "time-not-inverted", ROW_KEY
+            reason = "rows come oldest first and cannot be read backwards: all older rows are read"
+            cure = "use keys.inverted_ticks, which counts down"
+        elif query.kind == "latest" or one.planned.access is Access.TABLE_SCAN:
+            code, key = "query-not-served", ""
+            reason = "no key begins with what is asked for, so everything is read and sieved"
+            cure = "begin the RowKey with the property that is asked for, or add an index that does"
+        else:
+            continue
+        yield table.advice(code, _severity(one), _evidence(one), key=key, reason=reason, cure=cure)
 
 
-def _asked(one: Rated, planned: Sequence[TableFacts]) -> TableFacts:
-    return next(table for table in planned if table.table == one.planned.table)
-
-
-def _deciding(one: Rated, table: TableFacts) -> Expression | None:
-    """Return the part of the RowKey that decides the order of what is asked for."""
-    known = frozenset(one.query.known)
-    return next(
-        (part for part in parts_of(_keys_of(table)[1]) if not is_known(part, table.declared, known)), None
-    )
-
-
-def _rises(part: Expression, by: str | None) -> bool:
-    return isinstance(part, RISING) and keeps_order_of(part, by)
+def _badly_served(facts: Facts) -> Iterator[tuple[Rated, TableFacts]]:
+    """Yield queries that take more than a stretch of one partition, with the table that is asked."""
+    for one in rated(facts):
+        if one.planned.access > Access.ROW_RANGE:
+            yield one, next(table for table in facts.planned if table.table == one.planned.table)
 
 
 def _severity(one: Rated) -> Severity:
@@ -135,13 +105,6 @@ def _severity(one: Rated) -> Severity:
 
 def _evidence(one: Rated) -> str:
     return f"{one.query.describe()}: {one.today.describe()} today; {one.planned.describe()} planned"
-
-
-def _keys_of(table: TableFacts) -> tuple[Expression, Expression]:
-    """Return the key expressions of a table; those of the source are its keys as they are."""
-    if table.declared is None:
-        return Prop(PARTITION_KEY), Prop(ROW_KEY)
-    return table.declared.partition_key, table.declared.row_key
 
 
 def _answer(query: Query, table: TableFacts) -> Answer:
@@ -153,63 +116,38 @@ def _answer(query: Query, table: TableFacts) -> Answer:
 
 
 def _found(query: Query, table: TableFacts) -> tuple[Access, int]:
+    partition, row = table.keys
+    of, known = table.declared, frozenset(query.known)
+    whole_table = Access.TABLE_SCAN, pages(table.rows)
+    whole_partition = Access.PARTITION_RANGE, pages(round(table.rows_per_partition))
+    parts, row_parts = _after_known(partition, table, known), _after_known(row, table, known)
     if query.kind == "point":
-        return _point(query, table)
-    partition, row = _keys_of(table)
-    of, known = table.declared, frozenset(query.known)
-    parts = _after_known(partition, table, known)
-    if not known <= _used(query, table):
-        # Rows of others are read too, and sieved.
-        everything = Access.TABLE_SCAN if parts else Access.PARTITION_RANGE
-        return everything, pages(table.rows if parts else round(table.rows_per_partition))
+        if not is_known(partition, of, known):
+            return whole_table
+        if is_known(row, of, known):
+            return Access.POINT, 1
+        return (Access.ROW_RANGE, 1) if len(row_parts) < len(parts_of(row)) else whole_partition
+    # What decides which stretch is read: the PartitionKey, and what stands in the RowKey before what is asked
+    # for. Where more is known than that, rows of others are read too, and sieved.
+    before = parts_of(row)[: len(parts_of(row)) - len(row_parts)]
+    if not known <= frozenset[str]().union(*(inputs_of(key, of) for key in (partition, *before))):
+        return whole_table if parts else whole_partition
+    served = bool(row_parts) and keeps_order_of(row_parts[0], query.by)
+    if query.kind == "latest" and row_parts:
+        # RowKeys of any origin may be inverted ticks.
+        counts_down = table.counts.row_keys.share(Shape.INVERTED_TICKS) >= NEARLY_ALL
+        served = (served and isinstance(row_parts[0], FALLING)) or (
+            row_parts[0] == Prop(ROW_KEY) and counts_down
+        )
+    within = (Access.ROW_RANGE, pages(query.rows)) if served else whole_partition
     if not parts:
-        return _within_partition(query, row, table)
-    # The PartitionKey goes on with the property asked for: a stretch of partitions.
-    if keeps_order_of(parts[0], query.by) and is_known(partition, of, known | _walked(query, parts[0])):
-        whole = max(1, round(query.rows / max(1.0, table.rows_per_partition)))
-        access, each = _within_partition(query, row, table)
-        return Access.PARTITION_RANGE if access > Access.ROW_RANGE else access, whole * each
-    return Access.TABLE_SCAN, pages(table.rows)
-
-
-def _point(query: Query, table: TableFacts) -> tuple[Access, int]:
-    partition, row = _keys_of(table)
-    of, known = table.declared, frozenset(query.known)
-    if not is_known(partition, of, known):
-        return Access.TABLE_SCAN, pages(table.rows)
-    if is_known(row, of, known):
-        return Access.POINT, 1
-    if len(_after_known(row, table, known)) < len(parts_of(row)):
-        return Access.ROW_RANGE, 1
-    return Access.PARTITION_RANGE, pages(round(table.rows_per_partition))
-
-
-def _within_partition(query: Query, row: Expression, table: TableFacts) -> tuple[Access, int]:
-    parts = _after_known(row, table, frozenset(query.known))
-    first = parts[0] if parts else None
-    served = first is not None and keeps_order_of(first, query.by)
-    if query.kind == "latest":
-        served = (served and isinstance(first, FALLING)) or (first == Prop(ROW_KEY) and _counts_down(table))
-    if served:
-        return Access.ROW_RANGE, pages(query.rows)
-    return Access.PARTITION_RANGE, pages(round(table.rows_per_partition))
-
-
-def _used(query: Query, table: TableFacts) -> frozenset[str]:
-    """Return the properties that decide which stretch is read: those of the PartitionKey, and those standing
-    in the RowKey before what is asked for."""
-    partition, row = _keys_of(table)
-    used = inputs_of(partition, table.declared)
-    for part in parts_of(row):
-        if not is_known(part, table.declared, frozenset(query.known)):
-            break
-        used |= inputs_of(part, table.declared)
-    return used
-
-
-def _counts_down(table: TableFacts) -> bool:
-    """Tell whether RowKeys, of any origin, are inverted ticks."""
-    return table.row_keys.share(Shape.INVERTED_TICKS) >= NEARLY_ALL
+        return within
+    # The PartitionKey goes on with the property asked for, or with a moment: a stretch of partitions.
+    walked = parts[0].inputs() if query.by is None else frozenset([query.by])
+    if keeps_order_of(parts[0], query.by) and is_known(partition, of, known | walked):
+        partitions = max(1, round(query.rows / max(1.0, table.rows_per_partition)))
+        return within[0], partitions * within[1]
+    return whole_table
 
 
 def _after_known(expression: Expression, table: TableFacts, known: frozenset[str]) -> tuple[Expression, ...]:
@@ -219,13 +157,6 @@ def _after_known(expression: Expression, table: TableFacts, known: frozenset[str
         if not is_known(part, table.declared, known):
             return parts[number:]
     return ()
-
-
-def _walked(query: Query, part: Expression) -> frozenset[str]:
-    """Return the properties that a range over the part walks through."""
-    return (
-        frozenset({query.by}) if query.by is not None else part.inputs() if is_moment(part) else frozenset()
-    )
 
 
 RULES = (key_not_computable, not_served)

@@ -1,4 +1,4 @@
-"""Advice on names and on the service behind the endpoint. Pure.
+"""Advice on names, and on the service that the endpoint belongs to. Pure.
 
 Rules kept here:
 
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from rekey.core.severity import Severity
-from rekey.plan.advice.facts import Facts, advice
+from rekey.plan.advice.facts import Facts
 from rekey.plan.result import Advice
 
 PASSING = frozenset({"test", "tmp", "temp", "copy", "backup", "bak", "old", "new", "draft", "migrated"})
@@ -26,17 +26,14 @@ _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 
 def table_name(facts: Facts) -> Iterator[Advice]:
     """A name that will be wrong one day."""
+    reason = "a table cannot be renamed; once it is the only one, its name misleads"
+    cure = "name it for what it holds, or number it: UsersV2, PostsByMonth"
     for table in facts.tables:
         passing = [word for word in _WORD.findall(table.table) if word.lower() in PASSING]
         if passing:
-            yield advice(
-                "table-name",
-                Severity.NOTE if table.today else Severity.WARNING,
-                table,
-                f"the name says {', '.join(passing)}",
-                reason="a table cannot be renamed; once it is the only one, its name misleads",
-                cure="name it for what it holds, or number it: UsersV2, PostsByMonth",
-            )
+            severity = Severity.NOTE if table.today else Severity.WARNING
+            said = f"the name says {', '.join(passing)}"
+            yield table.advice("table-name", severity, said, reason=reason, cure=cure)
 
 
 def cosmos_limits(facts: Facts) -> Iterator[Advice]:
@@ -45,38 +42,22 @@ def cosmos_limits(facts: Facts) -> Iterator[Advice]:
         return
     reason = "Cosmos DB for Table refuses what Table storage takes, and sorts no results"
     for table in facts.tables:
-        longest = max((len(key.encode("utf-8", "surrogatepass")) for key in table.row_keys.sample), default=0)
-        if max(longest, table.row_keys.lengths.most) > COSMOS_ROW_KEY_BYTES:
-            yield advice(
-                "cosmos-limits",
-                Severity.ERROR,
-                table,
-                f"RowKeys of up to {max(longest, table.row_keys.lengths.most)} bytes; the limit is"
-                f" {COSMOS_ROW_KEY_BYTES}",
-                key="RowKey",
-                reason=reason,
-                cure="shorten the RowKey, e.g. by keys.opaque",
-            )
+        sizes = [len(key.encode("utf-8", "surrogatepass")) for key in table.counts.row_keys.sample]
+        longest = max([table.counts.row_keys.lengths.most, *sizes])
+        if longest > COSMOS_ROW_KEY_BYTES:
+            said = f"RowKeys of up to {longest} bytes; the limit is {COSMOS_ROW_KEY_BYTES}"
+            cure = "shorten the RowKey, e.g. by keys.opaque"
+            yield table.advice("cosmos-limits", Severity.ERROR, said, key="RowKey", reason=reason, cure=cure)
         reserved = sorted(name for name in table.property_names if name.lower() in COSMOS_RESERVED)
         if reserved:
-            yield advice(
-                "cosmos-limits",
-                Severity.ERROR,
-                table,
-                f"properties named {', '.join(reserved)}",
-                reason=reason,
-                cure="rename them: props.rename",
-            )
+            said = f"properties named {', '.join(reserved)}"
+            cure = "rename them: props.rename"
+            yield table.advice("cosmos-limits", Severity.ERROR, said, reason=reason, cure=cure)
     ordered = [one for one in facts.migration.queries if one.kind != "point"] if facts.migration else []
     if ordered and facts.planned:
-        yield advice(
-            "cosmos-limits",
-            Severity.WARNING,
-            facts.planned[0],
-            f"{ordered[0].describe()} is declared",
-            reason=reason,
-            cure="sort in the application, and ask for a range of keys rather than for the first rows",
-        )
+        said = f"{ordered[0].describe()} is declared"
+        cure = "sort in the application, and ask for a range of keys rather than for the first rows"
+        yield facts.planned[0].advice("cosmos-limits", Severity.WARNING, said, reason=reason, cure=cure)
 
 
 RULES = (table_name, cosmos_limits)

@@ -21,6 +21,7 @@ RISING = (Date, Ticks)
 FALLING = (InvertedTicks, InvertedSeconds)
 MOMENTS = (*RISING, *FALLING)
 SCRAMBLED = (Opaque, Hashed, Bucket)
+"""Parts that sort in no order that could be asked for."""
 FOLDING = (Lower, Upper, Strip, Normalize, Slug, Part, Regex, Date)
 
 
@@ -56,11 +57,6 @@ def keeps_order_of(part: Expression, by: str | None) -> bool:
     if by is None:
         return is_moment(part)
     return part == Prop(by) or (isinstance(part, (*MOMENTS, ZeroPad)) and part.of == Prop(by))
-
-
-def is_scrambled(part: Expression) -> bool:
-    """Tell whether a part sorts in no order that anybody asks for."""
-    return isinstance(part, SCRAMBLED)
 
 
 def folds(expression: Expression) -> bool:
