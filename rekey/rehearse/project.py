@@ -18,9 +18,10 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rekey.declaration.migration import Declared, required_secrets
 from rekey.declaration.scripts import load_script, load_scripts
@@ -59,6 +60,10 @@ class Result:
     def line(self) -> str:
         """The command as one types it."""
         return " ".join(("rekey", *self.words))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object, without the output."""
+        return {"command": self.line, "exit_code": self.code, "seconds": round(self.seconds, 3)}
 
 
 class Running:
@@ -125,9 +130,34 @@ class Project:
         self.folder.chmod(0o700)
         make_key(self.folder / EVIDENCE_KEY)
         (self.folder / "output").mkdir()
-        (self.folder / "rekey.toml").write_text(
-            _configuration(azurite, self._variables, window_rows, entities_per_second), "utf-8"
+        secrets_of_scripts = "".join(
+            f'\n[secrets.{name}]\nenv = "{variable}"\n' for name, variable in self._variables.items()
         )
+        configuration = f"""\
+# A rehearsal's own: small windows and a bounded rate, so that a kill lands in the middle of copying.
+[tables]
+endpoint = "{azurite.tables.endpoint}"
+key_env = "REHEARSAL_TABLES_KEY"
+
+[restricted]
+endpoint = "{azurite.restricted.endpoint}"
+key_env = "REHEARSAL_RESTRICTED_KEY"
+{secrets_of_scripts}
+[sealing]
+env = "{_WRAPPING_KEY}"
+
+[limits]
+window_rows = {window_rows}
+entities_per_second = {entities_per_second}
+
+[gates]
+retention = "{RETENTION_SECONDS}s"
+margin = "2s"
+
+[evidence]
+key_file = "{EVIDENCE_KEY}"
+"""
+        (self.folder / "rekey.toml").write_text(configuration, "utf-8")
         _copy_scripts(self.scripts, self.folder / "migrations")
 
     @property
@@ -145,18 +175,17 @@ class Project:
         """The keys and secrets that no command may print."""
         return tuple(self._environment.values())
 
-    def run(self, *words: str) -> Result:
-        """Run a command to its end."""
-        return self.start(*words).finish()
-
     def start(self, *words: str) -> Running:
         """Start a command."""
         output = self.folder / "output" / f"{len(self._started) + 1:02d}-{words[0]}.txt"
+        # A proxy that the machine is told to use does not know this machine's own Azurite.
+        unproxied = ",".join(filter(None, (os.environ.get("NO_PROXY"), _ON_LOOPBACK)))
+        own = {"NO_PROXY": unproxied, "no_proxy": unproxied, "PYTHONUNBUFFERED": "1", "COLUMNS": "110"}
         with output.open("wb") as file:
             process = subprocess.Popen(  # noqa: S603 - this program itself, with words made here
                 [sys.executable, "-m", "rekey", *words],
                 cwd=self.folder,
-                env=self._environ(),
+                env={**os.environ, **self._environment, **own},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -184,18 +213,6 @@ class Project:
             if keys is not None:
                 state.use_keys(script_id, keys)
             return state.segments(script_id, purpose, keys=keys is not None)
-
-    def _environ(self) -> Mapping[str, str]:
-        # A proxy that the machine is told to use does not know this machine's own Azurite.
-        unproxied = ",".join(filter(None, (os.environ.get("NO_PROXY"), _ON_LOOPBACK)))
-        return {
-            **os.environ,
-            **self._environment,
-            "NO_PROXY": unproxied,
-            "no_proxy": unproxied,
-            "PYTHONUNBUFFERED": "1",
-            "COLUMNS": "110",
-        }
 
 
 def _needed_scripts(script: Path) -> tuple[Declared, ...]:
@@ -233,33 +250,3 @@ def _copy_scripts(scripts: Sequence[Declared], to: Path) -> None:
             f"the scripts cannot be copied ({type(error).__name__})",
             hint="make the folder of the script readable",
         ) from error
-
-
-def _configuration(
-    azurite: Azurite, variables: Mapping[str, str], window_rows: int, entities_per_second: int
-) -> str:
-    sections = "".join(f'\n[secrets.{name}]\nenv = "{variables[name]}"\n' for name in variables)
-    return f"""\
-# A rehearsal's own: small windows and a bounded rate, so that a kill lands in the middle of copying.
-[tables]
-endpoint = "{azurite.tables.endpoint}"
-key_env = "REHEARSAL_TABLES_KEY"
-
-[restricted]
-endpoint = "{azurite.restricted.endpoint}"
-key_env = "REHEARSAL_RESTRICTED_KEY"
-{sections}
-[sealing]
-env = "{_WRAPPING_KEY}"
-
-[limits]
-window_rows = {window_rows}
-entities_per_second = {entities_per_second}
-
-[gates]
-retention = "{RETENTION_SECONDS}s"
-margin = "2s"
-
-[evidence]
-key_file = "{EVIDENCE_KEY}"
-"""

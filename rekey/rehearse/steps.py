@@ -11,20 +11,18 @@ Rules kept here:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterable
 
 from azure.data.tables import UpdateMode
 
 from rekey.errors import ExitCode
-from rekey.model import EntityKey, content_of, key_of
+from rekey.model import content_of, key_of, property_names
 from rekey.rehearse.application import Application, LiveApplication, changed_by_one, to_entity
 from rekey.rehearse.project import RETENTION_SECONDS, Project, Result, Running
 from rekey.rehearse.report import Briefly
 from rekey.rehearse.witness import Finding, Witness
 from rekey.state.models import BACKFILL, Segment
 
-App = TypeVar("App", bound=Application)
 _POLL_SECONDS = 0.01
 _PAUSE_SECONDS = 0.02
 _LOOK_EVERY = 5
@@ -44,16 +42,20 @@ class NotAsItMustBe(Exception):
     """Something was not as it must be; the text says what, and what the command printed."""
 
 
-class Life(Generic[App]):
+def _rows(segments: Iterable[Segment]) -> int:
+    """Return how many rows checkpoints claim."""
+    return sum(segment.rows for segment in segments)
+
+
+class Life:
     """Takes one migration through its life. `live` does all of it; `proofs`, `steps` and `left_out` tell."""
 
     def __init__(
         self,
         project: Project,
         witness: Witness,
-        application: App,
+        application: Application,
         narrator: Briefly,
-        *,
         writes: int,
         kill_after: int,
     ) -> None:
@@ -61,7 +63,7 @@ class Life(Generic[App]):
         rows the kill waits for.
         """
         self._project = project
-        self._witness = witness
+        self.witness = witness
         self.application = application
         self._tell = narrator
         self._writes = writes
@@ -95,7 +97,7 @@ class Life(Generic[App]):
         """Bring the scripts that this one depends on as far as it needs. Raises NotAsItMustBe."""
         for one in self._project.scripts[:-1]:
             self._tell.say(f"{self._script_id} depends on {one.script_id}: taking that through, on no rows.")
-            self._witness.create(one.migration.source)
+            self.witness.create(one.migration.source)
             self._run("apply", one.script_id)
             self._run("verify", one.script_id, "--mode", "full")
             self._run("apply", one.script_id, "--to", "complete", "--writers-stopped")
@@ -111,7 +113,7 @@ class Life(Generic[App]):
             " share a new key, before anything is touched."
         )
         self._prove(
-            not any(self._witness.exists(name) for name in self._migration.tables),
+            not any(self.witness.exists(name) for name in self._migration.tables),
             f"The plan wrote nothing: none of {self._named_targets()} exists after it.",
         )
 
@@ -119,13 +121,13 @@ class Life(Generic[App]):
         """Kill the first apply in the middle of copying; return where its segments stood."""
         self._tell.say("Applying, and killing it in the middle of copying.")
         running = self._project.start("apply", self._script_id)
-        while not running.ended and self._copied() < self._kill_after:
+        while not running.ended and _rows(self._project.segments(BACKFILL)) < self._kill_after:
             time.sleep(_POLL_SECONDS)
         result = self._keep(running.kill())
         segments = self._project.segments(BACKFILL)
         if result.code > 0:
             raise self._wrong(f"`{result.line}` ended with {result.code} before it could be killed", result)
-        rows = sum(segment.rows for segment in segments)
+        rows = _rows(segments)
         if result.code == 0 or not rows or all(segment.done for segment in segments):
             raise self._wrong("the kill did not land in the middle of copying; use more rows", result)
         self._tell.why(
@@ -134,11 +136,11 @@ class Life(Generic[App]):
         )
         self._run("status", self._script_id)
         self._tell.why("What is done, and what comes next, is in the state file: `status` reads it.")
-        stood = self._project.segments(BACKFILL, self._witness.cursor_keys())
+        stood = self._project.segments(BACKFILL, self.witness.cursor_keys())
         claimed = [segment.claimed for segment in stood if segment.claimed is not None]
         if not claimed:
             raise self._wrong("a checkpoint counts rows and has no cursor", result)
-        looked_at, missing = self._witness.missing_within(claimed)
+        looked_at, missing = self.witness.missing_within(claimed)
         self._prove(
             missing == 0,
             f"Killed after {rows:,} checkpointed rows; no checkpoint ran ahead: all {looked_at:,} source"
@@ -164,18 +166,14 @@ class Life(Generic[App]):
         )
         ended = self._project.segments(BACKFILL)
         look()
-        before, after = (sum(segment.rows for segment in some) for some in (killed_at, ended))
         self._prove(
             all(looks) and all(segment.done for segment in ended),
-            f"The resumed run went on from {before:,} rows to {after:,} and"
+            f"The resumed run went on from {_rows(killed_at):,} rows to {_rows(ended):,} and"
             f" never stood behind the kill (seen {len(looks) - 1} times under way).",
             "the resumed run started over instead of going on from its checkpoint",
         )
         self._catch_up("With everything copied, `apply` brings over what changed since.")
-        self._same(
-            f"After {self.application.told()} by the application",
-            may_linger=frozenset(self.application.deleted),
-        )
+        self._same(f"After {self.application.told()} by the application")
 
     def _verify(self) -> None:
         self._tell.say("Verifying every row and every property, while the application writes.")
@@ -197,9 +195,16 @@ class Life(Generic[App]):
 
     def _plant_and_mend(self) -> None:
         self._tell.say("Altering one row of the target by hand: verification must find it and name it.")
-        key = self._alter_a_target_row()
+        source_key = min(self.application.untouched, key=lambda key: key.order)
+        source_row = self.witness.get(self.witness.source_name, source_key)
+        if source_row is None:
+            raise NotAsItMustBe("a source row is missing that was not deleted")
+        made = self.witness.mapper.map(source_row)[0].row
+        mapped = [name for name in property_names(made) if name in source_row]
+        altered = next(changed_by_one(content_of(made), mapped))
         table = self._migration.target.table
-        row_id = self._witness.safe_ids().short(table, key)
+        self.witness.client(table).update_entity(to_entity(altered), mode=UpdateMode.REPLACE)
+        row_id = self.witness.safe_ids().short(table, key_of(made))
         result = self._run("verify", self._script_id, "--mode", "full", expect=(ExitCode.FINDINGS,))
         self._tell.why("One character of one property differs: exit code 1, and the row's safe id, no key.")
         self._prove(
@@ -214,7 +219,7 @@ class Life(Generic[App]):
         self._tell.why("Repair makes the target's row equal to what the source says.")
         self._run("verify", self._script_id, "--mode", "full")
         self._tell.why("A failed verification had closed the gate; this one opens it again.")
-        self._same("After the repair", may_linger=frozenset(self.application.deleted))
+        self._same("After the repair")
 
     def _cut_over(self) -> None:
         self._tell.say("Cutting over: refused until the operator says that writers have stopped, then done.")
@@ -239,6 +244,9 @@ class Life(Generic[App]):
         self._tell.why("What was written to the target since cutover was copied back before anything else.")
         self._same(f"After the rollback, with {told} made in the target", after_cutover=True)
         self._tell.say("Cutting over again.")
+        self._cut_over_again()
+
+    def _cut_over_again(self) -> None:
         self._to_cutover()
         self._tell.why("A rollback costs nothing but time; the way forward is the same as before.")
         self._same("After the second cutover", after_cutover=True)
@@ -255,7 +263,7 @@ class Life(Generic[App]):
         time.sleep(RETENTION_SECONDS)
         self._run("retire", self._script_id, "--table", self._migration.target.table, expect=_NOT_THIS_TABLE)
         self._tell.why("The typed name was not the source's: refused, nothing deleted.")
-        self._prove(self._witness.exists(source), f"A wrong name deleted nothing: {source} is there.")
+        self._prove(self.witness.exists(source), f"A wrong name deleted nothing: {source} is there.")
         self._run("evidence", "export", _BUNDLE, self._script_id)
         self._run("evidence", "verify", _BUNDLE)
         self._tell.why(
@@ -263,9 +271,9 @@ class Life(Generic[App]):
         )
         self._run("retire", self._script_id, "--table", source)
         self._tell.why("Nothing in it had changed since the freeze, so the whole table went.")
-        after = self._witness.compare_targets(expected.expected)
+        after = self.witness.compare_targets(expected.expected)
         self._prove(
-            not self._witness.exists(source) and not after.wrong,
+            not self.witness.exists(source) and not after.wrong,
             f"{source} is gone; all {after.target_rows:,} rows of {self._named_targets()} are unchanged.",
             "; ".join(after.wrong) or f"{source} is still there",
         )
@@ -285,49 +293,25 @@ class Life(Generic[App]):
             f"the commands printed {secret} secrets and {shown} old RowKeys",
         )
 
-    def _copied(self) -> int:
-        """Return how many rows the checkpoints claim."""
-        return sum(segment.rows for segment in self._project.segments(BACKFILL))
-
     # --- parts of steps ----------------------------------------------------------------------------------
 
     def _to_cutover(self) -> None:
         self._run("apply", self._script_id, "--to", "cutover", "--writers-stopped")
 
-    def _alter_a_target_row(self) -> EntityKey:
-        """Change one property of one main target row by one character, or add one; return its key."""
-        source_key = min(self.application.untouched, key=lambda key: key.order)
-        source_row = self._witness.get(self._witness.source_name, source_key)
-        if source_row is None:
-            raise NotAsItMustBe("a source row went without anybody having deleted it")
-        made = self._witness.mapper.map(source_row)[0].row
-        names = [name for name in made if name in source_row and "@" not in name]
-        carried = [name for name in names if name not in ("PartitionKey", "RowKey", "Timestamp")]
-        altered = next(changed_by_one(content_of(made), carried))
-        table = self._witness.client(self._migration.target.table)
-        table.update_entity(to_entity(altered), mode=UpdateMode.REPLACE)
-        return key_of(made)
-
-    def _same(
-        self,
-        when: str,
-        *,
-        may_linger: frozenset[tuple[int, EntityKey]] = frozenset(),
-        after_cutover: bool = False,
-    ) -> Finding:
-        """Prove that both sides hold what they must."""
-        finding = self._witness.compare(
+    def _same(self, when: str, *, after_cutover: bool = False) -> Finding:
+        """Prove that both sides hold what they must; rows of deleted ones may linger until cutover."""
+        may_linger = frozenset(() if after_cutover else self.application.deleted)
+        finding = self.witness.compare(
             self.application.must_hold, may_linger=may_linger, after_cutover=after_cutover
+        )
+        awaiting = (
+            f" ({finding.lingering:,} rows of deleted ones await the sweep)" if finding.lingering else ""
         )
         self._prove(
             not finding.wrong,
             f"{when}: {finding.source_rows:,} source rows are what the application wrote, and"
             f" {finding.target_rows - finding.lingering:,} target rows are what they give, row by row"
-            + (
-                f" ({finding.lingering:,} rows of deleted ones await the sweep)."
-                if finding.lingering
-                else "."
-            ),
+            f"{awaiting}.",
             f"{when}: {'; '.join(finding.wrong)}",
         )
         return finding
@@ -383,11 +367,13 @@ class Life(Generic[App]):
         return ", ".join(self._migration.tables)
 
 
-class LifeUnderWrites(Life[LiveApplication]):
+class LifeUnderWrites(Life):
     """The life in capture "dual-write": no pass brings anything over, and the application never stops.
 
     How long a write waited is told with the figure that was measured; no figure is a condition.
     """
+
+    application: LiveApplication
 
     def live(self) -> None:
         """Go through the whole life. Raises NotAsItMustBe."""
@@ -426,9 +412,7 @@ class LifeUnderWrites(Life[LiveApplication]):
         self._same("After the rollback, under writes in both views", after_cutover=True)
         self._tell.say("Verifying what came back, and cutting over again.")
         self._run("verify", self._script_id, "--mode", "full")
-        self._to_cutover()
-        self._tell.why("A rollback costs nothing but time; the way forward is the same as before.")
-        self._same("After the second cutover", after_cutover=True)
+        self._cut_over_again()
 
     def _complete(self) -> Finding:
         self._tell.say("Completing: refused while the old version of the application runs, then done.")
