@@ -102,19 +102,14 @@ def run(arguments: Sequence[str] | None = None, surroundings: Surroundings | Non
     shell = Shell(surroundings or Surroundings())
     with redirect_stdout(shell.out), redirect_stderr(shell.err), logs.configured(), signals.interrupting():
         try:
-            return _invoke(words, shell)
+            with rekey.make_context("rekey", words, obj=shell) as context:
+                return int(rekey.invoke(context) or 0)
+        except click.exceptions.Exit as end:
+            return end.exit_code
         except click.ClickException as error:
             return _usage(shell, error, words)
         except (Exception, KeyboardInterrupt, click.Abort) as error:  # noqa: BLE001 - told below, by its type
             return _failed(shell, error, words)
-
-
-def _invoke(words: list[str], shell: Shell) -> int:
-    try:
-        with rekey.make_context("rekey", words, obj=shell) as context:
-            return int(rekey.invoke(context) or 0)
-    except click.exceptions.Exit as end:
-        return end.exit_code
 
 
 def _usage(shell: Shell, error: click.ClickException, words: Sequence[str]) -> int:
@@ -146,8 +141,10 @@ def _failed(shell: Shell, error: BaseException, words: Sequence[str]) -> int:
 
 def as_rekey_error(error: BaseException) -> RekeyError:
     """Return what is told of any exception that ended a command."""
-    known = _known(error)
-    if known is not None:
+    known = error.subgroup(RekeyError) if isinstance(error, BaseExceptionGroup) else error
+    while isinstance(known, BaseExceptionGroup):
+        known = known.exceptions[0]
+    if isinstance(known, RekeyError):
         if isinstance(known, ServiceError) and not known.kept:
             # The tables layer knows of one request only; what the command keeps is the same for all of them.
             known.kept = "everything up to the last checkpoint; nothing is half done"
@@ -170,33 +167,15 @@ def as_rekey_error(error: BaseException) -> RekeyError:
             kept="everything up to the last checkpoint",
             hint="mend that (space on the disk, quota, open files), then run the same command again",
         )
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if Path(frame.filename).is_relative_to(_PACKAGE)]
+    innermost = (ours or frames)[-1:]
+    place = "".join(f"{_short(frame.filename)}:{frame.lineno}" for frame in innermost) or "an unknown place"
     return FaultOfRekey(
-        f"{type(error).__name__} at {_place(error)}: this is a fault of rekey",
+        f"{type(error).__name__} at {place}: this is a fault of rekey",
         kept="everything up to the last checkpoint",
         hint="run the same command again with --debug and report what it prints; it holds no keys",
     )
-
-
-def _known(error: BaseException) -> RekeyError | None:
-    """Return the error of ours in an exception, which may be a group of several."""
-    if isinstance(error, RekeyError):
-        return error
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            found = _known(inner)
-            if found is not None:
-                return found
-    return None
-
-
-def _place(error: BaseException) -> str:
-    """Return file and line of the innermost frame of rekey."""
-    frames = traceback.extract_tb(error.__traceback__)
-    ours = [frame for frame in frames if Path(frame.filename).is_relative_to(_PACKAGE)]
-    if not (ours or frames):
-        return "an unknown place"
-    frame = (ours or frames)[-1]
-    return f"{_short(frame.filename)}:{frame.lineno}"
 
 
 def places(error: BaseException) -> str:

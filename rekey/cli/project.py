@@ -97,7 +97,7 @@ def _listed(scripts: Iterable[Declared]) -> str:
     return ", ".join(one.script_id for one in scripts)
 
 
-def open_project(shell: Shell, *, need_scripts: bool = True) -> Project:
+def open_project(shell: Shell) -> Project:
     """Read configuration and scripts; doubts about the configuration are said on standard error.
 
     Raises:
@@ -111,7 +111,7 @@ def open_project(shell: Shell, *, need_scripts: bool = True) -> Project:
     for doubt in config.warnings():
         shell.note(f"warning: {doubt}")
     scripts = {one.script_id: one for one in load_scripts(config.migrations)}
-    if need_scripts and not scripts:
+    if not scripts:
         raise ConfigurationError(
             f"there is no migration script in {config.migrations}",
             hint=f"`{shell.command('new NAME')}` makes one",
@@ -146,12 +146,9 @@ def status_of(session: Session, declared: Declared) -> Status:
     from rekey.status.judge import judge
     from rekey.status.read import look_at
 
-    restricted = session.accounts.restricted
-    return judge(
-        session.do(
-            look_at(declared, session.scripts, session.config, session.state, restricted, session.clock)
-        )
-    )
+    restricted, state = session.accounts.restricted, session.state
+    look = look_at(declared, session.scripts, session.config, state, restricted, session.clock)
+    return judge(session.do(look))
 
 
 def no_such_table(name: str, config: Config) -> ConfigurationError:

@@ -12,6 +12,7 @@ import click
 
 from rekey.cli.project import open_project, open_session, status_of
 from rekey.cli.shell import Shell, command
+from rekey.core.plain import plain
 from rekey.errors import ExitCode
 from rekey.phases import ControlPhase, Phase
 from rekey.present.text import wrapped
@@ -49,7 +50,6 @@ def rollback(
     """
     from rekey.runner import commands
     from rekey.runner.run import Options
-    from rekey.status.tell import next_lines
 
     project = open_project(shell)
     declared = project.the_one(script, lambda applied: bool(applied) and Phase.COMPLETE not in applied)
@@ -60,10 +60,9 @@ def rollback(
         )
         status = status_of(session, declared)
     taken = ", ".join(undone) if undone else "nothing: it was there already"
-    lines = [f"{declared.script_id}: taken back: {taken}", *wrapped(status.sentence, first="  ", rest="  ")]
-    document = {
-        "script_id": declared.script_id,
-        "undone": [str(phase) for phase in undone],
-        "status": status.as_json(),
-    }
-    return shell.emit(document, "\n".join([*lines, *next_lines(status, shell.command)]))
+    lines = [
+        f"{declared.script_id}: taken back: {taken}",
+        *wrapped(status.verdict.sentence, first="  ", rest="  "),
+    ]
+    document = {"script_id": declared.script_id, "undone": plain(undone), "status": status.as_json()}
+    return shell.emit(document, "\n".join(lines))

@@ -19,7 +19,7 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -223,48 +223,33 @@ def _set_verbosity(_context: click.Context, _parameter: click.Parameter, value: 
     logging.getLogger("rekey").setLevel((logging.WARNING, logging.INFO, logging.DEBUG)[min(value, 2)])
 
 
-_COMMON: Sequence[Callable[[Callable[..., Any]], Callable[..., Any]]] = (
-    click.option(
+_common = functools.partial(click.option, expose_value=False, callback=_set)
+_COMMON = (
+    _common(
         "--config",
         metavar="FILE",
         default=DEFAULT_CONFIG_PATH,
         show_default=True,
         envvar=CONFIG_VARIABLE,
         show_envvar=True,
-        expose_value=False,
         callback=_set_config,
         help="The configuration.",
     ),
-    click.option(
-        "--json",
-        is_flag=True,
-        expose_value=False,
-        callback=_set,
-        help="Print one JSON document on standard output, also for an error.",
-    ),
-    click.option(
+    _common("--json", is_flag=True, help="Print one JSON document on standard output, also for an error."),
+    _common(
         "-v",
         "--verbose",
         count=True,
-        expose_value=False,
         callback=_set_verbosity,
         help="Say more on standard error; -vv says most. No keys at any level.",
     ),
-    click.option(
+    _common(
         "--progress/--no-progress",
         "bars",
         default=True,
-        expose_value=False,
-        callback=_set,
         help="Draw progress on standard error. Off by itself when that is no terminal.",
     ),
-    click.option(
-        "--debug",
-        is_flag=True,
-        expose_value=False,
-        callback=_set,
-        help="After a fault of rekey, show where it was (no values).",
-    ),
+    _common("--debug", is_flag=True, help="After a fault of rekey, show where it was (no values)."),
 )
 
 

@@ -201,14 +201,9 @@ class Azurite:
 
     >>> with Azurite() as azurite:
     ...     print(azurite.tables.endpoint)
-
-    Args:
-        keep_on_disk: let Azurite save its tables (every 5 seconds) in its temporary folder instead of
-            holding them in memory alone; slower, for data that does not fit in memory twice.
     """
 
-    def __init__(self, *, keep_on_disk: bool = False) -> None:
-        self._keep_on_disk = keep_on_disk
+    def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self.port = 0
@@ -283,11 +278,10 @@ class Azurite:
     def _launch(self, program: str, entry: Path, home: Path) -> subprocess.Popen[str]:
         preload = home / "end-with-parent.cjs"
         preload.write_text(_END_WITH_PARENT, "utf-8")
-        kept = ["--location", str(home)] if self._keep_on_disk else ["--inMemoryPersistence"]
         command = [
             *(program, "--require", str(preload), str(entry)),
             *("--tableHost", _HOST, "--tablePort", str(self.port), "--tableKeepAliveTimeout", "60"),
-            *("--silent", "--disableTelemetry", "--skipApiVersionCheck", *kept),
+            *("--silent", "--disableTelemetry", "--skipApiVersionCheck", "--inMemoryPersistence"),
         ]
         accounts = ";".join(f"{name}:{key}" for name, key in self._keys.items())
         with (home / _LOG).open("w") as log:

@@ -36,7 +36,6 @@ from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, TYPE_SUFFIX, Row, key
 from rekey.rehearse.application import Application, places_of
 from rekey.rehearse.azurite import AzuriteAccount
 from rekey.rehearse.data import open_data
-from rekey.rehearse.generate import GENERATORS
 from rekey.rehearse.witness import Place
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Operation, Verb
@@ -148,6 +147,13 @@ _MOMENTS = (Date, Ticks, InvertedTicks, InvertedSeconds)
 _TRIED = 50
 _PARTITIONS = 40
 _START = ticks_of("2021-01-01T00:00:00Z")
+_YEARS = 3 * 365 * 86_400 * TICKS_PER_SECOND
+_SYLLABLES = (
+    *("an", "bo", "ce", "da", "el", "fa", "go", "hi", "jo"),
+    *("ka", "li", "mo", "ne", "or", "pi", "ru", "sa", "to"),
+)
+_DOMAINS = ("mail.example", "post.example", "work.example", "club.example")
+_TAGS = ("azure", "cloud", "data", "keys", "news", "ops", "tables", "travel", "web", "C#", "a/b testing")
 _COUNTING_WIDTH = 7
 
 
@@ -159,8 +165,7 @@ def rows_for(mapper: Mapper, count: int, seed: int) -> Iterator[Row]:
     """
     migration = mapper.migration
     attempts = count * 2 + _TRIED
-    known = GENERATORS.get(migration.source)
-    made = [known(attempts, seed=seed)] if known is not None else []
+    made = [users(attempts, seed=seed)] if migration.source == "Users" else []
     made.append(_from_declaration(migration, attempts, seed))
     for rows in made:
         first = list(islice(rows, _TRIED))
@@ -171,6 +176,27 @@ def rows_for(mapper: Mapper, count: int, seed: int) -> Iterator[Row]:
         " property names and types say",
         hint="give rows with --data FILE: a part of the real table, or a few made by hand",
     )
+
+
+def users(count: int, *, seed: int = 0, partitions: int = 20) -> Iterator[Row]:
+    """Yield rows of the table `Users` of demo and tutorial: RowKey is an e-mail address.
+
+    Row number n depends on the seed and n only. No real person's data: names are put together from
+    syllables, addresses end in `.example`, which is reserved (RFC 2606).
+    """
+    for number in range(count):
+        lot = random.Random(f"{seed}/{number}")  # noqa: S311 - made-up data, to be made again
+        first, last = ("".join(lot.choices(_SYLLABLES, k=lot.randrange(2, 4))) for _ in range(2))
+        yield {
+            PARTITION_KEY: f"tenant-{lot.randrange(partitions):03d}",
+            ROW_KEY: f"{first}.{last}{number}@{lot.choice(_DOMAINS)}",
+            "Name": f"{first.capitalize()} {last.capitalize()}",
+            "Joined": format_ticks(_START + lot.randrange(_YEARS)),
+            "Joined" + TYPE_SUFFIX: DATETIME,
+            "Logins": lot.randrange(5_000),
+            "Active": lot.random() < 0.8,
+            "Tags": ",".join(sorted(lot.sample(_TAGS, lot.randrange(4)))),
+        }
 
 
 def _apart(mapper: Mapper, rows: Iterable[Row]) -> Iterator[Row]:

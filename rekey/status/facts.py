@@ -15,9 +15,11 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-from rekey.core.clock import TICKS_PER_SECOND, ticks_of
+from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
+from rekey.core.plain import told
 from rekey.declaration.migration import Declared
 from rekey.mapping.retention import Cohort
 from rekey.phases import ControlPhase, Phase
@@ -59,7 +61,7 @@ class Lease:
 
     host: str
     pid: int
-    ends_at: str
+    ends_at: str = field(metadata=told("lease_ends_at"))
     live: bool
 
 
@@ -76,6 +78,11 @@ class Intents:
     depth: int
     oldest_at: int | None
     kept: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        oldest_at = None if self.oldest_at is None else format_ticks(self.oldest_at)
+        return {"depth": self.depth, "oldest_at": oldest_at, "kept": self.kept}
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ def told(status: Status, command: Callable[[str], str]) -> list[str]:
         lease = facts.lease
         state = f"until {moment(lease.ends_at)} unless renewed" if lease.live else "gone; its lease is free"
         lines += field("runner", f"process {lease.pid} on {lease.host}, {state}")
-    lines += field("safe" if status.safe else "ATTENTION", status.sentence)
+    lines += field("safe" if status.verdict.safe else "ATTENTION", status.verdict.sentence)
     return [*lines, *next_lines(status, command)]
 
 
@@ -149,7 +149,7 @@ def _spent(status: Status) -> list[str]:
     cost = status.spent
     if cost is None or not cost.phases:
         return []
-    estimated, sent = cost.requests
+    estimated, sent = cost.estimated_of_phases_done, cost.sent_in_phases_done
     apart = f" ({(sent - estimated) / estimated:+.1%})" if estimated else ""
     lines = field(
         "requests",
@@ -157,8 +157,7 @@ def _spent(status: Status) -> list[str]:
         f" {cost.estimated_whole:,} estimated for the whole",
     )
     for one in cost.phases:
-        planned, actual = one.requests
-        said = f"{one.phase}: {actual:,} sent, {planned:,} estimated"
+        said = f"{one.phase}: {one.sent:,} sent, {one.estimated:,} estimated"
         if one.expected_s is not None:
             said += f"; took {duration(one.took_s)}, {duration(one.expected_s)} expected"
         lines += field("", said if one.done else f"{said}; not done")
@@ -195,9 +194,10 @@ def _verification(status: Status) -> list[str]:
 
 def next_lines(status: Status, command: Callable[[str], str]) -> list[str]:
     """Return what to do next; `command` as in `told`."""
-    if not status.command:
+    verdict = status.verdict
+    if not verdict.command:
         return []
-    lines = [f"  {'next':<{LABEL}}{command(status.command)}"]
-    if status.remark:
-        lines += wrapped(f"({status.remark})", first=" " * (LABEL + 2), rest=" " * (LABEL + 3))
+    lines = [f"  {'next':<{LABEL}}{command(verdict.command)}"]
+    if verdict.remark:
+        lines += wrapped(f"({verdict.remark})", first=" " * (LABEL + 2), rest=" " * (LABEL + 3))
     return lines
