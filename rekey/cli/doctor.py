@@ -8,8 +8,6 @@ Rules kept here:
 
 from __future__ import annotations
 
-import functools
-
 import click
 
 from rekey.cli.shell import Shell, command
@@ -19,9 +17,7 @@ from rekey.errors import ExitCode
 @command("doctor", example="rekey doctor\nrekey doctor --strict --json\nrekey doctor --read-only")
 @click.option("--strict", is_flag=True, help="Exit code 1 for warnings, too.")
 @click.option(
-    "--read-only",
-    is_flag=True,
-    help="Write nothing; do not try whether the restricted account takes writes.",
+    "--read-only", is_flag=True, help="Write nothing; do not try whether the restricted account takes writes."
 )
 def doctor(shell: Shell, strict: bool, read_only: bool) -> ExitCode:
     """Check accounts, clock, versions, files and restricted store.
@@ -33,11 +29,9 @@ def doctor(shell: Shell, strict: bool, read_only: bool) -> ExitCode:
     from rekey.doctor.observe import observe
     from rekey.doctor.render import report_text
     from rekey.project.config import load_config
-    from rekey.tables.probe import ask
 
     config = load_config(shell.config_path)
-    asking = shell.surroundings.ask or functools.partial(ask, clock=shell.clock)
-    observed = shell.do(observe(config, connect=shell.connect, ask=asking, writes=not read_only))
+    observed = shell.do(observe(config, connect=shell.connect, ask=shell.ask, writes=not read_only))
     report = examine(observed)
     code = ExitCode.FINDINGS if report.fails(strict=strict) else ExitCode.DONE
     return shell.emit({"strict": strict, **report.as_json()}, report_text(report), code)

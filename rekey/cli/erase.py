@@ -61,9 +61,7 @@ def erase(shell: Shell, script: str | None, named: Named, reason: str, listed_on
     text = "\n".join(_told(declared, asked, done))
     if not (done.changed or asked.unknown or done.unreadable):
         return shell.emit(document, text)
-    shell.so_far.update(document)
-    if text:
-        shell.say(text)
+    shell.tell_before_error(document, text)
     raise _found(declared, asked, done)
 
 

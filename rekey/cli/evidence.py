@@ -16,12 +16,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from rekey.cli.project import open_project
 from rekey.cli.shell import FILE, FOLDER, Shell, command
+from rekey.core.plain import plain
 from rekey.errors import (
     ConfigurationError,
     ExitCode,
@@ -79,18 +80,17 @@ def keygen(shell: Shell, file: Path) -> ExitCode:
     """
     from rekey.evidence.signing import make_key, public_path
 
-    key = make_key(file)
-    lines = [
-        f"private  {file} (keep it to yourself)",
-        f"public   {public_path(file)} (hand it to the auditors)",
-        f"key id   {key.key_id}",
-        "",
-        f"Next: name it in {shell.config_path}:",
-        "  [evidence]",
-        f'  key_file = "{file}"',
-    ]
-    document = {"key_file": str(file), "public_key_file": str(public_path(file)), "key_id": key.key_id}
-    return shell.emit(document, "\n".join(lines))
+    key, public = make_key(file), public_path(file)
+    text = f"""\
+private  {file} (keep it to yourself)
+public   {public} (hand it to the auditors)
+key id   {key.key_id}
+
+Next: name it in {shell.config_path}:
+  [evidence]
+  key_file = "{file}"
+"""
+    return shell.emit({"key_file": str(file), "public_key_file": str(public), "key_id": key.key_id}, text)
 
 
 @command(
@@ -149,10 +149,7 @@ def export(shell: Shell, folder: Path, script: str | None, authority: str | None
     help="A checkpoint of the same log, kept from an earlier bundle: nothing before it may have changed.",
 )
 @click.option(
-    "--timestamp-root",
-    metavar="FILE",
-    type=FILE,
-    help="The root certificate of the time stamp authority.",
+    "--timestamp-root", metavar="FILE", type=FILE, help="The root certificate of the time stamp authority."
 )
 @click.option("--without-timestamp", is_flag=True, help="Leave a time stamp unchecked.")
 def verify(
@@ -173,17 +170,30 @@ def verify(
     from rekey.evidence.verify import verify as check
 
     keys = _keys_for(shell, key_files, folder)
-    trusted = Trusted(
-        keys,
-        root=None if timestamp_root is None else read_root(timestamp_root),
-        ignore_timestamp=without_timestamp,
-        earlier=None if kept is None else _kept(kept),
-    )
+    root = None if timestamp_root is None else read_root(timestamp_root)
+    try:
+        earlier = None if kept is None else kept.read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise ConfigurationError(
+            f"the checkpoint {kept} cannot be read", hint="name the file `data/audit/checkpoint` of a bundle"
+        ) from None
+    trusted = Trusted(keys, root=root, ignore_timestamp=without_timestamp, earlier=earlier)
     verdict = check(folder, trusted)
     recorded = verdict.is_right and _record(shell, folder, verdict)
     code = ExitCode.DONE if verdict.is_right else ExitCode.FINDINGS
+    about = verdict.predicate
+    lines = [f"{folder}: {'everything holds' if verdict.is_right else 'NOT as it was exported'}"]
+    if about:
+        lines.append(f"  about       {about.get('script_id')}, exported {about.get('exported_at')}")
+    if verdict.key_id:
+        lines += [f"  signed by   {verdict.key_id}", f"  key from    {verdict.key_origin}"]
+    lines += [f"  holds       {one}" for one in verdict.checked]
+    lines += [f"  WRONG       {one.what}" for one in verdict.findings]
+    if recorded:
+        lines.append("  recorded    in the audit log of this project")
     document = {"folder": str(folder), **verdict.as_json(), "recorded": recorded}
-    return shell.emit(document, "\n".join(_told(folder, verdict, recorded=recorded)), code)
+    # A file's name may hold what looks like a line of this.
+    return shell.emit(document, "\n".join(map(one_line, lines)), code)
 
 
 @command(
@@ -240,12 +250,24 @@ def recompute(
 
     found = shell.do(from_tables())
     code = ExitCode.DONE if all(one.is_equal for one in found) else ExitCode.FINDINGS
+    lines = [f"verified on {recorded['finished_at']}; now:"]
+    names = {"source": "source", "target": "target", "expected": "what the source gives for"}
+    for one in found:
+        if not one.found_digest:
+            said = "NOT there"
+        elif one.is_equal:
+            said = "the same" if one.recorded_digest else "as many rows (too few for its digest to be told)"
+        else:
+            said = f"ANOTHER, {one.recorded_rows:,} rows then"
+        lines.append(f"  {names[one.what]} {one.table}: {one.found_rows:,} rows, {said}")
+        lines += [f"    then  {one.recorded_digest}"] if one.recorded_digest else []
+        lines += [f"    now   {one.found_digest}"] if one.found_digest else []
     document = {
         "script_id": verdict.predicate["script_id"],
         "verified_at": recorded["finished_at"],
-        "digests": [one.as_json() for one in found],
+        "digests": plain(found),
     }
-    return shell.emit(document, "\n".join(_compared(recorded, found)), code)
+    return shell.emit(document, "\n".join(lines), code)
 
 
 def _mapper(shell: Shell, verdict: Verdict) -> Mapper:
@@ -261,31 +283,6 @@ def _mapper(shell: Shell, verdict: Verdict) -> Mapper:
             hint="use the script that is in the bundle (data/script.py)",
         )
     return Prepared.of(project.config, declared).mapper
-
-
-def _compared(recorded: dict[str, Any], found: list[Compared]) -> list[str]:
-    lines = [f"verified on {recorded['finished_at']}; now:"]
-    names = {"source": "source", "target": "target", "expected": "what the source gives for"}
-    for one in found:
-        if not one.found_digest:
-            said = "NOT there"
-        elif one.is_equal:
-            said = "the same" if one.recorded_digest else "as many rows (too few for its digest to be told)"
-        else:
-            said = f"ANOTHER, {one.recorded_rows:,} rows then"
-        lines.append(f"  {names[one.what]} {one.table}: {one.found_rows:,} rows, {said}")
-        lines += [f"    then  {one.recorded_digest}"] if one.recorded_digest else []
-        lines += [f"    now   {one.found_digest}"] if one.found_digest else []
-    return lines
-
-
-def _kept(path: Path) -> str:
-    try:
-        return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError):
-        raise ConfigurationError(
-            f"the checkpoint {path} cannot be read", hint="name the file `data/audit/checkpoint` of a bundle"
-        ) from None
 
 
 def _record(shell: Shell, folder: Path, verdict: Verdict) -> bool:
@@ -304,20 +301,6 @@ def _record(shell: Shell, folder: Path, verdict: Verdict) -> bool:
     except (ConfigurationError, StateUnusable, Locked, MachineFailed) as error:
         shell.note(f"warning: this verification is not recorded: {error.what}")
         return False
-
-
-def _told(folder: Path, verdict: Verdict, *, recorded: bool) -> list[str]:
-    about = verdict.predicate
-    lines = [f"{folder}: {'everything holds' if verdict.is_right else 'NOT as it was exported'}"]
-    if about:
-        lines.append(f"  about       {about.get('script_id')}, exported {about.get('exported_at')}")
-    if verdict.key_id:
-        lines += [f"  signed by   {verdict.key_id}", f"  key from    {verdict.key_origin}"]
-    lines += [f"  holds       {one}" for one in verdict.checked]
-    lines += [f"  WRONG       {one.what}" for one in verdict.findings]
-    if recorded:
-        lines.append("  recorded    in the audit log of this project")
-    return [one_line(line) for line in lines]  # a file's name may hold what looks like a line of this
 
 
 # --- the key to check with ---

@@ -38,9 +38,7 @@ from rekey.phases import Phase
 if TYPE_CHECKING:
     from rekey.declaration.migration import Declared
     from rekey.mapping.lookup import Found, Gone, Met, Query
-    from rekey.model import EntityKey
     from rekey.state.audit import Erasures
-    from rekey.tables.base import Accounts
 
 EVENT = "lookup"
 _MINUTE_S = 60.0
@@ -55,10 +53,7 @@ _MINUTE_S = 60.0
 @click.argument("script", required=False)
 @naming
 @click.option(
-    "--out",
-    type=FILE,
-    metavar="FILE",
-    help="Write the answers to a new private file (JSON Lines).",
+    "--out", type=FILE, metavar="FILE", help="Write the answers to a new private file (JSON Lines)."
 )
 def lookup(shell: Shell, script: str | None, named: Named, reason: str, out: Path | None) -> ExitCode:
     """Show which old key became which new keys, and back.
@@ -80,11 +75,9 @@ async def _look(
     from rekey.mapping.lookup import Found, Lookup
     from rekey.migration.opening import Prepared, open_migration
 
-    sealed = declared.migration.is_sealed
     prepared = Prepared.of(project.config, declared)
     _ = prepared.wrapping  # absent, it is told before anything is asked
-    accounts: Accounts = shell.connect(project.config)
-    try:
+    async with shell.connect(project.config) as accounts:
         migration = open_migration(prepared, accounts)
         control = await migration.control.read()
         if control is None:
@@ -94,26 +87,22 @@ async def _look(
             )
         looking = Lookup(await migration.mapping(control), accounts.tables)
         met = [await looking.meet(one) for one in queries]
-        if not sealed and not bulk:
+        if not declared.migration.is_sealed and not bulk:
             found = await looking.tell(met[0])
             shown = [one for one in found if isinstance(one, Found)]
             check_reason(reason, [key for one in shown for key in (one.old, *(new for _, new in one.new))])
-        said = _record(shell, project, declared, _details(met, reason, bulk))
+        # What is recorded holds no key, and no hash of one without a key.
+        known = sum(bool(one.rows) for one in met)
+        if bulk:
+            asked = "\n".join(digest for one in met for digest in one.digests)
+            digest = hashlib.sha256(asked.encode()).hexdigest()
+            details = {"by": "bulk", "count": len(met), "found": known, "digest": digest, "reason": reason}
+        else:
+            row_ids = list(met[0].row_ids)
+            details = {"by": met[0].query.by, "rows": row_ids, "found": bool(known), "reason": reason}
+        said = _record(shell, project, declared, details)
         looking.was_erased(said.rows, said.cohorts, said.whole)
         return [(one, await looking.tell(one)) for one in met]
-    finally:
-        await accounts.close()
-
-
-def _details(met: Sequence[Met], reason: str, bulk: bool) -> dict[str, Any]:
-    """Return what is recorded of a look-up. No key, and no hash of one without a key."""
-    known = sum(bool(one.rows) for one in met)
-    if not bulk:
-        [one] = met
-        return {"by": one.query.by, "rows": list(one.row_ids), "found": bool(known), "reason": reason}
-    asked = "\n".join(digest for one in met for digest in one.digests)
-    digest = hashlib.sha256(asked.encode()).hexdigest()
-    return {"by": "bulk", "count": len(met), "found": known, "digest": digest, "reason": reason}
 
 
 def _record(shell: Shell, project: Project, declared: Declared, details: dict[str, Any]) -> Erasures:
@@ -145,38 +134,26 @@ def _record(shell: Shell, project: Project, declared: Declared, details: dict[st
     return said
 
 
-# --- files ------------------------------------------------------------------------------------------------
-
-
-def _write_out(path: Path, lines: Sequence[dict[str, Any]]) -> None:
-    """Write answers to a new file that only its owner may read."""
-    from rekey.project.privatefiles import write_private
-
-    try:
-        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        write_private(path, text.encode("utf-8"))
-    except OSError as error:
-        raise ConfigurationError(
-            f"the answers cannot be written to {path} ({type(error).__name__})",
-            kept="the record of the look-up",
-            hint="name a file that does not exist, in a folder that this user can write to",
-        ) from None
-
-
-# --- answers ----------------------------------------------------------------------------------------------
-
-
 def _answer(
     shell: Shell, declared: Declared, answers: Sequence[tuple[Met, list[Found | Gone]]], out: Path | None
 ) -> ExitCode:
     """Show what was found. Raises Findings when something was not, or was erased."""
     from rekey.mapping.lookup import Found, Gone
+    from rekey.project.privatefiles import write_private
 
     found = [one for _, some in answers for one in some if isinstance(one, Found)]
     erased = [one for _, some in answers for one in some if isinstance(one, Gone)]
     unknown = [row_id for met, some in answers if not some for row_id in met.row_ids]
     if (found or erased) and out is not None:
-        _write_out(out, [one.as_json() for one in found] + [one.as_json() for one in erased])
+        lines = [json.dumps(one.as_json(), ensure_ascii=False) for one in (*found, *erased)]
+        try:
+            write_private(out, "".join(f"{line}\n" for line in lines).encode("utf-8"))
+        except OSError as error:
+            raise ConfigurationError(
+                f"the answers cannot be written to {out} ({type(error).__name__})",
+                kept="the record of the look-up",
+                hint="name a file that does not exist, in a folder that this user can write to",
+            ) from None
     document: dict[str, Any] = {"script_id": declared.script_id, "unknown": len(unknown)}
     document |= {"out": str(out), "found": len(found)} if out else {"rows": [one.as_json() for one in found]}
     document["erased"] = [one.as_json() for one in erased]
@@ -187,9 +164,7 @@ def _answer(
     if len(erased) == 1 and not unknown and not found:
         document["erased_on"] = erased[0].on
     if found or erased:
-        shell.so_far.update(document)
-    if found:
-        shell.say(shown)
+        shell.tell_before_error(document, shown if found else "")
     raise _not_found(declared, unknown, erased)
 
 
@@ -217,15 +192,9 @@ def _not_found(declared: Declared, unknown: Sequence[str], erased: Sequence[Gone
 
 
 def _told(declared: Declared, found: Found) -> list[str]:
-    lines = [f"row {found.row_id}", *_key_lines(f"old, {declared.migration.source}", found.old)]
-    for table, key in found.new:
-        lines += _key_lines(f"new, {table}", key)
+    keys = [(f"old, {declared.migration.source}", found.old)]
+    keys += [(f"new, {table}", key) for table, key in found.new]
+    lines = [f"row {found.row_id}"]
+    for label, key in keys:
+        lines += [f"  {label}", f"    PartitionKey  {key.partition!r}", f"    RowKey        {key.row!r}"]
     return lines
-
-
-def _key_lines(label: str, key: EntityKey) -> list[str]:
-    return [f"  {label}", *_part("PartitionKey", key.partition), *_part("RowKey", key.row)]
-
-
-def _part(label: str, text: str) -> list[str]:
-    return [f"    {label:<13} {text!r}"]

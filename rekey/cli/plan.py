@@ -36,10 +36,7 @@ if TYPE_CHECKING:
 @click.option("--exact", is_flag=True, help="Read every row instead of a sample; finds every collision.")
 @click.option("--show-keys", is_flag=True, help="Show old and new keys. For the operator's eyes only.")
 @click.option(
-    "--out",
-    metavar="FILE",
-    type=FILE,
-    help="Write a plan file, for `apply --plan`. It never holds keys.",
+    "--out", metavar="FILE", type=FILE, help="Write a plan file, for `apply --plan`. It never holds keys."
 )
 @click.option(
     "--html",

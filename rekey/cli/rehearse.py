@@ -24,11 +24,7 @@ from rekey.errors import ExitCode
 )
 @click.argument("script", required=False)
 @click.option(
-    "--rows",
-    type=click.IntRange(1),
-    default=2000,
-    show_default=True,
-    help="How many rows to make up.",
+    "--rows", type=click.IntRange(1), default=2000, show_default=True, help="How many rows to make up."
 )
 @click.option(
     "--data",
@@ -63,23 +59,13 @@ def rehearse(
     """
     from rekey.rehearse.rehearsal import rehearse as rehearsed
 
-    report = rehearsed(
-        _path_of(shell, script),
-        rows=rows,
-        data=data,
-        seed=seed,
-        out=shell.note if shell.json else shell.say,
-        folder=folder,
-        keep=keep,
-    )
+    if script is not None and script.endswith(".py"):
+        path = Path(script)
+        if not path.is_file():
+            raise click.UsageError(f"there is no file {script}")
+    else:
+        path = open_project(shell).the_one(script, lambda applied: not applied).path
+    out = shell.note if shell.json else shell.say
+    report = rehearsed(path, rows=rows, data=data, seed=seed, out=out, folder=folder, keep=keep)
     code = ExitCode.DONE if report.passed else ExitCode.FINDINGS
     return shell.emit(report.as_json(), f"\n{report.text()}", code)
-
-
-def _path_of(shell: Shell, script: str | None) -> Path:
-    """Return the script's file. A path stands for itself, so that CI needs no configuration."""
-    if script is not None and script.endswith(".py"):
-        if not Path(script).is_file():
-            raise click.UsageError(f"there is no file {script}")
-        return Path(script)
-    return open_project(shell).the_one(script, lambda applied: not applied).path

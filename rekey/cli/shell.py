@@ -109,6 +109,12 @@ class Shell:
         if not self.json:
             _print(self.out, text)
 
+    def tell_before_error(self, document: dict[str, Any], text: str) -> None:
+        """Tell what was done, before an error is raised about the rest; arguments as of `emit`."""
+        self.so_far.update(document)
+        if text:
+            self.say(text)
+
     def note(self, text: str) -> None:
         """Print one sentence to standard error."""
         _print(self.err, text)
@@ -137,6 +143,13 @@ class Shell:
         from rekey.migration.opening import connect
 
         return (self.surroundings.connect or connect)(config)
+
+    @property
+    def ask(self) -> Ask:
+        """What sends a single request to an account."""
+        from rekey.tables.probe import ask
+
+        return self.surroundings.ask or functools.partial(ask, clock=self.clock)
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end and return its result."""

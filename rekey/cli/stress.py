@@ -9,10 +9,9 @@ Rules kept here:
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -29,9 +28,14 @@ if TYPE_CHECKING:
     from rekey.stress.run import Notes
     from rekey.tables.base import TableService
 
+T = TypeVar("T")
 _DEFAULT = Bounds()
 _MOST_BATCH = 100
 _ANSWER_SECONDS = 10
+
+
+def _bound(name: str, kind: click.ParamType, default: float, text: str) -> Callable[[T], T]:
+    return click.option(name, type=kind, default=default, show_default=True, help=text)
 
 
 @command(
@@ -44,27 +48,9 @@ _ANSWER_SECONDS = 10
     "--design", metavar="SCRIPT", help="Spread rows as this script would, instead of as TABLE has them."
 )
 @click.option("--exact", is_flag=True, help="Read every row for the distribution, instead of a sample.")
-@click.option(
-    "--seconds",
-    type=click.FloatRange(1),
-    default=_DEFAULT.seconds,
-    show_default=True,
-    help="Length of the whole test, at most.",
-)
-@click.option(
-    "--rows",
-    type=click.IntRange(1),
-    default=_DEFAULT.rows,
-    show_default=True,
-    help="Rows sent in the whole test, at most.",
-)
-@click.option(
-    "--step-seconds",
-    type=click.FloatRange(1, 600),
-    default=_DEFAULT.step_seconds,
-    show_default=True,
-    help="How long each rate is offered.",
-)
+@_bound("--seconds", click.FloatRange(1), _DEFAULT.seconds, "Length of the whole test, at most.")
+@_bound("--rows", click.IntRange(1), _DEFAULT.rows, "Rows sent in the whole test, at most.")
+@_bound("--step-seconds", click.FloatRange(1, 600), _DEFAULT.step_seconds, "How long each rate is offered.")
 @click.option(
     "--batch",
     type=click.IntRange(1, _MOST_BATCH),
@@ -205,11 +191,9 @@ def _loaded(shell: Shell, config: Config) -> TableService:
 async def _refuse_others(shell: Shell, config: Config) -> None:
     """Refuse an account that does not say it is Azurite."""
     from rekey.doctor.observed import AccountSeen, Kind
-    from rekey.tables.probe import ask
 
     account = config.tables
-    asking = shell.surroundings.ask or functools.partial(ask, clock=shell.clock)
-    answer = await asking(account.endpoint, "Tables?$top=1", None)
+    answer = await shell.ask(account.endpoint, "Tables?$top=1", None)
     kind = AccountSeen("tables", account.endpoint, account.name, anonymous=answer).kind
     if kind is not Kind.AZURITE:
         raise Refused(
