@@ -24,7 +24,7 @@ import click
 from rekey.cli import signals
 from rekey.cli.shell import Shell, Surroundings
 from rekey.core import logs
-from rekey.core.distribution import installed_version
+from rekey.core.distribution import DISTRIBUTION
 from rekey.errors import ExitCode, Interrupted, MachineFailed, RekeyError, ServiceError
 from rekey.present.text import WIDTH
 
@@ -59,12 +59,6 @@ class FaultOfRekey(RekeyError):
     exit_code = ExitCode.SERVICE
 
 
-def _show_version(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
-    if value:
-        context.obj.say(f"rekey {installed_version()}")
-        context.exit()
-
-
 @click.group(
     cls=_Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH},
@@ -79,13 +73,8 @@ Exit codes: 0 done; 1 findings; 2 usage or configuration; 3 refused by a gate, a
 moved; 4 the service, a credential or the machine failed; 130 interrupted, resumable.
 """,
 )
-@click.option(
-    "--version",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_show_version,
-    help="Show the version.",
+@click.version_option(
+    package_name=DISTRIBUTION, prog_name="rekey", message="%(prog)s %(version)s", help="Show the version."
 )
 def rekey() -> None:
     """Change the keys of Azure tables: online, verified, and with a way back."""

@@ -72,13 +72,38 @@ class Named(NamedTuple):
         from rekey.mapping.lookup import Query
         from rekey.model import EntityKey
 
-        if self.bulk is not None:
-            queries = _read_bulk(self.bulk, config.lookup.bulk_keys)
-        else:
+        if self.bulk is None:
             old, new = (EntityKey(*key) if key else None for key in (self.old, self.new))
             queries = [Query(old, new, self.safe_id)]
+        else:
+            kind, asked = _read_bulk(self.bulk, config.lookup.bulk_keys)
+            queries = [Query(**{kind: row[0] if kind == "safe_id" else EntityKey(*row)}) for row in asked]
         check_reason(reason, [key for one in queries for key in (one.old, one.new) if key is not None])
         return queries
+
+
+def _read_bulk(path: Path, most: int) -> tuple[str, list[list[str]]]:
+    """Return which way a file names rows, as a field of `Query`, and its lines."""
+    try:
+        rows = list(csv.reader(io.StringIO(path.read_text("utf-8-sig"), newline=""), strict=True))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigurationError(
+            f"the file {path} cannot be read ({type(error).__name__})",
+            hint="give CSV in UTF-8 with a line of column names",
+        ) from None
+    header = tuple(rows[0]) if rows else ()
+    asked = [row for row in rows[1:] if row]
+    if header not in _COLUMNS or any(len(row) != len(header) for row in asked):
+        wanted = "; ".join(",".join(columns) for columns in _COLUMNS)
+        raise ConfigurationError(
+            f"the file {path} has not the columns that are expected", hint=f"begin it with one of: {wanted}"
+        )
+    if not 0 < len(asked) <= most:
+        raise ConfigurationError(
+            f"the file {path} asks for {len(asked)} keys, and 1 to {most} may be asked for",
+            hint="split it, or raise [lookup] bulk_keys",
+        )
+    return _COLUMNS[header], asked
 
 
 def naming(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -109,31 +134,3 @@ def check_reason(reason: str, keys: Sequence[EntityKey] = ()) -> None:
 def some(texts: Sequence[str], between: str = ", ") -> str:
     """Return the first of many texts."""
     return between.join(texts[:MOST_LISTED]) + (f"{between}…" if len(texts) > MOST_LISTED else "")
-
-
-def _read_bulk(path: Path, most: int) -> list[Query]:
-    """Read what a file asks for."""
-    from rekey.mapping.lookup import Query
-    from rekey.model import EntityKey
-
-    try:
-        rows = list(csv.reader(io.StringIO(path.read_text("utf-8-sig"), newline=""), strict=True))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigurationError(
-            f"the file {path} cannot be read ({type(error).__name__})",
-            hint="give CSV in UTF-8 with a line of column names",
-        ) from None
-    header = tuple(rows[0]) if rows else ()
-    asked = [row for row in rows[1:] if row]
-    if header not in _COLUMNS or any(len(row) != len(header) for row in asked):
-        wanted = "; ".join(",".join(columns) for columns in _COLUMNS)
-        raise ConfigurationError(
-            f"the file {path} has not the columns that are expected", hint=f"begin it with one of: {wanted}"
-        )
-    if not 0 < len(asked) <= most:
-        raise ConfigurationError(
-            f"the file {path} asks for {len(asked)} keys, and 1 to {most} may be asked for",
-            hint="split it, or raise [lookup] bulk_keys",
-        )
-    kind = _COLUMNS[header]
-    return [Query(**{kind: row[0] if kind == "safe_id" else EntityKey(*row)}) for row in asked]  # type: ignore[arg-type]

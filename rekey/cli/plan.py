@@ -98,6 +98,7 @@ def plan(
 
 def _compare(shell: Shell, scripts: Sequence[str], html: Path | None, **how: Any) -> ExitCode:
     """Put two designs side by side. They need not lie in the folder of migrations."""
+    from rekey.declaration.scripts import load_script
     from rekey.plan.compare import comparison_json, comparison_page, comparison_text
     from rekey.plan.planfile import write_output
     from rekey.project.config import load_config
@@ -105,7 +106,10 @@ def _compare(shell: Shell, scripts: Sequence[str], html: Path | None, **how: Any
     if len(scripts) != 2:
         raise click.UsageError("--compare takes two scripts")
     config = load_config(shell.config_path)
-    designs = [_design(shell, name) for name in scripts]
+    designs = [
+        load_script(Path(name)) if Path(name).is_file() else open_project(shell).choose(name)
+        for name in scripts
+    ]
     first, second = (one.migration.source for one in designs)
     if first != second:
         raise click.UsageError(f"the designs are of two tables: {first} and {second}")
@@ -117,13 +121,6 @@ def _compare(shell: Shell, scripts: Sequence[str], html: Path | None, **how: Any
         document["page"] = str(html)
         text += f"\nThe page is {html}.\n"
     return shell.emit(document, text)
-
-
-def _design(shell: Shell, name: str) -> Declared:
-    from rekey.declaration.scripts import load_script
-
-    path = Path(name)
-    return load_script(path) if path.is_file() else open_project(shell).choose(name)
 
 
 async def _make(

@@ -158,10 +158,11 @@ class Shell:
         return asyncio.run(work)
 
     def progress(self) -> Progress:
-        """Return who shows how far the work is."""
-        from rekey.cli.progress import progress_on
+        """Return what shows how far the work is: bars on a terminal, else log records."""
+        from rekey.cli.progress import Bars, Logged
 
-        return progress_on(self.stderr, bars=self.bars and not self.json, note=self.note)
+        drawn = self.bars and not self.json and self.stderr.isatty()
+        return Bars(self.stderr) if drawn else Logged(self.note)
 
     def command(self, words: str) -> str:
         """Return a command of rekey as the operator has to type it here."""

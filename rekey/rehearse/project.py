@@ -18,7 +18,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -158,7 +157,21 @@ margin = "2s"
 key_file = "{EVIDENCE_KEY}"
 """
         (self.folder / "rekey.toml").write_text(configuration, "utf-8")
-        _copy_scripts(self.scripts, self.folder / "migrations")
+        to = self.folder / "migrations"
+        to.mkdir()
+        wanted = {one.path.name for one in self.scripts}
+        try:
+            for path in self.declared.path.parent.iterdir():
+                is_script = path.is_file() and path.suffix == ".py"
+                if is_script and (path.name in wanted or path.name.startswith("_")):
+                    shutil.copy(path, to / path.name)
+                elif (path / "__init__.py").is_file():
+                    shutil.copytree(path, to / path.name, ignore=shutil.ignore_patterns("__pycache__"))
+        except OSError as error:
+            raise ConfigurationError(
+                f"the scripts cannot be copied ({type(error).__name__})",
+                hint="make the folder of the script readable",
+            ) from error
 
     @property
     def secrets(self) -> dict[str, bytes]:
@@ -234,19 +247,3 @@ def _needed_scripts(script: Path) -> tuple[Declared, ...]:
             needed.add(script_id)
             open_ids.extend(known[script_id].depends)
     return tuple(one for one in known.values() if one.script_id in needed)
-
-
-def _copy_scripts(scripts: Sequence[Declared], to: Path) -> None:
-    to.mkdir()
-    wanted = {one.path.name for one in scripts}
-    try:
-        for path in scripts[-1].path.parent.iterdir():
-            if path.is_file() and path.suffix == ".py" and (path.name in wanted or path.name.startswith("_")):
-                shutil.copy(path, to / path.name)
-            elif (path / "__init__.py").is_file():
-                shutil.copytree(path, to / path.name, ignore=shutil.ignore_patterns("__pycache__"))
-    except OSError as error:
-        raise ConfigurationError(
-            f"the scripts cannot be copied ({type(error).__name__})",
-            hint="make the folder of the script readable",
-        ) from error

@@ -99,7 +99,6 @@ class Facts:
 
     Attributes:
         declared: the script as it is now.
-        known: the state file knows the migration.
         applied: the ledger's phases, in order.
         control: the control row, None when there is none or it could not be read.
         lease: the runner lease, None when nobody holds it.
@@ -119,7 +118,6 @@ class Facts:
     """
 
     declared: Declared
-    known: bool
     applied: tuple[Phase, ...]
     control: ControlRow | None
     lease: Lease | None

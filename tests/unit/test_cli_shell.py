@@ -13,8 +13,8 @@ import click
 import pytest
 
 from rekey.cli.main import rekey, run
-from rekey.cli.progress import Bars, Logged, progress_on
-from rekey.cli.shell import Shell, Surroundings, command
+from rekey.cli.progress import Bars, Logged
+from rekey.cli.shell import Shell, command
 from rekey.errors import ExitCode
 from rekey.present.text import WIDTH, duration
 from rekey.status.tell import field
@@ -183,10 +183,10 @@ def test_commands_that_are_named_carry_the_configuration_that_was_said(
 
 
 def test_bars_are_drawn_on_a_terminal_only_and_not_when_unwanted() -> None:
-    assert isinstance(progress_on(Terminal(), bars=True, note=print), Bars)
-    assert isinstance(progress_on(Terminal(), bars=False, note=print), Logged)
-    assert isinstance(progress_on(io.StringIO(), bars=True, note=print), Logged)
-    assert isinstance(Shell(Surroundings(), json=True, stderr=Terminal()).progress(), Logged)
+    assert isinstance(Shell(stderr=Terminal()).progress(), Bars)
+    assert isinstance(Shell(stderr=Terminal(), bars=False).progress(), Logged)
+    assert isinstance(Shell(stderr=io.StringIO()).progress(), Logged)
+    assert isinstance(Shell(stderr=Terminal(), json=True).progress(), Logged)
 
 
 def test_a_bar_shows_rows_rate_and_expected_end() -> None:

@@ -52,7 +52,6 @@ def upto(phase: Phase) -> tuple[Phase, ...]:
 def facts(phase: ControlPhase | None = None, last: Phase | None = None, **more: Any) -> Facts:
     made = Facts(
         declared=DECLARED,
-        known=phase is not None,
         applied=upto(last) if last else (),
         control=None if phase is None else control(phase),
         lease=None,
