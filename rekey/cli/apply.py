@@ -12,25 +12,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from rekey.cli.project import open_project, open_session, status_of
 from rekey.cli.shell import EXECUTOR, FILE, Shell, command
+from rekey.core.clock import TICKS_PER_SECOND, ticks_of
 from rekey.core.plain import plain
+from rekey.declaration.migration import Declared
 from rekey.errors import ExitCode, Findings, GateClosed
 from rekey.phases import GATED, Phase
+from rekey.plan.advice.service import is_cosmos
+from rekey.plan.plan import take_basis
+from rekey.plan.planfile import PlanFile, check_plan, read_plan
+from rekey.plan.subject import PlanOptions, subject_of
 from rekey.present.text import duration, wrapped
-
-if TYPE_CHECKING:
-    from rekey.declaration.migration import Declared
-    from rekey.plan.planfile import PlanFile
-    from rekey.runner.commands import Applied
-    from rekey.runner.session import Session
-    from rekey.state.models import PhaseRun
-    from rekey.status.facts import Wait
-    from rekey.status.judge import Status
+from rekey.runner import commands
+from rekey.runner.commands import Applied
+from rekey.runner.run import Options
+from rekey.runner.session import Session
+from rekey.state.models import PhaseRun
+from rekey.status.facts import Wait, waits
+from rekey.status.judge import Status
+from rekey.status.tell import LABEL, next_lines
 
 _GOALS = [phase for phase in Phase if phase is not Phase.RETIRE]
 _OF_A_RUN = ("phase", "outcome", "started_at", "finished_at", "counters")
@@ -60,9 +65,6 @@ class _Result:
 
     def told(self, shell: Shell) -> str:
         """Return what is told of it, and an empty line."""
-        from rekey.core.clock import TICKS_PER_SECOND, ticks_of
-        from rekey.status.tell import LABEL, next_lines
-
         title = self.declared.doc.partition("\n")[0]
         lines = wrapped(self.declared.script_id + (f": {title}" if title else ""))
         for run in self.runs:
@@ -135,8 +137,6 @@ def apply(
     again, it continues where it stopped; at the gate it brings the targets up to date. Ctrl-C stops at a
     checkpoint (exit code 130).
     """
-    from rekey.runner.run import Options
-
     goal = Phase(to) if to else None
     project = open_project(shell)
     chosen = project.choose_all(scripts) if scripts else project.unfinished()
@@ -167,11 +167,6 @@ def apply(
 
 def _hold_to_plan(session: Session, chosen: Sequence[Declared], path: Path) -> None:
     """Refuse when what is there is not what was planned. Only migrations that are not begun are asked."""
-    from rekey.plan.advice.service import is_cosmos
-    from rekey.plan.plan import take_basis
-    from rekey.plan.planfile import check_plan, read_plan
-    from rekey.plan.subject import PlanOptions, subject_of
-
     file: PlanFile = read_plan(path)
     if file.errors:
         raise Findings(
@@ -195,9 +190,6 @@ def _hold_to_plan(session: Session, chosen: Sequence[Declared], path: Path) -> N
 def _apply_one(
     session: Session, result: _Result, goal: Phase | None, *, named: bool, check_rows: bool
 ) -> None:
-    from rekey.runner import commands
-    from rekey.status.facts import waits
-
     declared, state = result.declared, session.state
     result.waits = waits(declared, session.scripts, state.ledger_ids())
     if result.waits:

@@ -11,7 +11,11 @@ from __future__ import annotations
 import click
 
 from rekey.cli.shell import Shell, command
+from rekey.doctor.judge import examine
+from rekey.doctor.observe import observe
+from rekey.doctor.render import report_text
 from rekey.errors import ExitCode
+from rekey.project.config import load_config
 
 
 @command("doctor", example="rekey doctor\nrekey doctor --strict --json\nrekey doctor --read-only")
@@ -25,11 +29,6 @@ def doctor(shell: Shell, strict: bool, read_only: bool) -> ExitCode:
     Each finding says what was seen, why it matters and what to do. Writes one row to the restricted account
     and removes it. The exit code is 1 when there is an error.
     """
-    from rekey.doctor.judge import examine
-    from rekey.doctor.observe import observe
-    from rekey.doctor.render import report_text
-    from rekey.project.config import load_config
-
     config = load_config(shell.config_path)
     observed = shell.do(observe(config, connect=shell.connect, ask=shell.ask, writes=not read_only))
     report = examine(observed)

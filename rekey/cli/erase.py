@@ -7,20 +7,17 @@ Rules kept here:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from rekey.cli.naming import Named, check_reason, naming, some
 from rekey.cli.project import open_project, open_session
 from rekey.cli.shell import Shell, command
+from rekey.declaration.migration import Declared
 from rekey.errors import ExitCode, Findings
 from rekey.phases import Phase
 from rekey.present.text import wrapped
-
-if TYPE_CHECKING:
-    from rekey.declaration.migration import Declared
-    from rekey.runner.erase.erasure import Asked, Done
+from rekey.runner.erase import erasure
+from rekey.runner.erase.erasure import Asked, Done
 
 
 @command(
@@ -40,8 +37,6 @@ def erase(shell: Shell, script: str | None, named: Named, reason: str, listed_on
     after the freeze is never deleted. Rows of the target belong to the application: delete them there. The
     request and its reason are recorded first. Exit code 1 when a row is not known or could not be erased.
     """
-    from rekey.runner.erase import erasure
-
     project = open_project(shell)
     declared = project.the_one(script, lambda applied: Phase.COMPLETE in applied)
     queries = named.queries(project.config, reason)

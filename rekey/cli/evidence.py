@@ -16,13 +16,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from rekey.cli.project import open_project
 from rekey.cli.shell import FILE, FOLDER, Shell, command
 from rekey.core.plain import plain
+from rekey.declaration.mapper import Mapper
 from rekey.errors import (
     ConfigurationError,
     ExitCode,
@@ -33,14 +33,20 @@ from rekey.errors import (
     StateUnusable,
     one_line,
 )
+from rekey.evidence.bag import payload, statement_sha256
+from rekey.evidence.export import export as write
+from rekey.evidence.export import exports_of, record_verified
+from rekey.evidence.keys import PublicKey
+from rekey.evidence.recompute import Compared, last_full
+from rekey.evidence.recompute import recompute as compute
+from rekey.evidence.signing import make_key, open_signer, public_path, read_public
+from rekey.evidence.timestamp import read_root
+from rekey.evidence.verify import Trusted, Verdict
+from rekey.evidence.verify import verify as check
+from rekey.migration.opening import Prepared
 from rekey.phases import Phase
-
-if TYPE_CHECKING:
-    from rekey.declaration.mapper import Mapper
-    from rekey.evidence.keys import PublicKey
-    from rekey.evidence.recompute import Compared
-    from rekey.evidence.verify import Verdict
-    from rekey.project.config import Config
+from rekey.project.config import Config, load_config, reading
+from rekey.state.store import State
 
 KEY_FILE = "evidence.pem"
 
@@ -78,8 +84,6 @@ def keygen(shell: Shell, file: Path) -> ExitCode:
 
     Hand the public half to the auditors, before there is anything to check. Overwrites nothing.
     """
-    from rekey.evidence.signing import make_key, public_path
-
     key, public = make_key(file), public_path(file)
     text = f"""\
 private  {file} (keep it to yourself)
@@ -110,10 +114,6 @@ def export(shell: Shell, folder: Path, script: str | None, authority: str | None
     their content digests, and a report for people. Holds no key of a row and no secret. Signed by the key of
     [evidence]; without one it says that it is not signed. Reads no table.
     """
-    from rekey.evidence.export import export as write
-    from rekey.evidence.signing import open_signer
-    from rekey.state.store import State
-
     project = open_project(shell)
     declared = project.the_one(script, lambda applied: Phase.PREPARE in applied)
     signer = open_signer(project.config)
@@ -165,10 +165,6 @@ def verify(
     Finds a changed byte, a file added or removed, an event removed, moved or inserted, a log that was cut
     off, a bundle made again or signed with another key. Needs the bundle and the public key, nothing else.
     """
-    from rekey.evidence.timestamp import read_root
-    from rekey.evidence.verify import Trusted
-    from rekey.evidence.verify import verify as check
-
     keys = _keys_for(shell, key_files, folder)
     root = None if timestamp_root is None else read_root(timestamp_root)
     try:
@@ -221,13 +217,6 @@ def recompute(
     Reads the tables, nothing else. Exit code 1 when one differs: it was written since the verification, or
     is not what was verified. The bundle is checked first.
     """
-    from rekey.evidence.bag import payload
-    from rekey.evidence.recompute import last_full
-    from rekey.evidence.recompute import recompute as compute
-    from rekey.evidence.verify import Trusted
-    from rekey.evidence.verify import verify as check
-    from rekey.project.config import load_config, reading
-
     if key_env is not None and endpoint is None:
         raise click.UsageError("--key-env goes with --endpoint")
     if endpoint is None or mapping:
@@ -272,8 +261,6 @@ def recompute(
 
 def _mapper(shell: Shell, verdict: Verdict) -> Mapper:
     """Return the mapping of the script that the bundle is about."""
-    from rekey.migration.opening import Prepared
-
     project = open_project(shell)
     declared = project.choose(verdict.predicate["script_id"])
     if declared.digest != verdict.predicate["declaration_sha256"]:
@@ -287,9 +274,6 @@ def _mapper(shell: Shell, verdict: Verdict) -> Mapper:
 
 def _record(shell: Shell, folder: Path, verdict: Verdict) -> bool:
     """Record in the project's audit log that its own bundle was verified; tell whether it was."""
-    from rekey.evidence.export import record_verified
-    from rekey.state.store import State
-
     if not shell.has_project:
         return False
     try:
@@ -312,8 +296,6 @@ def _keys_for(shell: Shell, files: Sequence[Path], folder: Path) -> list[PublicK
     Raises:
         ConfigurationError: no key is given, and no project here exported this.
     """
-    from rekey.evidence.signing import open_signer, read_public
-
     if files:
         return [read_public(path) for path in files]
     what = "it is not said whose signature is to be checked"
@@ -338,11 +320,6 @@ def _exporter(shell: Shell, folder: Path) -> Config | None:
 
     The state file is read, and neither made nor changed. Raises ConfigurationError, and what opening raises.
     """
-    from rekey.evidence.bag import statement_sha256
-    from rekey.evidence.export import exports_of
-    from rekey.project.config import load_config
-    from rekey.state.store import State
-
     sha256 = statement_sha256(folder)
     _refuse_within(shell, folder)
     config = load_config(shell.config_path)

@@ -13,8 +13,12 @@ import click
 from rekey.cli.naming import check_reason
 from rekey.cli.project import open_project, open_session
 from rekey.cli.shell import Shell, command
+from rekey.core.clock import format_ticks
 from rekey.errors import ExitCode, Findings
+from rekey.mapping.retention import WHOLE
 from rekey.phases import Phase
+from rekey.runner.erase import expiry
+from rekey.status.tell import moment
 
 
 @command(
@@ -39,11 +43,6 @@ def expire(
     written. Of a sealed mapping the data keys of these months are deleted, without which no old key can be
     read; of a mapping in the clear all rows.
     """
-    from rekey.core.clock import format_ticks
-    from rekey.mapping.retention import WHOLE
-    from rekey.runner.erase import expiry
-    from rekey.status.tell import moment
-
     if confirm is not None and cohort is not None:
         raise click.UsageError("--confirm goes without --cohort")
     if reason is not None and cohort is None:

@@ -8,12 +8,15 @@ Rules kept here:
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 
 import click
 
 from rekey.cli.shell import Shell, command
 from rekey.errors import ConfigurationError, ExitCode
+from rekey.project.config import default_config
+from rekey.project.privatefiles import write_private
 
 IGNORED = (".rekey/", "sealing.key")
 WRAPPING_KEY = "sealing.key"
@@ -28,10 +31,6 @@ def init(shell: Shell, folder: Path) -> ExitCode:
     migration scripts, the key that seals old keys, and .gitignore entries for that key and the state file.
     Overwrites nothing.
     """
-    import secrets
-
-    from rekey.project.config import default_config
-
     config = folder / shell.config_path
     migrations = config.parent / "migrations"
     keep = migrations / ".gitkeep"
@@ -65,8 +64,6 @@ def init(shell: Shell, folder: Path) -> ExitCode:
 
 def _write_new(path: Path, text: str, *, private: bool = False) -> bool:
     """Write a file, for its owner only if it is private; False when there is one already."""
-    from rekey.project.privatefiles import write_private
-
     try:
         if private:
             write_private(path, text.encode("utf-8"))

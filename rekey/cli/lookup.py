@@ -17,13 +17,14 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from rekey.cli.naming import Named, check_reason, naming, some
 from rekey.cli.project import Project, open_project
 from rekey.cli.shell import FILE, Shell, command
+from rekey.declaration.migration import Declared
 from rekey.errors import (
     ConfigurationError,
     ExitCode,
@@ -33,12 +34,12 @@ from rekey.errors import (
     Refused,
     StateUnusable,
 )
+from rekey.mapping.lookup import Found, Gone, Lookup, Met, Query
+from rekey.migration.opening import Prepared, open_migration
 from rekey.phases import Phase
-
-if TYPE_CHECKING:
-    from rekey.declaration.migration import Declared
-    from rekey.mapping.lookup import Found, Gone, Met, Query
-    from rekey.state.audit import Erasures
+from rekey.project.privatefiles import write_private
+from rekey.state.audit import Erasures, erasures
+from rekey.state.store import State
 
 EVENT = "lookup"
 _MINUTE_S = 60.0
@@ -72,9 +73,6 @@ async def _look(
     shell: Shell, project: Project, declared: Declared, queries: Sequence[Query], reason: str, bulk: bool
 ) -> list[tuple[Met, list[Found | Gone]]]:
     """Return what the questions mean and what was found; recorded before a row is opened."""
-    from rekey.mapping.lookup import Found, Lookup
-    from rekey.migration.opening import Prepared, open_migration
-
     prepared = Prepared.of(project.config, declared)
     _ = prepared.wrapping  # absent, it is told before anything is asked
     async with shell.connect(project.config) as accounts:
@@ -112,9 +110,6 @@ def _record(shell: Shell, project: Project, declared: Declared, details: dict[st
         Refused: there were too many in the last minute.
         StateUnusable, Locked, MachineFailed: it cannot be recorded, and the mapping is sealed.
     """
-    from rekey.state.audit import Erasures, erasures
-    from rekey.state.store import State
-
     most = project.config.lookup.per_minute
     try:
         with State.open(project.config.state) as state:
@@ -138,9 +133,6 @@ def _answer(
     shell: Shell, declared: Declared, answers: Sequence[tuple[Met, list[Found | Gone]]], out: Path | None
 ) -> ExitCode:
     """Show what was found. Raises Findings when something was not, or was erased."""
-    from rekey.mapping.lookup import Found, Gone
-    from rekey.project.privatefiles import write_private
-
     found = [one for _, some in answers for one in some if isinstance(one, Found)]
     erased = [one for _, some in answers for one in some if isinstance(one, Gone)]
     unknown = [row_id for met, some in answers if not some for row_id in met.row_ids]

@@ -24,23 +24,38 @@ import click
 from rekey.cli import signals
 from rekey.cli.shell import Shell, Surroundings
 from rekey.core import logs
+from rekey.core.collector import patient_collector
 from rekey.core.distribution import DISTRIBUTION
 from rekey.errors import ExitCode, Interrupted, MachineFailed, RekeyError, ServiceError
 from rekey.present.text import WIDTH
 
 _PACKAGE = Path(__file__).parent.parent
 _COMMANDS = {
-    name: f"rekey.cli.{'steer' if name in ('pause', 'resume', 'throttle') else name}"
-    for name in (
-        *("init", "doctor", "new", "inspect", "plan", "apply", "verify", "status", "pause", "resume"),
-        *("throttle", "rollback", "retire", "lookup", "erase", "expire", "evidence", "rehearse", "stress"),
-    )
+    "init": "Start a project: configuration, key file, folder for scripts.",
+    "doctor": "Check accounts, clock, versions, files and restricted store.",
+    "new": "Write the next migration script from a template.",
+    "inspect": "Show what is in a table and what its keys look like.",
+    "plan": "Show what `apply` would do, without writing anything.",
+    "apply": "Run migrations up to the next gate.",
+    "verify": "Compare the source of a migration with its targets.",
+    "status": "Show where migrations stand, if that is safe, what is next.",
+    "pause": "Pause copying, from any terminal.",
+    "resume": "Continue copying after `rekey pause`.",
+    "throttle": "Change how fast copying may be, while it runs.",
+    "rollback": "Take a migration back.",
+    "retire": "Delete the source table of a completed migration.",
+    "lookup": "Show which old key became which new keys, and back.",
+    "erase": "Erase rows from the mapping and from the source table.",
+    "expire": "Erase the part of a mapping whose retention is over.",
+    "evidence": "Export what was done as evidence for auditors, and check it.",
+    "rehearse": "Run the whole life of a migration on a local Azurite.",
+    "stress": "Find the rate at which a partition, and a design, saturate.",
 }
-"""The modules of the commands, in the order in which a migration needs them."""
+"""What each command does, in the order in which a migration needs them: the first words of its own help."""
 
 
 class _Commands(click.Group):
-    """Imports a command when it is asked for: `rekey status` does not wait for the others."""
+    """Imports a command when it is run: `--help` waits for none of them, and each for itself only."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order of a migration."""
@@ -49,8 +64,14 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command by its name, None when there is none."""
         if cmd_name in _COMMANDS and cmd_name not in self.commands:
-            self.add_command(getattr(import_module(_COMMANDS[cmd_name]), cmd_name))
+            module = "steer" if cmd_name in ("pause", "resume", "throttle") else cmd_name
+            self.add_command(getattr(import_module(f"rekey.cli.{module}"), cmd_name))
         return super().get_command(ctx, cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write what each command does."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _COMMANDS.get(name, "")) for name in self.list_commands(ctx)])
 
 
 class FaultOfRekey(RekeyError):
@@ -89,7 +110,14 @@ def run(arguments: Sequence[str] | None = None, surroundings: Surroundings | Non
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     shell = Shell(surroundings or Surroundings())
-    with redirect_stdout(shell.out), redirect_stderr(shell.err), logs.configured(), signals.interrupting():
+    with (
+        redirect_stdout(shell.out),
+        redirect_stderr(shell.err),
+        logs.configured(),
+        signals.interrupting(),
+        # A sixth of the time that it takes to begin would be looking for cycles in what is imported.
+        patient_collector(),
+    ):
         try:
             with rekey.make_context("rekey", words, obj=shell) as context:
                 return int(rekey.invoke(context) or 0)

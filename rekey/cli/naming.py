@@ -15,17 +15,15 @@ import io
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
 from rekey.cli.shell import FILE
 from rekey.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from rekey.mapping.lookup import Query
-    from rekey.model import EntityKey
-    from rekey.project.config import Config
+from rekey.mapping.lookup import Query
+from rekey.model import EntityKey
+from rekey.project.config import Config
 
 MOST_LISTED = 20
 """So many safe ids are listed for people; `--json` has them all."""
@@ -69,9 +67,6 @@ class Named(NamedTuple):
             click.UsageError: the reason holds a part of a key that is asked for, or an address.
             ConfigurationError: the file cannot be read, is not as expected, or asks for too many.
         """
-        from rekey.mapping.lookup import Query
-        from rekey.model import EntityKey
-
         if self.bulk is None:
             old, new = (EntityKey(*key) if key else None for key in (self.old, self.new))
             queries = [Query(old, new, self.safe_id)]

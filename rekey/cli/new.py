@@ -14,7 +14,9 @@ import click
 
 from rekey.cli.shell import Shell, command
 from rekey.core.limits import TABLE_NAME_CURE, table_name_problem
+from rekey.declaration.scripts import load_scripts
 from rekey.errors import ConfigurationError, DeclarationError, ExitCode
+from rekey.project.config import load_config
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
 _NUMBER = re.compile(r"(\d+)_")
@@ -70,9 +72,6 @@ def new(
 
     NAME is letters, digits, _ and -, and begins with a letter; the next number is put before it.
     """
-    from rekey.declaration.scripts import load_scripts
-    from rekey.project.config import load_config
-
     if _NAME.fullmatch(name) is None:
         raise click.UsageError(
             f"{name!r} is no name for a script: a letter, then letters, digits, _ and - (the number comes by"

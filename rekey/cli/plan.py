@@ -13,18 +13,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from rekey.cli.project import open_project
 from rekey.cli.shell import FILE, Shell, command
+from rekey.declaration.migration import Declared
+from rekey.declaration.scripts import load_script
 from rekey.errors import ExitCode
-
-if TYPE_CHECKING:
-    from rekey.declaration.migration import Declared
-    from rekey.plan.result import Plan
-    from rekey.project.config import Config
+from rekey.migration.opening import Prepared, open_migration
+from rekey.plan.advice.service import is_cosmos
+from rekey.plan.compare import comparison_json, comparison_page, comparison_text
+from rekey.plan.page import plan_page
+from rekey.plan.plan import compare_designs, make_plan
+from rekey.plan.planfile import write_output, write_plan
+from rekey.plan.render import plan_text
+from rekey.plan.result import Plan
+from rekey.plan.subject import PlanOptions, subject_of
+from rekey.project.config import Config, load_config
+from rekey.state.store import State
 
 
 @command(
@@ -69,10 +77,6 @@ def plan(
     what would be refused. SCRIPT is an id, the beginning of one, or a path; without it all migrations are
     planned that are not complete. Exit code 1 when something would be refused.
     """
-    from rekey.plan.page import plan_page
-    from rekey.plan.planfile import write_output, write_plan
-    from rekey.plan.render import plan_text
-
     if compare:
         if out is not None or show_keys:
             raise click.UsageError("--compare goes with neither --out nor --show-keys: it is for choosing")
@@ -98,11 +102,6 @@ def plan(
 
 def _compare(shell: Shell, scripts: Sequence[str], html: Path | None, **how: Any) -> ExitCode:
     """Put two designs side by side. They need not lie in the folder of migrations."""
-    from rekey.declaration.scripts import load_script
-    from rekey.plan.compare import comparison_json, comparison_page, comparison_text
-    from rekey.plan.planfile import write_output
-    from rekey.project.config import load_config
-
     if len(scripts) != 2:
         raise click.UsageError("--compare takes two scripts")
     config = load_config(shell.config_path)
@@ -133,12 +132,6 @@ async def _make(
     show_keys: bool = False,
     together: bool = False,
 ) -> Plan:
-    from rekey.migration.opening import Prepared, open_migration
-    from rekey.plan.advice.service import is_cosmos
-    from rekey.plan.plan import compare_designs, make_plan
-    from rekey.plan.subject import PlanOptions, subject_of
-    from rekey.state.store import State
-
     limits = config.rates if rate is None else replace(config.rates, entities_per_second=rate)
     options = PlanOptions(
         exact=exact,

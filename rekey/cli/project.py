@@ -18,8 +18,14 @@ from typing import TYPE_CHECKING
 import click
 
 from rekey.cli import signals
+from rekey.declaration.scripts import load_scripts
 from rekey.errors import ConfigurationError
 from rekey.phases import Phase
+from rekey.project.config import load_config
+from rekey.state.ledger import applied_phases
+from rekey.state.store import State
+from rekey.status.judge import judge
+from rekey.status.read import look_at
 
 if TYPE_CHECKING:
     from rekey.cli.shell import Shell
@@ -85,9 +91,6 @@ class Project:
 
     def applied(self) -> dict[str, list[Phase]]:
         """Return the applied phases of every script, as the state file has them now. Changes nothing."""
-        from rekey.state.ledger import applied_phases
-        from rekey.state.store import State
-
         with State.open(self.config.state, read_only=True) as state:
             ids = state.ledger_ids()
         return {script_id: applied_phases(ids, script_id) for script_id in self.scripts}
@@ -104,9 +107,6 @@ def open_project(shell: Shell) -> Project:
         ConfigurationError: see `load_config`; or there is no script.
         DeclarationError: a script is wrong.
     """
-    from rekey.declaration.scripts import load_scripts
-    from rekey.project.config import load_config
-
     config = load_config(shell.config_path)
     for doubt in config.warnings():
         shell.note(f"warning: {doubt}")
@@ -143,9 +143,6 @@ def open_session(shell: Shell, project: Project, options: Options | None = None)
 
 def status_of(session: Session, declared: Declared) -> Status:
     """Return where a migration stands, read in an open session."""
-    from rekey.status.judge import judge
-    from rekey.status.read import look_at
-
     restricted, state = session.accounts.restricted, session.state
     look = look_at(declared, session.scripts, session.config, state, restricted, session.clock)
     return judge(session.do(look))

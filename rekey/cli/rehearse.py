@@ -15,6 +15,7 @@ import click
 from rekey.cli.project import open_project
 from rekey.cli.shell import FILE, FOLDER, Shell, command
 from rekey.errors import ExitCode
+from rekey.rehearse.rehearsal import rehearse as rehearsed
 
 
 @command(
@@ -57,8 +58,6 @@ def rehearse(
     none of your accounts. A SCRIPT given as a path needs no configuration. Exit code 1 when something was not
     as it must be.
     """
-    from rekey.rehearse.rehearsal import rehearse as rehearsed
-
     if script is not None and script.endswith(".py"):
         path = Path(script)
         if not path.is_file():

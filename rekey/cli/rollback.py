@@ -16,6 +16,8 @@ from rekey.core.plain import plain
 from rekey.errors import ExitCode
 from rekey.phases import ControlPhase, Phase
 from rekey.present.text import wrapped
+from rekey.runner import commands
+from rekey.runner.run import Options
 
 
 @command(
@@ -48,9 +50,6 @@ def rollback(
     the source is the authority again. In capture "dual-write" the source is current already, and writes wait
     for seconds. After `complete` there is no way back.
     """
-    from rekey.runner import commands
-    from rekey.runner.run import Options
-
     project = open_project(shell)
     declared = project.the_one(script, lambda applied: bool(applied) and Phase.COMPLETE not in applied)
     options = Options(writers_stopped=writers_stopped, drop_targets=bool(drop_targets))

@@ -11,22 +11,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import click
 
 from rekey.cli.project import no_such_table, open_project
 from rekey.cli.shell import Shell, command
 from rekey.core.limits import TABLE_NAME_CURE, table_name_problem
+from rekey.declaration.migration import Declared
+from rekey.doctor.observed import AccountSeen, Kind
 from rekey.errors import ConfigurationError, ExitCode, Locked, Refused, TableMissing
-from rekey.stress.report import Bounds
-
-if TYPE_CHECKING:
-    from rekey.declaration.migration import Declared
-    from rekey.project.config import Config
-    from rekey.stress.report import StressReport
-    from rekey.stress.run import Notes
-    from rekey.tables.base import TableService
+from rekey.migration.opening import credential_for
+from rekey.project.config import Config, load_config
+from rekey.state.filelock import FileLock
+from rekey.stress.load import MOST_WAITING
+from rekey.stress.render import stress_text
+from rekey.stress.report import Bounds, StressReport
+from rekey.stress.run import Notes, spread_of_design, spread_of_table
+from rekey.stress.run import stress as run
+from rekey.tables.azure import AzureTableService
+from rekey.tables.base import TableService
+from rekey.tables.requests import RetryPolicy
+from rekey.tables.transport import Timeouts
 
 T = TypeVar("T")
 _DEFAULT = Bounds()
@@ -85,11 +91,6 @@ def stress(
     made up; nothing of the application's tables is copied or written. The test table is removed, also after
     Ctrl-C; what a killed test left is removed by the next. Exit code 1: a design carries less than its load=.
     """
-    from rekey.project.config import load_config
-    from rekey.state.filelock import FileLock
-    from rekey.stress.render import stress_text
-    from rekey.stress.run import Notes
-
     subject: str | Declared
     load: Mapping[str, float] = {}
     if table is not None and design is None:
@@ -130,9 +131,6 @@ async def _stress(
     owned: bool,
 ) -> StressReport:
     """Look what answers, read the distribution, and run the test."""
-    from rekey.stress.run import spread_of_design, spread_of_table
-    from rekey.stress.run import stress as run
-
     if not owned:
         await _refuse_others(shell, config)
     progress = shell.progress()
@@ -173,12 +171,6 @@ def _loaded(shell: Shell, config: Config) -> TableService:
     """Return the account as it is loaded: nothing is tried again, and many requests wait side by side."""
     if shell.surroundings.connect is not None:
         return shell.connect(config).tables
-    from rekey.migration.opening import credential_for
-    from rekey.stress.load import MOST_WAITING
-    from rekey.tables.azure import AzureTableService
-    from rekey.tables.requests import RetryPolicy
-    from rekey.tables.transport import Timeouts
-
     return AzureTableService.open(
         config.tables.endpoint,
         credential_for(config.tables),
@@ -190,8 +182,6 @@ def _loaded(shell: Shell, config: Config) -> TableService:
 
 async def _refuse_others(shell: Shell, config: Config) -> None:
     """Refuse an account that does not say it is Azurite."""
-    from rekey.doctor.observed import AccountSeen, Kind
-
     account = config.tables
     answer = await shell.ask(account.endpoint, "Tables?$top=1", None)
     kind = AccountSeen("tables", account.endpoint, account.name, anonymous=answer).kind

@@ -15,6 +15,10 @@ from rekey.cli.project import open_project, open_session
 from rekey.cli.shell import EXECUTOR, Shell, command
 from rekey.errors import ExitCode
 from rekey.phases import Phase
+from rekey.runner import commands
+from rekey.runner.run import Options
+from rekey.verify.render import render
+from rekey.verify.report import exit_code
 
 
 @command(
@@ -53,11 +57,6 @@ def verify(
     Exit code 0 when all is equal, 1 with findings. A full verification opens the gate before cutover; one
     with findings closes it.
     """
-    from rekey.runner import commands
-    from rekey.runner.run import Options
-    from rekey.verify.render import render
-    from rekey.verify.report import exit_code
-
     if repair and mode != "full":
         raise click.UsageError("--repair goes with --mode full: only that looks at every row")
     project = open_project(shell)

@@ -212,16 +212,10 @@ class Azurite:
             name: base64.b64encode(secrets.token_bytes(64)).decode("ascii")
             for name in ("tables", "restricted")
         }
-
-    @property
-    def tables(self) -> AzuriteAccount:
-        """The account for source and target tables."""
-        return self._account("tables")
-
-    @property
-    def restricted(self) -> AzuriteAccount:
-        """The account for the restricted store."""
-        return self._account("restricted")
+        self.tables: AzuriteAccount
+        """The account for source and target tables, once it runs."""
+        self.restricted: AzuriteAccount
+        """The account for the restricted store, once it runs."""
 
     @property
     def pid(self) -> int:
@@ -241,6 +235,10 @@ class Azurite:
             for _ in range(_ATTEMPTS):
                 self.port = _free_port()
                 self._process = self._launch(node.program, entry, home)
+                self.tables, self.restricted = (
+                    AzuriteAccount(name, f"http://{_HOST}:{self.port}/{name}", key)
+                    for name, key in self._keys.items()
+                )
                 said = _wait_until_ready(self._process, home / _LOG)
                 if not said:
                     return
@@ -268,12 +266,6 @@ class Azurite:
 
     def __exit__(self, *_raised: object) -> None:
         self.stop()
-
-    def __repr__(self) -> str:
-        return f"Azurite(port={self.port})"
-
-    def _account(self, name: str) -> AzuriteAccount:
-        return AzuriteAccount(name, f"http://{_HOST}:{self.port}/{name}", self._keys[name])
 
     def _launch(self, program: str, entry: Path, home: Path) -> subprocess.Popen[str]:
         preload = home / "end-with-parent.cjs"

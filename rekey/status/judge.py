@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
-from rekey.core.plain import plain
+from rekey.core.plain import plain, told
 from rekey.phases import FOLLOWED, ControlPhase, Phase
 from rekey.protocol.control import ControlRow
 from rekey.protocol.registry import ClientRow, Standing, over_at, standing
@@ -36,19 +36,8 @@ class Backfill:
     estimated_rows: int | None
     segments_done: int
     segments: int
-    rate: float | None
-    seconds_left: float | None
-
-    def as_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
-        return {
-            "rows": self.rows,
-            "estimated_rows": self.estimated_rows,
-            "segments_done": self.segments_done,
-            "segments": self.segments,
-            "rows_per_second": None if self.rate is None else round(self.rate, 1),
-            "seconds_left": None if self.seconds_left is None else round(self.seconds_left),
-        }
+    rate: float | None = field(metadata=told("rows_per_second", digits=1))
+    seconds_left: float | None = field(metadata=told(digits=0))
 
 
 @dataclass(frozen=True, slots=True)

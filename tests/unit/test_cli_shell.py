@@ -236,6 +236,18 @@ def test_a_field_is_wrapped_within_the_width() -> None:
     assert all(line.startswith(" " * 16) for line in lines[1:])
 
 
+def test_the_help_of_all_says_of_a_command_what_its_own_help_begins_with(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run(["--help"])
+    said = capsys.readouterr().out
+    context = click.Context(rekey)
+    commands = [rekey.get_command(context, name) for name in rekey.list_commands(context)]
+    summaries = [one.get_short_help_str(WIDTH) for one in commands if one is not None]
+    assert summaries
+    assert [text for text in summaries if text not in said] == []
+
+
 def test_the_group_lists_commands_in_the_order_of_a_migration() -> None:
     context = click.Context(rekey)
     names = rekey.list_commands(context)
