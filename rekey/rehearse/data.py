@@ -15,12 +15,12 @@ import csv
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from rekey.core.edm import BOOLEAN, DATETIME, DOUBLE, INT32, INT64, INT_RANGES, STRING, TYPES
 from rekey.declaration.casts import ANNOTATED, Lossy, wire_value
@@ -85,22 +85,6 @@ class BadRow(ValueError):
         self.problem = problem
         self.cure = cure
         self.where = where
-
-
-class _Column(NamedTuple):
-    """One column of values of a CSV file.
-
-    Attributes:
-        name: the property.
-        at: its position.
-        edm: its type; that of a row without one when `type_at` is given.
-        type_at: position of the column that says the type row by row, None without one.
-    """
-
-    name: str
-    at: int
-    edm: str
-    type_at: int | None
 
 
 @dataclass
@@ -238,12 +222,12 @@ class DataFile:
         absent value: an empty cell means that the row lacks the property. Keys may be empty.
         """
         reader = csv.reader(file, strict=True)
-        header: list[str] | None = None
-        columns: list[_Column] = []
+        header: list[str] = []
+        columns: dict[str, tuple[int, str]] = {}
         try:
             for cells in reader:
                 self._where = f"line {reader.line_num}"
-                if header is None:
+                if not columns:
                     header, columns = cells, self._columns(cells)
                 elif cells and len(cells) != len(header):
                     raise BadRow(
@@ -251,20 +235,18 @@ class DataFile:
                         "quote cells that hold commas, quotes or line breaks",
                     )
                 elif cells:
-                    yield self._csv_row(columns, cells)
+                    yield self._csv_row(columns, dict(zip(header, cells, strict=True)), cells)
         except csv.Error:
             place = f"line {reader.line_num}"
             raise BadRow("this is not CSV: a quote is out of place", where=place) from None
 
-    def _columns(self, header: Sequence[str]) -> list[_Column]:
-        """Return the columns that hold values. Raises BadRow."""
-        type_columns = {
-            cell.removesuffix(suffix): at
-            for at, cell in enumerate(header)
-            for suffix in _TYPE_COLUMNS
-            if cell.endswith(suffix)
-        }
-        columns: dict[str, _Column] = {}
+    def _columns(self, header: Sequence[str]) -> dict[str, tuple[int, str]]:
+        """Return the columns that hold values: by property, position and type, "" where the header says none.
+
+        Raises:
+            BadRow: a column has no name of its own, a type is unknown, or a key has no column.
+        """
+        columns: dict[str, tuple[int, str]] = {}
         for at, cell in enumerate(header):
             if cell.endswith(_TYPE_COLUMNS):
                 continue
@@ -277,29 +259,29 @@ class DataFile:
                     f"column {at + 1} has no name, or one that another column has",
                     "give every column a name of its own",
                 )
-            edm = type_named(said) if said else STRING
-            if name in _KEYS and edm != STRING:
+            columns[name] = (at, type_named(said) if said else "")
+            if name in _KEYS and columns[name][1] not in ("", STRING):
                 raise BadRow(f"{name} is not Edm.String", "keys are text")
-            type_at = None if said else type_columns.get(name)
-            self._noted[Note.NO_TYPE_IN_HEADER] += not said and type_at is None and name not in _KEYS
-            columns[name] = _Column(name, at, edm, type_at)
+            typed = said or name in _KEYS or any(name + suffix in header for suffix in _TYPE_COLUMNS)
+            self._noted[Note.NO_TYPE_IN_HEADER] += not typed
         for key in _KEYS:
             if key not in columns:
                 raise BadRow(
                     f"there is no column {key}", "the first line names the columns; both keys are needed"
                 )
-        return list(columns.values())
+        return columns
 
-    def _csv_row(self, columns: Sequence[_Column], cells: Sequence[str]) -> Row:
+    def _csv_row(
+        self, columns: Mapping[str, tuple[int, str]], named: Mapping[str, str], cells: Sequence[str]
+    ) -> Row:
         """Return one line as a wire row. Raises BadRow."""
         row: Row = {}
-        for column in columns:
-            text = cells[column.at]
-            if column.name in _KEYS:
-                row[column.name] = text
-            elif text:
-                said = "" if column.type_at is None else cells[column.type_at]
-                _put(row, column.name, type_named(said) if said else column.edm, text)
+        for name, (at, edm) in columns.items():
+            if name in _KEYS:
+                row[name] = cells[at]
+            elif cells[at]:
+                said = next((named[name + end] for end in _TYPE_COLUMNS if named.get(name + end)), STRING)
+                _put(row, name, edm or type_named(said), cells[at])
             else:
                 self._noted[Note.EMPTY_CELL] += 1
         return row
@@ -367,24 +349,26 @@ def _put(row: Row, name: str, edm: str, value: object) -> None:
 # --- one large JSON document ------------------------------------------------------------------------------
 
 _CHUNK = 256 * 1024
+_DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\r\n]*")
 _NUMBER = "0123456789.eE+-"
 
 
+@dataclass
 class JsonStream:
     """A JSON document, read as it is needed: memory holds a chunk and the largest item.
 
     Its errors say line and column, which count from 1, and no text.
+
+    Attributes:
+        file: open for reading, at its beginning.
     """
 
-    def __init__(self, file: IO[str]) -> None:
-        """Take a text file, open for reading, at its beginning."""
-        self._file = file
-        self._decoder = json.JSONDecoder()
-        self._text = ""
-        self._at = 0
-        self._line = 1
-        self._column = 1
+    file: IO[str]
+    _text: str = ""
+    _at: int = 0
+    _line: int = 1
+    _column: int = 1
 
     def members(self) -> Iterator[tuple[str, Any]]:
         """Yield the members of an object, of the array `items` each item by itself; of an array, its items.
@@ -422,7 +406,7 @@ class JsonStream:
         self._peek()
         while True:
             try:
-                value, end = self._decoder.raw_decode(self._text, self._at)
+                value, end = _DECODER.raw_decode(self._text, self._at)
             except json.JSONDecodeError as error:
                 if self._more():
                     continue
@@ -452,7 +436,7 @@ class JsonStream:
 
     def _more(self) -> bool:
         """Read on, forgetting what was consumed; False at the end of the file."""
-        chunk = self._file.read(_CHUNK)
+        chunk = self.file.read(_CHUNK)
         if chunk:
             self._line, self._column = self._place(self._at)
             self._text = self._text[self._at :] + chunk

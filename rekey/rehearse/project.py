@@ -65,14 +65,14 @@ class Result:
         return {"command": self.line, "exit_code": self.code, "seconds": round(self.seconds, 3)}
 
 
+@dataclass
 class Running:
     """A command under way. Use `Project.start`, and `finish` or `kill` it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], words: tuple[str, ...], output: Path) -> None:
-        self._process = process
-        self._words = words
-        self._output = output
-        self._began = time.monotonic()
+    _process: subprocess.Popen[bytes]
+    _words: tuple[str, ...]
+    _output: Path
+    _began: float = field(default_factory=time.monotonic)
 
     @property
     def ended(self) -> bool:

@@ -26,7 +26,7 @@ from rekey.client.sdk.client_sync import DualWriteTableClient
 from rekey.declaration.mapper import Mapper
 from rekey.mapping.wrapping import LocalWrappingKey
 from rekey.rehearse.application import Application, LiveApplication
-from rekey.rehearse.azurite import Azurite, AzuriteAccount
+from rekey.rehearse.azurite import Azurite
 from rekey.rehearse.project import Project
 from rekey.rehearse.report import Briefly, Out, RehearsalReport
 from rekey.rehearse.steps import Life, LifeUnderWrites, NotAsItMustBe
@@ -70,7 +70,7 @@ def rehearse(
         ConfigurationError: too few rows, a bad data file, no rows can be made up, no Node.js.
         MachineFailed: Azurite does not start.
     """
-    began = time.monotonic()
+    began, failure = time.monotonic(), ""
     tell = narrate(out)
     with _own_folder(folder, keep=keep) as own:
         project = Project(own, script)
@@ -81,7 +81,17 @@ def rehearse(
             azurite = stack.enter_context(Azurite())
             life = _on_stage(project, azurite, mapper, stock, tell, seed, stack)
             try:
-                failure = _live(life, stock, azurite.tables, tell)
+                life.take_dependencies_through()
+                tell.say(f"Loading rows into {life.application.source_name}: {stock.described}.")
+                asyncio.run(load(azurite.tables, stock, life.application))
+                for assumption in stock.assumptions:
+                    tell.say(f"Assumed: {assumption}.")
+                life.live()
+            except NotAsItMustBe as problem:
+                failure = str(problem)
+            except AzureError as error:
+                # its text may hold keys
+                failure = f"the witness or the application could not use the tables ({type(error).__name__})"
             finally:
                 project.stop()
             if keep:
@@ -147,23 +157,6 @@ def _client(project: Project, azurite: Azurite, view: str) -> DualWriteTableClie
         name=f"application-{view}",
         use_env_settings=False,
     )
-
-
-def _live(life: Life, stock: Stock, account: AzuriteAccount, tell: Briefly) -> str:
-    """Load the rows and live the life; return what was not as it must be, "" when all was."""
-    try:
-        life.take_dependencies_through()
-        tell.say(f"Loading rows into {life.application.source_name}: {stock.described}.")
-        asyncio.run(load(account, stock, life.application))
-        for assumption in stock.assumptions:
-            tell.say(f"Assumed: {assumption}.")
-        life.live()
-    except NotAsItMustBe as problem:
-        return str(problem)
-    except AzureError as error:
-        # its text may hold keys
-        return f"the witness or the application could not use the tables ({type(error).__name__})"
-    return ""
 
 
 @contextmanager

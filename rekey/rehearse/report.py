@@ -82,16 +82,15 @@ class RehearsalReport:
         return "\n".join(lines)
 
 
+@dataclass
 class Briefly:
-    """Tells what goes on in sentences: for `rekey rehearse`."""
+    """Tells what goes on in sentences: for `rekey rehearse`. `out` takes lines."""
 
-    def __init__(self, out: Out) -> None:
-        """Take where lines go."""
-        self._out = out
+    out: Out
 
     def _tell(self, *lines: str) -> None:
         for line in lines:
-            self._out(line)
+            self.out(line)
 
     def say(self, sentence: str) -> None:
         """Say what comes next."""

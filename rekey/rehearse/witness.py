@@ -89,29 +89,31 @@ class Finding:
     expected: Mapping[Place, bytes] = field(repr=False)
 
 
+@dataclass
 class Witness:
-    """Reads and compares the tables of one migration."""
+    """Reads and compares the tables of one migration.
 
-    def __init__(
-        self,
-        tables: TableServiceClient,
-        restricted: TableServiceClient,
-        script_id: str,
-        mapper: Mapper,
-        wrapping: WrappingKey | None = None,
-    ) -> None:
-        """Take the SDK's clients of both accounts, the migration's id, its mapper, and the wrapping key of a
-        sealed mapping."""
-        self._wrapping = wrapping
-        self._tables = tables
-        self._restricted = restricted
-        self._script_id = script_id
-        self.mapper = mapper
-        self.source_name = mapper.migration.source
+    Attributes:
+        tables, restricted: the SDK's clients of both accounts.
+        script_id: the migration.
+        mapper: its mapping.
+        wrapping: the wrapping key of a sealed mapping.
+    """
+
+    tables: TableServiceClient
+    restricted: TableServiceClient
+    script_id: str
+    mapper: Mapper
+    wrapping: WrappingKey | None = None
+
+    @property
+    def source_name(self) -> str:
+        """The source table's name."""
+        return self.mapper.migration.source
 
     def client(self, table: str) -> TableClient:
         """Return the SDK's client of one table."""
-        return self._tables.get_table_client(table)
+        return self.tables.get_table_client(table)
 
     def rows(self, table: str) -> Iterator[Row]:
         """Yield the wire rows of a table in service order, page by page."""
@@ -134,11 +136,11 @@ class Witness:
 
     def create(self, table: str) -> None:
         """Create an empty table; one that exists stays as it is."""
-        self._tables.create_table_if_not_exists(table)
+        self.tables.create_table_if_not_exists(table)
 
     def exists(self, table: str) -> bool:
         """Tell whether a table exists."""
-        return any(item.name.lower() == table.lower() for item in self._tables.list_tables())
+        return any(item.name.lower() == table.lower() for item in self.tables.list_tables())
 
     def safe_ids(self) -> SafeIds:
         """Return the migration's safe ids, by control row and, if sealed, root key."""
@@ -148,17 +150,17 @@ class Witness:
     def cursor_keys(self) -> KeyTexts:
         """Return how keys stand in the state file."""
         id_key, root = self._keys()
-        return PLAIN if root is None else SealedKeys(self._script_id, cursors_key(root, id_key))
+        return PLAIN if root is None else SealedKeys(self.script_id, cursors_key(root, id_key))
 
     def _keys(self) -> tuple[bytes, DataKey | None]:
         """Return the key of the safe ids, and the root key of a sealed mapping."""
-        control = self._restricted.get_table_client(CONTROL_TABLE)
-        id_key = base64.b64decode(_wire_row(control, EntityKey(self._script_id, _CONTROL_ROW_KEY))["IdKey"])
-        if self._wrapping is None:
+        control = self.restricted.get_table_client(CONTROL_TABLE)
+        id_key = base64.b64decode(_wire_row(control, EntityKey(self.script_id, _CONTROL_ROW_KEY))["IdKey"])
+        if self.wrapping is None:
             return id_key, None
-        mapping = self._restricted.get_table_client(MAPPING_TABLE)
-        row = _wire_row(mapping, EntityKey(key_partition(self._script_id), ROOT))
-        return id_key, read_data_key(self._script_id, row, self._wrapping)
+        mapping = self.restricted.get_table_client(MAPPING_TABLE)
+        row = _wire_row(mapping, EntityKey(key_partition(self.script_id), ROOT))
+        return id_key, read_data_key(self.script_id, row, self.wrapping)
 
     # --- comparing ---------------------------------------------------------------------------------------
 
