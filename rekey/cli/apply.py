@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from rekey.cli.project import open_project, open_session, status_of
-from rekey.cli.shell import EXECUTOR, FILE, Shell, command
+from rekey.cli.shell import EXECUTOR, Shell, command, file_option, flag
 from rekey.core.clock import TICKS_PER_SECOND, ticks_of
 from rekey.core.plain import plain
 from rekey.declaration.migration import Declared
@@ -104,21 +104,17 @@ class _Result:
     type=click.Choice([str(phase) for phase in _GOALS]),
     help="Continue through gates, up to this phase. By default `apply` stops before cutover.",
 )
-@click.option(
+@flag(
     "--writers-stopped",
-    is_flag=True,
     help='You confirm that no application writes: for cutover in capture "delta", or with no client running.',
 )
-@click.option(
+@file_option(
     "--plan",
     "plan_path",
-    metavar="FILE",
-    type=FILE,
     help="Refuse when script, secrets or tables are not as this plan file says.",
 )
-@click.option(
+@flag(
     "--skip-row-check",
-    is_flag=True,
     help="Do not try every source row before the first write; a row that cannot be mapped stops it later.",
 )
 @EXECUTOR

@@ -8,9 +8,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-import click
-
-from rekey.cli.shell import Shell, command
+from rekey.cli.shell import Shell, command, flag
 from rekey.doctor.judge import examine
 from rekey.doctor.observe import observe
 from rekey.doctor.render import report_text
@@ -19,10 +17,8 @@ from rekey.project.config import load_config
 
 
 @command("doctor", example="rekey doctor\nrekey doctor --strict --json\nrekey doctor --read-only")
-@click.option("--strict", is_flag=True, help="Exit code 1 for warnings, too.")
-@click.option(
-    "--read-only", is_flag=True, help="Write nothing; do not try whether the restricted account takes writes."
-)
+@flag("--strict", help="Exit code 1 for warnings, too.")
+@flag("--read-only", help="Write nothing; do not try whether the restricted account takes writes.")
 def doctor(shell: Shell, strict: bool, read_only: bool) -> ExitCode:
     """Check accounts, clock, versions, files and restricted store.
 

@@ -11,7 +11,7 @@ import click
 
 from rekey.cli.naming import Named, check_reason, naming, some
 from rekey.cli.project import open_project, open_session
-from rekey.cli.shell import Shell, command
+from rekey.cli.shell import Shell, command, flag
 from rekey.declaration.migration import Declared
 from rekey.errors import ExitCode, Findings
 from rekey.phases import Phase
@@ -27,9 +27,7 @@ from rekey.runner.erase.erasure import Asked, Done
 )
 @click.argument("script", required=False)
 @naming
-@click.option(
-    "--listed-only", is_flag=True, help="Do not search the whole mapping for rows left by interrupted runs."
-)
+@flag("--listed-only", help="Do not search the whole mapping for rows left by interrupted runs.")
 def erase(shell: Shell, script: str | None, named: Named, reason: str, listed_only: bool) -> ExitCode:
     """Erase rows from the mapping and from the source table.
 

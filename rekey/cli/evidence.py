@@ -20,7 +20,7 @@ from pathlib import Path
 import click
 
 from rekey.cli.project import open_project
-from rekey.cli.shell import FILE, FOLDER, Shell, command
+from rekey.cli.shell import FILE, FOLDER, Shell, command, file_option, flag
 from rekey.core.plain import plain
 from rekey.declaration.mapper import Mapper
 from rekey.errors import (
@@ -51,11 +51,9 @@ from rekey.state.store import State
 KEY_FILE = "evidence.pem"
 
 _GIVE_KEY = "--key FILE, the public key that you were given; never one that came with the bundle"
-_KEY = click.option(
+_KEY = file_option(
     "--key",
     "key_files",
-    metavar="FILE",
-    type=FILE,
     multiple=True,
     help="A public key that may have signed. By default the one of this project, if it exported the bundle.",
 )
@@ -141,17 +139,13 @@ def export(shell: Shell, folder: Path, script: str | None, authority: str | None
 )
 @click.argument("folder", type=FOLDER)
 @_KEY
-@click.option(
+@file_option(
     "--checkpoint",
     "kept",
-    metavar="FILE",
-    type=FILE,
     help="A checkpoint of the same log, kept from an earlier bundle: nothing before it may have changed.",
 )
-@click.option(
-    "--timestamp-root", metavar="FILE", type=FILE, help="The root certificate of the time stamp authority."
-)
-@click.option("--without-timestamp", is_flag=True, help="Leave a time stamp unchecked.")
+@file_option("--timestamp-root", help="The root certificate of the time stamp authority.")
+@flag("--without-timestamp", help="Leave a time stamp unchecked.")
 def verify(
     shell: Shell,
     folder: Path,
@@ -201,9 +195,7 @@ def verify(
 @_KEY
 @click.option("--endpoint", metavar="URL", help="The account of the tables. By default this project's.")
 @click.option("--key-env", metavar="NAME", help="The environment variable with that account's shared key.")
-@click.option(
-    "--mapping", is_flag=True, help="Map the source's rows again, with this project's script and secrets."
-)
+@flag("--mapping", help="Map the source's rows again, with this project's script and secrets.")
 def recompute(
     shell: Shell,
     folder: Path,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import click
 
 from rekey.cli.project import no_such_table
-from rekey.cli.shell import Shell, command
+from rekey.cli.shell import Shell, command, flag
 from rekey.core.limits import TABLE_NAME_CURE, table_name_problem
 from rekey.errors import ExitCode, TableMissing
 from rekey.inspect.inspect import inspect_table
@@ -28,10 +28,8 @@ from rekey.project.config import load_config
 
 @command("inspect", example="rekey inspect Users\nrekey inspect Users --exact --json")
 @click.argument("table", metavar="TABLE")
-@click.option("--exact", is_flag=True, help="Read every row instead of a sample of at most 60 requests.")
-@click.option(
-    "--show-keys", is_flag=True, help="Name partitions by their keys. For the operator's eyes only."
-)
+@flag("--exact", help="Read every row instead of a sample of at most 60 requests.")
+@flag("--show-keys", help="Name partitions by their keys. For the operator's eyes only.")
 def inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> ExitCode:
     """Show what is in a table and what its keys look like.
 

@@ -23,7 +23,8 @@ import click
 
 from rekey.cli.naming import Named, check_reason, naming, some
 from rekey.cli.project import Project, open_project
-from rekey.cli.shell import FILE, Shell, command
+from rekey.cli.shell import Shell, command, file_option
+from rekey.core.plain import plain
 from rekey.declaration.migration import Declared
 from rekey.errors import (
     ConfigurationError,
@@ -53,9 +54,7 @@ _MINUTE_S = 60.0
 )
 @click.argument("script", required=False)
 @naming
-@click.option(
-    "--out", type=FILE, metavar="FILE", help="Write the answers to a new private file (JSON Lines)."
-)
+@file_option("--out", help="Write the answers to a new private file (JSON Lines).")
 def lookup(shell: Shell, script: str | None, named: Named, reason: str, out: Path | None) -> ExitCode:
     """Show which old key became which new keys, and back.
 
@@ -137,7 +136,7 @@ def _answer(
     erased = [one for _, some in answers for one in some if isinstance(one, Gone)]
     unknown = [row_id for met, some in answers if not some for row_id in met.row_ids]
     if (found or erased) and out is not None:
-        lines = [json.dumps(one.as_json(), ensure_ascii=False) for one in (*found, *erased)]
+        lines = [json.dumps(plain(one), ensure_ascii=False) for one in (*found, *erased)]
         try:
             write_private(out, "".join(f"{line}\n" for line in lines).encode("utf-8"))
         except OSError as error:

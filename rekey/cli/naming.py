@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from rekey.cli.shell import FILE
+from rekey.cli.shell import file_option
 from rekey.errors import ConfigurationError
 from rekey.mapping.lookup import Query
 from rekey.model import EntityKey
@@ -39,10 +39,8 @@ _OPTIONS = (
     click.option("--old", nargs=2, metavar="PK RK", help="A key of the source."),
     click.option("--new", nargs=2, metavar="PK RK", help="A key of a target."),
     click.option("--id", "safe_id", metavar="SAFEID", help="A row's safe id, as plans and errors show it."),
-    click.option(
+    file_option(
         "--bulk",
-        type=FILE,
-        metavar="FILE",
         help="Many rows: CSV with the columns old_partition_key,old_row_key or"
         " new_partition_key,new_row_key or id.",
     ),
@@ -72,7 +70,8 @@ class Named(NamedTuple):
             queries = [Query(old, new, self.safe_id)]
         else:
             kind, asked = _read_bulk(self.bulk, config.lookup.bulk_keys)
-            queries = [Query(**{kind: row[0] if kind == "safe_id" else EntityKey(*row)}) for row in asked]
+            keys = [row[0] if kind == "safe_id" else EntityKey(*row) for row in asked]
+            queries = [Query(**{kind: key}) for key in keys]  # type: ignore[arg-type]  # the field's own type
         check_reason(reason, [key for one in queries for key in (one.old, one.new) if key is not None])
         return queries
 

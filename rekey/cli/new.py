@@ -9,6 +9,7 @@ Rules kept here:
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import click
 
@@ -21,43 +22,6 @@ from rekey.project.config import load_config
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
 _NUMBER = re.compile(r"(\d+)_")
 _DIGITS = 4
-
-TEMPLATE = '''\
-"""Say in one line what changes, and why.
-
-Say below what a reader of this script should know: what the keys of {source} are today, what is wrong with
-them, what they become.
-"""
-
-from rekey import Migration, Target, keys, props
-
-# Ids of scripts (file names without .py) that must be cut over before this one begins.
-__depends__ = {depends}
-
-migration = Migration(
-    source="{source}",
-    target=Target(
-        "{target}",
-        # What each key is made of. As it stands both stay what they are: change at least one.
-        #   keys.prop("Country")                                     a property, or a key
-        #   keys.opaque("RowKey", domain="user", secret="users")     an id that tells nothing; needs a secret
-        #   keys.date("yyyy-MM", "Published")                        a partition for each month
-        #   keys.join("_", keys.inverted_ticks("Published"), keys.prop("RowKey"))       newest first
-        #   keys.bucket(64, "sha256", "RowKey")                      spread over 64 partitions
-        partition_key=keys.prop("PartitionKey"),
-        row_key=keys.prop("RowKey"),
-        # The old keys, kept as properties: that is what makes the way back possible for new rows.
-        # Further: props.rename("Nm", "Name"), props.drop("Ssn"), props.set("Version", 2), props.cast(...)
-        properties=[
-            props.copy("PartitionKey", to="OldPartitionKey"),
-            props.copy("RowKey", to="OldRowKey"),
-        ],
-    ),
-    # Tables that answer other questions, filled from the same rows: indexes=[Index("ByTag", ...)]
-    # "delta": no change to the application, a short stop of its writers at cutover.
-    capture="delta",
-)
-'''
 
 
 @command("new", example="rekey new users_opaque_ids --source Users --target UsersV2")
@@ -97,7 +61,8 @@ def new(
         folder.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8") as file:
             listed = "{" + ", ".join(f'"{one}"' for one in needed) + "}" if needed else "set()"
-            file.write(TEMPLATE.format(source=from_table, target=to_table, depends=listed))
+            template = Path(__file__).with_name("new_script.txt").read_text("utf-8")
+            file.write(template.format(source=from_table, target=to_table, depends=listed))
     except OSError as error:
         raise ConfigurationError(
             f"no script can be written to {folder} ({type(error).__name__})",

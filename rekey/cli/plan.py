@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from rekey.cli.project import open_project
-from rekey.cli.shell import FILE, Shell, command
+from rekey.cli.shell import Shell, command, file_option, flag
 from rekey.declaration.migration import Declared
 from rekey.declaration.scripts import load_script
 from rekey.errors import ExitCode
@@ -41,15 +41,11 @@ from rekey.state.store import State
     "rekey apply 0001 --plan plan.json\nrekey plan --compare by_month.py by_author.py",
 )
 @click.argument("scripts", nargs=-1, metavar="[SCRIPT]...")
-@click.option("--exact", is_flag=True, help="Read every row instead of a sample; finds every collision.")
-@click.option("--show-keys", is_flag=True, help="Show old and new keys. For the operator's eyes only.")
-@click.option(
-    "--out", metavar="FILE", type=FILE, help="Write a plan file, for `apply --plan`. It never holds keys."
-)
-@click.option(
+@flag("--exact", help="Read every row instead of a sample; finds every collision.")
+@flag("--show-keys", help="Show old and new keys. For the operator's eyes only.")
+@file_option("--out", help="Write a plan file, for `apply --plan`. It never holds keys.")
+@file_option(
     "--html",
-    metavar="FILE",
-    type=FILE,
     help="Write a page with plots that loads nothing. It never holds keys.",
 )
 @click.option(
@@ -58,9 +54,7 @@ from rekey.state.store import State
     type=click.IntRange(min=1),
     help="Estimate with N entities/s read and written, instead of [limits] entities_per_second.",
 )
-@click.option(
-    "--compare", is_flag=True, help="Put the designs of two scripts side by side, on the same rows."
-)
+@flag("--compare", help="Put the designs of two scripts side by side, on the same rows.")
 def plan(
     shell: Shell,
     scripts: tuple[str, ...],

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from rekey.cli.project import open_project
-from rekey.cli.shell import FILE, FOLDER, Shell, command
+from rekey.cli.shell import FOLDER, Shell, command, file_option, flag
 from rekey.errors import ExitCode
 from rekey.rehearse.rehearsal import rehearse as rehearsed
 
@@ -27,10 +27,8 @@ from rekey.rehearse.rehearsal import rehearse as rehearsed
 @click.option(
     "--rows", type=click.IntRange(1), default=2000, show_default=True, help="How many rows to make up."
 )
-@click.option(
+@file_option(
     "--data",
-    metavar="FILE",
-    type=FILE,
     help="Use these rows: JSON as `az storage entity query -o json` prints it, JSON Lines, or CSV with EDM"
     " types in its header.",
 )
@@ -41,7 +39,7 @@ from rekey.rehearse.rehearsal import rehearse as rehearsed
     type=FOLDER,
     help="Where the rehearsal makes its own folder; among temporary files by default.",
 )
-@click.option("--keep", is_flag=True, help="Keep that folder, to look at.")
+@flag("--keep", help="Keep that folder, to look at.")
 def rehearse(
     shell: Shell,
     script: str | None,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import click
 
 from rekey.cli.project import open_project, open_session, status_of
-from rekey.cli.shell import Shell, command
+from rekey.cli.shell import Shell, command, flag
 from rekey.core.plain import plain
 from rekey.errors import ExitCode
 from rekey.phases import ControlPhase, Phase
@@ -36,9 +36,8 @@ from rekey.runner.run import Options
     default=None,
     help="On the way to `source`: drop the target tables and what is known of them, or keep both.",
 )
-@click.option(
+@flag(
     "--writers-stopped",
-    is_flag=True,
     help='You confirm that no application writes (capture "delta", from cutover).',
 )
 def rollback(

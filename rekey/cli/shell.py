@@ -40,6 +40,10 @@ T = TypeVar("T")
 
 FILE = click.Path(dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
+flag = functools.partial(click.option, is_flag=True)
+"""An option without a value."""
+file_option = functools.partial(click.option, metavar="FILE", type=FILE)
+"""An option that takes a path of a file."""
 CONFIG_VARIABLE = "REKEY_CONFIG"
 DEFAULT_CONFIG_PATH = "rekey.toml"
 

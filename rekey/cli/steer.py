@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import click
 
-from rekey.cli.shell import Shell, command
+from rekey.cli.shell import Shell, command, flag
 from rekey.errors import ConfigurationError, ExitCode
 from rekey.project.config import load_config
 from rekey.runner import steering
@@ -40,7 +40,7 @@ def resume(shell: Shell) -> ExitCode:
 @click.option(
     "--partition", type=click.IntRange(min=1), metavar="RATE", help="Entities per second in one partition."
 )
-@click.option("--off", is_flag=True, help="Return to the limits of rekey.toml.")
+@flag("--off", help="Return to the limits of rekey.toml.")
 def throttle(shell: Shell, rate: int | None, partition: int | None, off: bool) -> ExitCode:
     """Change how fast copying may be, while it runs.
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any
 
 import click
 
 from rekey.cli.project import no_such_table, open_project
-from rekey.cli.shell import Shell, command
+from rekey.cli.shell import Shell, command, flag
 from rekey.core.limits import TABLE_NAME_CURE, table_name_problem
 from rekey.declaration.migration import Declared
 from rekey.doctor.observed import AccountSeen, Kind
@@ -34,13 +34,14 @@ from rekey.tables.base import TableService
 from rekey.tables.requests import RetryPolicy
 from rekey.tables.transport import Timeouts
 
-T = TypeVar("T")
 _DEFAULT = Bounds()
 _MOST_BATCH = 100
 _ANSWER_SECONDS = 10
 
 
-def _bound(name: str, kind: click.ParamType, default: float, text: str) -> Callable[[T], T]:
+def _bound(
+    name: str, kind: click.FloatRange | click.IntRange, default: float, text: str
+) -> Callable[[Any], Any]:
     return click.option(name, type=kind, default=default, show_default=True, help=text)
 
 
@@ -53,7 +54,7 @@ def _bound(name: str, kind: click.ParamType, default: float, text: str) -> Calla
 @click.option(
     "--design", metavar="SCRIPT", help="Spread rows as this script would, instead of as TABLE has them."
 )
-@click.option("--exact", is_flag=True, help="Read every row for the distribution, instead of a sample.")
+@flag("--exact", help="Read every row for the distribution, instead of a sample.")
 @_bound("--seconds", click.FloatRange(1), _DEFAULT.seconds, "Length of the whole test, at most.")
 @_bound("--rows", click.IntRange(1), _DEFAULT.rows, "Rows sent in the whole test, at most.")
 @_bound("--step-seconds", click.FloatRange(1, 600), _DEFAULT.step_seconds, "How long each rate is offered.")
@@ -69,10 +70,9 @@ def _bound(name: str, kind: click.ParamType, default: float, text: str) -> Calla
     show_default="twice what the targets allow",
     help="Rows a second to offer at most.",
 )
-@click.option(
+@flag(
     "--i-own-this-account",
     "owned",
-    is_flag=True,
     help="Load an account that is not Azurite. It costs money, and slows down other users of the account.",
 )
 def stress(

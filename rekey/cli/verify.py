@@ -12,7 +12,7 @@ import secrets
 import click
 
 from rekey.cli.project import open_project, open_session
-from rekey.cli.shell import EXECUTOR, Shell, command
+from rekey.cli.shell import EXECUTOR, Shell, command, flag
 from rekey.errors import ExitCode
 from rekey.phases import Phase
 from rekey.runner import commands
@@ -33,7 +33,7 @@ from rekey.verify.report import exit_code
     show_default=True,
     help="Compare counts; random rows; or every row and every property.",
 )
-@click.option("--repair", is_flag=True, help="Rewrite rows that differ from the authority's.")
+@flag("--repair", help="Rewrite rows that differ from the authority's.")
 @click.option(
     "--rows",
     type=click.IntRange(1, 100_000),

@@ -31,7 +31,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 
 from rekey.errors import ConfigurationError, MachineFailed
@@ -128,7 +127,7 @@ def find_azurite(node: Node) -> Path:
 
 
 def _packaged(name: str) -> str:
-    return (resources.files("rekey.rehearse") / "node" / name).read_text("utf-8")
+    return (Path(__file__).with_name("node") / name).read_text("utf-8")
 
 
 def _installed_version(place: Path) -> str | None:
@@ -171,14 +170,7 @@ _STOP_SECONDS = 10.0
 _ATTEMPTS = 5
 _LOG = "azurite.log"
 _READY = "successfully started"
-_END_WITH_PARENT = """\
-process.stdin.on("end", () => process.kill(process.pid, "SIGINT"));
-process.stdin.on("error", () => process.kill(process.pid, "SIGINT"));
-process.stdin.resume();
-process.stdin.unref();
-process.once("SIGINT", () => setTimeout(() => process.exit(0), 2000).unref());
-"""
-# The timer is for connections that a client keeps open: older Node.js waits for them before it ends.
+_END_WITH_PARENT = Path(__file__).with_name("node") / "end-with-parent.cjs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,10 +260,8 @@ class Azurite:
         self.stop()
 
     def _launch(self, program: str, entry: Path, home: Path) -> subprocess.Popen[str]:
-        preload = home / "end-with-parent.cjs"
-        preload.write_text(_END_WITH_PARENT, "utf-8")
         command = [
-            *(program, "--require", str(preload), str(entry)),
+            *(program, "--require", str(_END_WITH_PARENT), str(entry)),
             *("--tableHost", _HOST, "--tablePort", str(self.port), "--tableKeepAliveTimeout", "60"),
             *("--silent", "--disableTelemetry", "--skipApiVersionCheck", "--inMemoryPersistence"),
         ]

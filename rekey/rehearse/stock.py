@@ -73,15 +73,13 @@ class Stock:
         Raises:
             ConfigurationError: fewer than `FEWEST_ROWS`, a bad file, or no rows can be made up.
         """
-        if data is not None:
-            file = open_data(data)
-            count = sum(1 for _ in file.rows())
-            source = f"from {file.path.name}, read as {file.format}"
-            stock = cls(count, file.rows, source, tuple(file.assumptions))
+        file = None if data is None else open_data(data)
+        if file is None:
+            stock = cls(0, lambda: rows_for(mapper, rows, seed), f"made up from seed {seed}")
         else:
-            stock = cls(rows, lambda: rows_for(mapper, rows, seed), f"made up from seed {seed}")
-            if rows >= FEWEST_ROWS:
-                stock.count = sum(1 for _ in stock.rows())
+            stock = cls(0, file.rows, f"from {file.path.name}, read as {file.format}")
+        stock.count = sum(1 for _ in stock.rows())
+        stock.assumptions = () if file is None else tuple(file.assumptions)
         if stock.count < FEWEST_ROWS:
             raise ConfigurationError(
                 f"{stock.count} rows are too few to kill a migration in its middle",
