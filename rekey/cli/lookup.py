@@ -2,10 +2,10 @@
 
 Rules kept here:
 
-* That somebody asks is recorded before a mapping row is opened: rows by their safe ids, the reason as given.
+* The look-up is recorded before a mapping row is opened: rows by their safe ids, the reason as given.
   A reason that holds a key that was asked for, or an address, is refused.
 * What is sealed is not opened without a record: where the state file cannot be written, there is no answer.
-  Of a mapping in the clear whoever may read the restricted store reads it without rekey, too: there the
+  A mapping in the clear can be read in the restricted store without rekey, too: there the
   answer is given, and it is said that the record is missing.
 * Look-ups of a minute are counted in the audit log, over all processes. A file counts as one, is bounded by
   itself, and is recorded by how many keys it asks for and by a digest of their safe ids.

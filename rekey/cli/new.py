@@ -3,7 +3,7 @@
 Rules kept here:
 
 * The number is the next one; the template is a valid declaration as it is.
-* A script that would contradict another one is not left behind.
+* A script that would contradict another one is taken away again.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Rules kept here:
 
-* With `--json` standard output holds one JSON document and nothing else. Whatever a script or a library
-  prints while a command runs goes to standard error.
+* With `--json` standard output holds one JSON document and nothing else. What a script or a library prints
+  while a command runs goes to standard error.
 * Results for people go to standard output; progress, notes and errors go to standard error.
 * All that is printed passes an `Edge`, which spells controls out: a name cannot redraw what was said. Only a
   progress bar draws past it, with labels that are spelled out.
@@ -55,7 +55,7 @@ class Surroundings:
     Attributes:
         connect: connects the accounts of a configuration; None: `rekey.migration.opening.connect`.
         clock: the machine's clock when None.
-        is_terminal: whether somebody can answer a question; None: whether standard input is a terminal.
+        is_terminal: whether a question can be answered; None: whether standard input is a terminal.
         ask: sends the single requests of `rekey doctor`; None: `rekey.tables.probe.ask`.
     """
 
@@ -71,7 +71,7 @@ class Shell:
 
     Attributes:
         surroundings: see `Surroundings`.
-        stdout, stderr: as they were when the call began; nobody writes to them directly.
+        stdout, stderr: as they were when the call began; only their edges write to them.
         out, err: the same, with an edge: what is printed goes here.
         config_path: `--config`.
         config_said: the path was given on the command line, so that commands we name must give it, too.
@@ -125,7 +125,7 @@ class Shell:
 
     @property
     def is_terminal(self) -> bool:
-        """Tell whether somebody can answer a question."""
+        """Tell whether a question can be answered."""
         if self.surroundings.is_terminal is not None:
             return self.surroundings.is_terminal
         return sys.stdin is not None and sys.stdin.isatty()
@@ -215,7 +215,7 @@ def _print(edge: TextIO, text: str) -> None:
 
 
 def _silence(stream: TextIO) -> None:
-    """Send what is still buffered, and what comes, to nowhere: nobody reads it any more."""
+    """Send what is still buffered, and what comes, to nowhere: it has no reader any more."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(devnull, stream.fileno())

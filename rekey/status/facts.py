@@ -4,7 +4,7 @@ Rules kept here:
 
 * The control row is believed before the ledger (`align`).
 * What could not be asked is said to be unknown, never guessed.
-* A client that is over counts for nothing: whoever ended without a word leaves a row behind.
+* A client that is over counts for nothing: one that was killed leaves its row.
 * Nothing here holds a key, but for segments, whose keys no repr shows.
 * A bundle counts as evidence for `retire` when it was exported after `complete`, was signed, and was verified
   on this machine: the audit log says all three. What was exported before `complete` does not show how it
@@ -101,7 +101,7 @@ class Facts:
         declared: the script as it is now.
         applied: the ledger's phases, in order.
         control: the control row, None when there is none or it could not be read.
-        lease: the runner lease, None when nobody holds it.
+        lease: the runner lease, None when it is free or this process holds it.
         runs: runs of phases, oldest first.
         segments: of the backfill.
         facts: small facts of the state file.
@@ -233,7 +233,7 @@ def verification_problem(
         facts: small facts of the state file.
         now: ticks of the service's clock, as verifications are timed.
         max_age_s: how old it may be, in seconds.
-        writers_stopped: the operator says that nobody writes, so there was no client to be missed.
+        writers_stopped: the operator says that no application writes: there was no client to be missed.
     """
     if last is None:
         return "nothing has been verified in full"

@@ -3,11 +3,11 @@
 Rules kept here:
 
 * `judge` puts together what is told of a migration, for people and as JSON; nothing of it holds a key.
-* A figure that nobody can know (the rate after a kill) is left out.
+* A figure that cannot be known (the rate after a kill) is left out.
 * How far replicas are behind is told by the age of the oldest intent: what is older is in them.
 * The sentence says what is at risk before it says anything else; its reader may have been woken up.
 * Only one command is named, the one that is right now; what else there is, is a remark.
-* A client that refuses writes is somebody's error right now, whatever else is well.
+* A client that refuses writes gives errors right now, however well the rest is.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Verdict:
         sentence: whether it is safe, and what that means.
         command: the next command's words after `rekey`, "" when there is nothing to do.
         remark: what to do first, to know, or to do instead; "" when there is nothing to add.
-        safe: nothing is at risk and nobody has to act now.
+        safe: nothing is at risk, and no action is needed now.
     """
 
     sentence: str
@@ -211,7 +211,7 @@ def _stage(facts: Facts) -> str:
 
 
 def _lag(facts: Facts) -> float | None:
-    """Return how far replicas are behind at most, None where none follow or nobody knows."""
+    """Return how far replicas are behind at most, None where none follow or it is not known."""
     phase = None if facts.control is None else facts.control.phase
     if facts.is_delta:
         watermark = facts.facts.get(WATERMARK)

@@ -4,7 +4,7 @@ Rules kept here:
 
 * Labels stand in one column, one indent in. A command that is to be typed stands on a line of its own and is
   never wrapped.
-* The last two lines of each migration are what somebody needs who was woken up: is it safe, what now.
+* The last two lines of each migration are what an operator on call needs: is it safe, what now.
 """
 
 from __future__ import annotations
