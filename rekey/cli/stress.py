@@ -106,10 +106,12 @@ def stress(
     config = load_config(shell.config_path)
     rows_together = min(_MOST_BATCH, round(load.get("rows_per_batch", _DEFAULT.batch)))
     wanted = replace(_DEFAULT, batch=batch or rows_together, **bounds)  # type: ignore[arg-type]  # click's
+    if not owned:
+        shell.do(_refuse_others(shell, config))
     notes = Notes(config.state)
     try:
         with FileLock(notes.path):
-            report = shell.do(_stress(shell, config, subject, wanted, notes, exact, owned))
+            report = shell.do(_stress(shell, config, subject, wanted, notes, exact))
     except Locked:
         raise Locked(
             "another stress test of this project is running",
@@ -122,17 +124,9 @@ def stress(
 
 
 async def _stress(
-    shell: Shell,
-    config: Config,
-    subject: str | Declared,
-    bounds: Bounds,
-    notes: Notes,
-    exact: bool,
-    owned: bool,
+    shell: Shell, config: Config, subject: str | Declared, bounds: Bounds, notes: Notes, exact: bool
 ) -> StressReport:
-    """Look what answers, read the distribution, and run the test."""
-    if not owned:
-        await _refuse_others(shell, config)
+    """Read the distribution, and run the test."""
     progress = shell.progress()
     name = subject if isinstance(subject, str) else subject.migration.source
     async with shell.connect(config) as accounts:

@@ -102,7 +102,7 @@ class Life:
         """Bring the scripts that this one depends on as far as it needs. Raises NotAsItMustBe."""
         for one in self.project.scripts[:-1]:
             self.tell.say(f"{self._script_id} depends on {one.script_id}: taking that through, on no rows.")
-            self.witness.create(one.migration.source)
+            self.witness.tables.create_table_if_not_exists(one.migration.source)
             self._run("apply", one.script_id)
             self._run("verify", one.script_id, "--mode", "full")
             self._run("apply", one.script_id, "--to", "complete", "--writers-stopped")

@@ -134,10 +134,6 @@ class Witness:
         except ResourceNotFoundError:
             return None
 
-    def create(self, table: str) -> None:
-        """Create an empty table; one that exists stays as it is."""
-        self.tables.create_table_if_not_exists(table)
-
     def exists(self, table: str) -> bool:
         """Tell whether a table exists."""
         return any(item.name.lower() == table.lower() for item in self.tables.list_tables())
