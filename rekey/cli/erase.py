@@ -51,14 +51,6 @@ def erase(shell: Shell, script: str | None, named: Named, reason: str, listed_on
     erased_before = [{"row_id": row_id, "erased_on": on} for row_id, on in sorted(asked.erased.items())]
     document = {"script_id": declared.script_id, **done.as_json(), "unknown": len(asked.unknown)}
     document["erased_before"] = erased_before
-    text = "\n".join(_told(declared, asked, done))
-    if not (done.changed or asked.unknown or done.unreadable):
-        return shell.emit(document, text)
-    shell.tell_before_error(document, text)
-    raise _found(declared, asked, done)
-
-
-def _told(declared: Declared, asked: Asked, done: Done) -> list[str]:
     lines = []
     if done.rows:
         counts = [
@@ -71,7 +63,11 @@ def _told(declared: Declared, asked: Asked, done: Done) -> list[str]:
         lines.append(f"{declared.script_id}: erased on {done.on}: {', '.join(counts)}")
         lines += wrapped(f"by safe id: {some(sorted(done.rows))}", first="  ", rest="  ")
     lines += [f"row {row_id} was erased on {on} before" for row_id, on in sorted(asked.erased.items())]
-    return lines
+    text = "\n".join(lines)
+    if not (done.changed or asked.unknown or done.unreadable):
+        return shell.emit(document, text)
+    shell.tell_before_error(document, text)
+    raise _found(declared, asked, done)
 
 
 def _found(declared: Declared, asked: Asked, done: Done) -> Findings:

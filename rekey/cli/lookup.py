@@ -65,7 +65,31 @@ def lookup(shell: Shell, script: str | None, named: Named, reason: str, out: Pat
     queries = named.queries(project.config, reason)
     declared = project.the_one(script, lambda applied: Phase.PREPARE in applied)
     answers = shell.do(_look(shell, project, declared, queries, reason, named.bulk is not None))
-    return _answer(shell, declared, answers, out)
+    found = [one for _, told in answers for one in told if isinstance(one, Found)]
+    erased = [one for _, told in answers for one in told if isinstance(one, Gone)]
+    unknown = [row_id for met, told in answers if not told for row_id in met.row_ids]
+    if (found or erased) and out is not None:
+        lines = [json.dumps(plain(one), ensure_ascii=False) for one in (*found, *erased)]
+        try:
+            write_private(out, "".join(f"{line}\n" for line in lines).encode("utf-8"))
+        except OSError as error:
+            raise ConfigurationError(
+                f"the answers cannot be written to {out} ({type(error).__name__})",
+                kept="the record of the look-up",
+                hint="name a file that does not exist, in a folder that this user can write to",
+            ) from None
+    document: dict[str, Any] = {"script_id": declared.script_id, "unknown": len(unknown)}
+    document |= {"out": str(out), "found": len(found)} if out else {"rows": plain(found)}
+    document["erased"] = plain(erased)
+    text = "\n".join(line for one in found for line in _told(declared, one))
+    shown = f"{len(found)} found, written to {out}" if out else text
+    if not unknown and not erased:
+        return shell.emit(document, shown)
+    if len(erased) == 1 and not unknown and not found:
+        document["erased_on"] = erased[0].on
+    if found or erased:
+        shell.tell_before_error(document, shown if found else "")
+    raise _not_found(declared, unknown, erased)
 
 
 async def _look(
@@ -126,37 +150,6 @@ def _record(shell: Shell, project: Project, declared: Declared, details: dict[st
             hint="wait a minute; for many keys use --bulk FILE, or raise [lookup] per_minute",
         )
     return said
-
-
-def _answer(
-    shell: Shell, declared: Declared, answers: Sequence[tuple[Met, list[Found | Gone]]], out: Path | None
-) -> ExitCode:
-    """Show what was found. Raises Findings when something was not, or was erased."""
-    found = [one for _, some in answers for one in some if isinstance(one, Found)]
-    erased = [one for _, some in answers for one in some if isinstance(one, Gone)]
-    unknown = [row_id for met, some in answers if not some for row_id in met.row_ids]
-    if (found or erased) and out is not None:
-        lines = [json.dumps(plain(one), ensure_ascii=False) for one in (*found, *erased)]
-        try:
-            write_private(out, "".join(f"{line}\n" for line in lines).encode("utf-8"))
-        except OSError as error:
-            raise ConfigurationError(
-                f"the answers cannot be written to {out} ({type(error).__name__})",
-                kept="the record of the look-up",
-                hint="name a file that does not exist, in a folder that this user can write to",
-            ) from None
-    document: dict[str, Any] = {"script_id": declared.script_id, "unknown": len(unknown)}
-    document |= {"out": str(out), "found": len(found)} if out else {"rows": [one.as_json() for one in found]}
-    document["erased"] = [one.as_json() for one in erased]
-    text = "\n".join(line for one in found for line in _told(declared, one))
-    shown = f"{len(found)} found, written to {out}" if out else text
-    if not unknown and not erased:
-        return shell.emit(document, shown)
-    if len(erased) == 1 and not unknown and not found:
-        document["erased_on"] = erased[0].on
-    if found or erased:
-        shell.tell_before_error(document, shown if found else "")
-    raise _not_found(declared, unknown, erased)
 
 
 def _not_found(declared: Declared, unknown: Sequence[str], erased: Sequence[Gone]) -> Findings:
