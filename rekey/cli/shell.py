@@ -8,7 +8,7 @@ Rules kept here:
 * All that is printed passes an `Edge`, which spells controls out: a name cannot redraw what was said. Only a
   progress bar draws past it, with labels that are spelled out.
 * A reader that went away (a closed pipe) does not change what the command did, nor its exit code.
-* Heavy modules (azure, sqlalchemy, yoyo) are imported by the command that needs them: `--help` is quick.
+* What only some commands need (azure, sqlalchemy, yoyo) is imported when they are: `rekey --help` is quick.
 """
 
 from __future__ import annotations
