@@ -11,7 +11,6 @@ from __future__ import annotations
 from rekey.cli.shell import Shell, command, flag
 from rekey.doctor.judge import examine
 from rekey.doctor.observe import observe
-from rekey.doctor.render import report_text
 from rekey.errors import ExitCode
 from rekey.project.config import load_config
 
@@ -29,4 +28,4 @@ def doctor(shell: Shell, strict: bool, read_only: bool) -> ExitCode:
     observed = shell.do(observe(config, connect=shell.connect, ask=shell.ask, writes=not read_only))
     report = examine(observed)
     code = ExitCode.FINDINGS if report.fails(strict=strict) else ExitCode.DONE
-    return shell.emit({"strict": strict, **report.as_json()}, report_text(report), code)
+    return shell.emit({"strict": strict, **report.as_json()}, report.as_text(), code)

@@ -25,10 +25,10 @@ from rekey.migration.opening import credential_for
 from rekey.project.config import Config, load_config
 from rekey.state.filelock import FileLock
 from rekey.stress.load import MOST_WAITING
-from rekey.stress.render import stress_text
-from rekey.stress.report import Bounds, StressReport
+from rekey.stress.report import StressReport
 from rekey.stress.run import Notes, spread_of_design, spread_of_table
 from rekey.stress.run import stress as run
+from rekey.stress.steps import Bounds
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import TableService
 from rekey.tables.requests import RetryPolicy
@@ -120,7 +120,7 @@ def stress(
         ) from None
     report = replace(report, declared=load.get("writes_per_second"))
     code = ExitCode.FINDINGS if report.too_little else ExitCode.DONE
-    return shell.emit(report.as_json(), stress_text(report), code)
+    return shell.emit(report.as_json(), report.as_text(), code)
 
 
 async def _stress(
@@ -178,7 +178,7 @@ async def _refuse_others(shell: Shell, config: Config) -> None:
     """Refuse an account that does not say it is Azurite."""
     account = config.tables
     answer = await shell.ask(account.endpoint, "Tables?$top=1", None)
-    kind = AccountSeen("tables", account.endpoint, account.name, anonymous=answer).kind
+    kind = AccountSeen("tables", account, answer).kind
     if kind is not Kind.AZURITE:
         raise Refused(
             f"the account {account.name} does not say that it is Azurite ({kind}); a stress test costs money"
