@@ -12,24 +12,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from rekey.cli.project import Project, open_project, open_session, status_of
-from rekey.cli.shell import EXECUTOR, FILE, Shell, command
+from rekey.cli.project import open_project, open_session, status_of
+from rekey.cli.shell import EXECUTOR, Shell, command, file_option, flag
+from rekey.core.clock import TICKS_PER_SECOND, ticks_of
+from rekey.core.plain import plain
+from rekey.declaration.migration import Declared
 from rekey.errors import ExitCode, Findings, GateClosed
 from rekey.phases import GATED, Phase
+from rekey.plan.advice.service import is_cosmos
+from rekey.plan.plan import take_basis
+from rekey.plan.planfile import PlanFile, check_plan, read_plan
+from rekey.plan.subject import PlanOptions, subject_of
 from rekey.present.text import duration, wrapped
-
-if TYPE_CHECKING:
-    from rekey.declaration.migration import Declared
-    from rekey.plan.planfile import PlanFile
-    from rekey.runner.commands import Applied
-    from rekey.runner.session import Session
-    from rekey.state.models import PhaseRun
-    from rekey.status.facts import Wait
-    from rekey.status.judge import Status
+from rekey.runner import commands
+from rekey.runner.commands import Applied
+from rekey.runner.run import Options
+from rekey.runner.session import Session
+from rekey.state.models import PhaseRun
+from rekey.status.facts import Wait, waits
+from rekey.status.judge import Status
+from rekey.status.tell import LABEL, next_lines
 
 _GOALS = [phase for phase in Phase if phase is not Phase.RETIRE]
 _OF_A_RUN = ("phase", "outcome", "started_at", "finished_at", "counters")
@@ -51,11 +57,40 @@ class _Result:
             "script_id": self.declared.script_id,
             "phases": [{name: getattr(run, name) for name in _OF_A_RUN} for run in self.runs],
             "caught_up": done.caught_up if done else 0,
-            "waits_for": [{"script_id": one.script_id, "phase": str(one.phase)} for one in self.waits],
-            "next_phase": str(done.next_phase) if done and done.next_phase else None,
+            "waits_for": plain(self.waits),
+            "next_phase": plain(done.next_phase) if done else None,
             "asks": list(done.asks) if done else [],
-            "next": self.status.as_json()["next"] if self.status else None,
+            "next": self.status.next if self.status else None,
         }
+
+    def told(self, shell: Shell) -> str:
+        """Return what is told of it, and an empty line."""
+        title = self.declared.doc.partition("\n")[0]
+        lines = wrapped(self.declared.script_id + (f": {title}" if title else ""))
+        for run in self.runs:
+            took = ""
+            if run.finished_at is not None:
+                took = duration((ticks_of(run.finished_at) - ticks_of(run.started_at)) / TICKS_PER_SECOND)
+            counters = ", ".join(
+                f"{name.replace('_', ' ')} {count:,}" for name, count in run.counters.items()
+            )
+            outcome = counters if run.outcome == "done" else f"stopped ({run.outcome})"
+            lines.append(f"  {run.phase:<{LABEL}}{took:>7}  {outcome}".rstrip())
+        if self.waits:
+            waits = ", ".join(f"`{one.phase}` of {one.script_id}" for one in self.waits)
+            lines.append(f"  waits for {waits}")
+        applied = self.applied
+        if applied is not None and not self.runs:
+            lines.append(f"  nothing left to do before the gate; {applied.caught_up:,} rows caught up")
+        if applied is not None and applied.next_phase is None:
+            lines.append("  all phases are done")
+        elif applied is not None:
+            lines.append(
+                f"  stopped before `{applied.next_phase}`" + (", which asks for:" if applied.asks else "")
+            )
+            lines += [line for ask in applied.asks for line in wrapped(ask, first="    - ")]
+            lines += next_lines(self.status, shell.command) if self.status else []
+        return "\n".join([*lines, ""])
 
 
 @command(
@@ -69,21 +104,17 @@ class _Result:
     type=click.Choice([str(phase) for phase in _GOALS]),
     help="Continue through gates, up to this phase. By default `apply` stops before cutover.",
 )
-@click.option(
+@flag(
     "--writers-stopped",
-    is_flag=True,
     help='You confirm that no application writes: for cutover in capture "delta", or with no client running.',
 )
-@click.option(
+@file_option(
     "--plan",
     "plan_path",
-    metavar="FILE",
-    type=FILE,
     help="Refuse when script, secrets or tables are not as this plan file says.",
 )
-@click.option(
+@flag(
     "--skip-row-check",
-    is_flag=True,
     help="Do not try every source row before the first write; a row that cannot be mapped stops it later.",
 )
 @EXECUTOR
@@ -102,11 +133,12 @@ def apply(
     again, it continues where it stopped; at the gate it brings the targets up to date. Ctrl-C stops at a
     checkpoint (exit code 130).
     """
-    from rekey.runner.run import Options
-
     goal = Phase(to) if to else None
     project = open_project(shell)
-    chosen = _chosen(project, scripts, goal)
+    chosen = project.choose_all(scripts) if scripts else project.unfinished()
+    if goal in GATED and not scripts and len(chosen) > 1:
+        listed = ", ".join(one.script_id for one in chosen)
+        raise click.UsageError(f"--to {goal} goes through a gate: say which script; pending are {listed}")
     results: list[_Result] = []
     options = Options(writers_stopped=writers_stopped, executor=executor or "")
     with open_session(shell, project, options) as session:
@@ -120,32 +152,17 @@ def apply(
             except Exception:
                 shell.so_far["migrations"] = [one.as_json() for one in results]
                 if result.runs:
-                    shell.say("\n".join(_told(shell, result)))
+                    shell.say(result.told(shell))
                 raise
-            shell.say("\n".join(_told(shell, result)))
+            shell.say(result.told(shell))
     if results and not shell.json:
         return ExitCode.DONE
     document = {"migrations": [one.as_json() for one in results]}
     return shell.emit(document, "Nothing to apply: every migration is complete.")
 
 
-def _chosen(project: Project, names: Sequence[str], goal: Phase | None) -> list[Declared]:
-    if names:
-        return project.choose_all(names)
-    pending = project.unfinished()
-    if goal in GATED and len(pending) > 1:
-        listed = ", ".join(one.script_id for one in pending)
-        raise click.UsageError(f"--to {goal} goes through a gate: say which script; pending are {listed}")
-    return pending
-
-
 def _hold_to_plan(session: Session, chosen: Sequence[Declared], path: Path) -> None:
     """Refuse when what is there is not what was planned. Only migrations that are not begun are asked."""
-    from rekey.plan.advice.service import is_cosmos
-    from rekey.plan.plan import take_basis
-    from rekey.plan.planfile import check_plan, read_plan
-    from rekey.plan.subject import PlanOptions, subject_of
-
     file: PlanFile = read_plan(path)
     if file.errors:
         raise Findings(
@@ -169,14 +186,16 @@ def _hold_to_plan(session: Session, chosen: Sequence[Declared], path: Path) -> N
 def _apply_one(
     session: Session, result: _Result, goal: Phase | None, *, named: bool, check_rows: bool
 ) -> None:
-    from rekey.runner import commands
-    from rekey.status.facts import waits
-
     declared, state = result.declared, session.state
     result.waits = waits(declared, session.scripts, state.ledger_ids())
     if result.waits:
         if named:
-            raise _waiting(result)
+            first = result.waits[0]
+            raise GateClosed(
+                Phase.PREPARE,
+                [f"{declared.script_id} waits for `{one.phase}` of {one.script_id}" for one in result.waits],
+                hint=f"`rekey apply {first.script_id} --to {first.phase}` first",
+            )
         return
     known = {run.id for run in state.phase_runs(declared.script_id)}
     try:
@@ -184,48 +203,3 @@ def _apply_one(
     finally:
         result.runs = [run for run in state.phase_runs(declared.script_id) if run.id not in known]
     result.status = status_of(session, declared)
-
-
-def _waiting(result: _Result) -> GateClosed:
-    first = result.waits[0]
-    return GateClosed(
-        Phase.PREPARE,
-        [f"{result.declared.script_id} waits for `{one.phase}` of {one.script_id}" for one in result.waits],
-        hint=f"`rekey apply {first.script_id} --to {first.phase}` first",
-    )
-
-
-def _told(shell: Shell, result: _Result) -> list[str]:
-    """Return what is told of one migration."""
-    from rekey.status.tell import next_lines
-
-    title = result.declared.doc.partition("\n")[0]
-    lines = wrapped(result.declared.script_id + (f": {title}" if title else ""))
-    lines += [_phase_line(run) for run in result.runs]
-    if result.waits:
-        waits = ", ".join(f"`{one.phase}` of {one.script_id}" for one in result.waits)
-        return [*lines, f"  waits for {waits}", ""]
-    applied = result.applied
-    if applied is None:
-        return [*lines, ""]
-    if not result.runs:
-        lines.append(f"  nothing left to do before the gate; {applied.caught_up:,} rows caught up")
-    if applied.next_phase is None:
-        return [*lines, "  all phases are done", ""]
-    asks = list(applied.asks)
-    lines.append(f"  stopped before `{applied.next_phase}`" + (", which asks for:" if asks else ""))
-    lines += [line for ask in asks for line in wrapped(ask, first="    - ")]
-    return [*lines, *(next_lines(result.status, shell.command) if result.status else []), ""]
-
-
-def _phase_line(run: PhaseRun) -> str:
-    """Return one line about one run of a phase."""
-    from rekey.core.clock import TICKS_PER_SECOND, ticks_of
-    from rekey.status.tell import LABEL
-
-    took = ""
-    if run.finished_at is not None:
-        took = duration((ticks_of(run.finished_at) - ticks_of(run.started_at)) / TICKS_PER_SECOND)
-    counters = ", ".join(f"{name.replace('_', ' ')} {number:,}" for name, number in run.counters.items())
-    outcome = "" if run.outcome == "done" else f"stopped ({run.outcome})"
-    return f"  {run.phase:<{LABEL}}{took:>7}  {outcome or counters}".rstrip()

@@ -7,20 +7,17 @@ Rules kept here:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from rekey.cli.naming import Named, check_reason, naming, some
 from rekey.cli.project import open_project, open_session
-from rekey.cli.shell import Shell, command
+from rekey.cli.shell import Shell, command, flag
+from rekey.declaration.migration import Declared
 from rekey.errors import ExitCode, Findings
 from rekey.phases import Phase
 from rekey.present.text import wrapped
-
-if TYPE_CHECKING:
-    from rekey.declaration.migration import Declared
-    from rekey.runner.erase.erasure import Asked, Done
+from rekey.runner.erase import erasure
+from rekey.runner.erase.erasure import Asked, Done
 
 
 @command(
@@ -30,9 +27,7 @@ if TYPE_CHECKING:
 )
 @click.argument("script", required=False)
 @naming
-@click.option(
-    "--listed-only", is_flag=True, help="Do not search the whole mapping for rows left by interrupted runs."
-)
+@flag("--listed-only", help="Do not search the whole mapping for rows left by interrupted runs.")
 def erase(shell: Shell, script: str | None, named: Named, reason: str, listed_only: bool) -> ExitCode:
     """Erase rows from the mapping and from the source table.
 
@@ -40,8 +35,6 @@ def erase(shell: Shell, script: str | None, named: Named, reason: str, listed_on
     after the freeze is never deleted. Rows of the target belong to the application: delete them there. The
     request and its reason are recorded first. Exit code 1 when a row is not known or could not be erased.
     """
-    from rekey.runner.erase import erasure
-
     project = open_project(shell)
     declared = project.the_one(script, lambda applied: Phase.COMPLETE in applied)
     queries = named.queries(project.config, reason)
@@ -58,16 +51,6 @@ def erase(shell: Shell, script: str | None, named: Named, reason: str, listed_on
     erased_before = [{"row_id": row_id, "erased_on": on} for row_id, on in sorted(asked.erased.items())]
     document = {"script_id": declared.script_id, **done.as_json(), "unknown": len(asked.unknown)}
     document["erased_before"] = erased_before
-    text = "\n".join(_told(declared, asked, done))
-    if not (done.changed or asked.unknown or done.unreadable):
-        return shell.emit(document, text)
-    shell.so_far.update(document)
-    if text:
-        shell.say(text)
-    raise _found(declared, asked, done)
-
-
-def _told(declared: Declared, asked: Asked, done: Done) -> list[str]:
     lines = []
     if done.rows:
         counts = [
@@ -80,7 +63,11 @@ def _told(declared: Declared, asked: Asked, done: Done) -> list[str]:
         lines.append(f"{declared.script_id}: erased on {done.on}: {', '.join(counts)}")
         lines += wrapped(f"by safe id: {some(sorted(done.rows))}", first="  ", rest="  ")
     lines += [f"row {row_id} was erased on {on} before" for row_id, on in sorted(asked.erased.items())]
-    return lines
+    text = "\n".join(lines)
+    if not (done.changed or asked.unknown or done.unreadable):
+        return shell.emit(document, text)
+    shell.tell_before_error(document, text)
+    raise _found(declared, asked, done)
 
 
 def _found(declared: Declared, asked: Asked, done: Done) -> Findings:

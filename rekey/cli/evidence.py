@@ -16,12 +16,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
 from rekey.cli.project import open_project
-from rekey.cli.shell import FILE, FOLDER, Shell, command
+from rekey.cli.shell import FILE, FOLDER, Shell, command, file_option, flag
+from rekey.core.plain import plain
+from rekey.declaration.mapper import Mapper
 from rekey.errors import (
     ConfigurationError,
     ExitCode,
@@ -32,23 +33,27 @@ from rekey.errors import (
     StateUnusable,
     one_line,
 )
+from rekey.evidence.bag import payload, statement_sha256
+from rekey.evidence.export import export as write
+from rekey.evidence.export import exports_of, record_verified
+from rekey.evidence.keys import PublicKey
+from rekey.evidence.recompute import Compared, last_full
+from rekey.evidence.recompute import recompute as compute
+from rekey.evidence.signing import make_key, open_signer, public_path, read_public
+from rekey.evidence.timestamp import read_root
+from rekey.evidence.verify import Trusted, Verdict
+from rekey.evidence.verify import verify as check
+from rekey.migration.opening import Prepared
 from rekey.phases import Phase
-
-if TYPE_CHECKING:
-    from rekey.declaration.mapper import Mapper
-    from rekey.evidence.keys import PublicKey
-    from rekey.evidence.recompute import Compared
-    from rekey.evidence.verify import Verdict
-    from rekey.project.config import Config
+from rekey.project.config import Config, load_config, reading
+from rekey.state.store import State
 
 KEY_FILE = "evidence.pem"
 
 _GIVE_KEY = "--key FILE, the public key that you were given; never one that came with the bundle"
-_KEY = click.option(
+_KEY = file_option(
     "--key",
     "key_files",
-    metavar="FILE",
-    type=FILE,
     multiple=True,
     help="A public key that may have signed. By default the one of this project, if it exported the bundle.",
 )
@@ -77,20 +82,17 @@ def keygen(shell: Shell, file: Path) -> ExitCode:
 
     Hand the public half to the auditors, before there is anything to check. Overwrites nothing.
     """
-    from rekey.evidence.signing import make_key, public_path
+    key, public = make_key(file), public_path(file)
+    text = f"""\
+private  {file} (keep it to yourself)
+public   {public} (hand it to the auditors)
+key id   {key.key_id}
 
-    key = make_key(file)
-    lines = [
-        f"private  {file} (keep it to yourself)",
-        f"public   {public_path(file)} (hand it to the auditors)",
-        f"key id   {key.key_id}",
-        "",
-        f"Next: name it in {shell.config_path}:",
-        "  [evidence]",
-        f'  key_file = "{file}"',
-    ]
-    document = {"key_file": str(file), "public_key_file": str(public_path(file)), "key_id": key.key_id}
-    return shell.emit(document, "\n".join(lines))
+Next: name it in {shell.config_path}:
+  [evidence]
+  key_file = "{file}"
+"""
+    return shell.emit({"key_file": str(file), "public_key_file": str(public), "key_id": key.key_id}, text)
 
 
 @command(
@@ -110,10 +112,6 @@ def export(shell: Shell, folder: Path, script: str | None, authority: str | None
     their content digests, and a report for people. Holds no key of a row and no secret. Signed by the key of
     [evidence]; without one it says that it is not signed. Reads no table.
     """
-    from rekey.evidence.export import export as write
-    from rekey.evidence.signing import open_signer
-    from rekey.state.store import State
-
     project = open_project(shell)
     declared = project.the_one(script, lambda applied: Phase.PREPARE in applied)
     signer = open_signer(project.config)
@@ -141,20 +139,13 @@ def export(shell: Shell, folder: Path, script: str | None, authority: str | None
 )
 @click.argument("folder", type=FOLDER)
 @_KEY
-@click.option(
+@file_option(
     "--checkpoint",
     "kept",
-    metavar="FILE",
-    type=FILE,
     help="A checkpoint of the same log, kept from an earlier bundle: nothing before it may have changed.",
 )
-@click.option(
-    "--timestamp-root",
-    metavar="FILE",
-    type=FILE,
-    help="The root certificate of the time stamp authority.",
-)
-@click.option("--without-timestamp", is_flag=True, help="Leave a time stamp unchecked.")
+@file_option("--timestamp-root", help="The root certificate of the time stamp authority.")
+@flag("--without-timestamp", help="Leave a time stamp unchecked.")
 def verify(
     shell: Shell,
     folder: Path,
@@ -168,22 +159,31 @@ def verify(
     Finds a changed byte, a file added or removed, an event removed, moved or inserted, a log that was cut
     off, a bundle made again or signed with another key. Needs the bundle and the public key, nothing else.
     """
-    from rekey.evidence.timestamp import read_root
-    from rekey.evidence.verify import Trusted
-    from rekey.evidence.verify import verify as check
-
     keys = _keys_for(shell, key_files, folder)
-    trusted = Trusted(
-        keys,
-        root=None if timestamp_root is None else read_root(timestamp_root),
-        ignore_timestamp=without_timestamp,
-        earlier=None if kept is None else _kept(kept),
-    )
+    root = None if timestamp_root is None else read_root(timestamp_root)
+    try:
+        earlier = None if kept is None else kept.read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise ConfigurationError(
+            f"the checkpoint {kept} cannot be read", hint="name the file `data/audit/checkpoint` of a bundle"
+        ) from None
+    trusted = Trusted(keys, root=root, ignore_timestamp=without_timestamp, earlier=earlier)
     verdict = check(folder, trusted)
     recorded = verdict.is_right and _record(shell, folder, verdict)
     code = ExitCode.DONE if verdict.is_right else ExitCode.FINDINGS
+    about = verdict.predicate
+    lines = [f"{folder}: {'everything holds' if verdict.is_right else 'NOT as it was exported'}"]
+    if about:
+        lines.append(f"  about       {about.get('script_id')}, exported {about.get('exported_at')}")
+    if verdict.key_id:
+        lines += [f"  signed by   {verdict.key_id}", f"  key from    {verdict.key_origin}"]
+    lines += [f"  holds       {one}" for one in verdict.checked]
+    lines += [f"  WRONG       {one.what}" for one in verdict.findings]
+    if recorded:
+        lines.append("  recorded    in the audit log of this project")
     document = {"folder": str(folder), **verdict.as_json(), "recorded": recorded}
-    return shell.emit(document, "\n".join(_told(folder, verdict, recorded=recorded)), code)
+    # A file's name may hold what looks like a line of this.
+    return shell.emit(document, "\n".join(map(one_line, lines)), code)
 
 
 @command(
@@ -195,9 +195,7 @@ def verify(
 @_KEY
 @click.option("--endpoint", metavar="URL", help="The account of the tables. By default this project's.")
 @click.option("--key-env", metavar="NAME", help="The environment variable with that account's shared key.")
-@click.option(
-    "--mapping", is_flag=True, help="Map the source's rows again, with this project's script and secrets."
-)
+@flag("--mapping", help="Map the source's rows again, with this project's script and secrets.")
 def recompute(
     shell: Shell,
     folder: Path,
@@ -211,13 +209,6 @@ def recompute(
     Reads the tables, nothing else. Exit code 1 when one differs: it was written since the verification, or
     is not what was verified. The bundle is checked first.
     """
-    from rekey.evidence.bag import payload
-    from rekey.evidence.recompute import last_full
-    from rekey.evidence.recompute import recompute as compute
-    from rekey.evidence.verify import Trusted
-    from rekey.evidence.verify import verify as check
-    from rekey.project.config import load_config, reading
-
     if key_env is not None and endpoint is None:
         raise click.UsageError("--key-env goes with --endpoint")
     if endpoint is None or mapping:
@@ -240,30 +231,6 @@ def recompute(
 
     found = shell.do(from_tables())
     code = ExitCode.DONE if all(one.is_equal for one in found) else ExitCode.FINDINGS
-    document = {
-        "script_id": verdict.predicate["script_id"],
-        "verified_at": recorded["finished_at"],
-        "digests": [one.as_json() for one in found],
-    }
-    return shell.emit(document, "\n".join(_compared(recorded, found)), code)
-
-
-def _mapper(shell: Shell, verdict: Verdict) -> Mapper:
-    """Return the mapping of the script that the bundle is about."""
-    from rekey.migration.opening import Prepared
-
-    project = open_project(shell)
-    declared = project.choose(verdict.predicate["script_id"])
-    if declared.digest != verdict.predicate["declaration_sha256"]:
-        raise Moved(
-            f"the script {declared.script_id} of this project is not the one of the bundle",
-            kept="everything; no table was read",
-            hint="use the script that is in the bundle (data/script.py)",
-        )
-    return Prepared.of(project.config, declared).mapper
-
-
-def _compared(recorded: dict[str, Any], found: list[Compared]) -> list[str]:
     lines = [f"verified on {recorded['finished_at']}; now:"]
     names = {"source": "source", "target": "target", "expected": "what the source gives for"}
     for one in found:
@@ -276,23 +243,29 @@ def _compared(recorded: dict[str, Any], found: list[Compared]) -> list[str]:
         lines.append(f"  {names[one.what]} {one.table}: {one.found_rows:,} rows, {said}")
         lines += [f"    then  {one.recorded_digest}"] if one.recorded_digest else []
         lines += [f"    now   {one.found_digest}"] if one.found_digest else []
-    return lines
+    document = {
+        "script_id": verdict.predicate["script_id"],
+        "verified_at": recorded["finished_at"],
+        "digests": plain(found),
+    }
+    return shell.emit(document, "\n".join(lines), code)
 
 
-def _kept(path: Path) -> str:
-    try:
-        return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError):
-        raise ConfigurationError(
-            f"the checkpoint {path} cannot be read", hint="name the file `data/audit/checkpoint` of a bundle"
-        ) from None
+def _mapper(shell: Shell, verdict: Verdict) -> Mapper:
+    """Return the mapping of the script that the bundle is about."""
+    project = open_project(shell)
+    declared = project.choose(verdict.predicate["script_id"])
+    if declared.digest != verdict.predicate["declaration_sha256"]:
+        raise Moved(
+            f"the script {declared.script_id} of this project is not the one of the bundle",
+            kept="everything; no table was read",
+            hint="use the script that is in the bundle (data/script.py)",
+        )
+    return Prepared.of(project.config, declared).mapper
 
 
 def _record(shell: Shell, folder: Path, verdict: Verdict) -> bool:
     """Record in the project's audit log that its own bundle was verified; tell whether it was."""
-    from rekey.evidence.export import record_verified
-    from rekey.state.store import State
-
     if not shell.has_project:
         return False
     try:
@@ -306,20 +279,6 @@ def _record(shell: Shell, folder: Path, verdict: Verdict) -> bool:
         return False
 
 
-def _told(folder: Path, verdict: Verdict, *, recorded: bool) -> list[str]:
-    about = verdict.predicate
-    lines = [f"{folder}: {'everything holds' if verdict.is_right else 'NOT as it was exported'}"]
-    if about:
-        lines.append(f"  about       {about.get('script_id')}, exported {about.get('exported_at')}")
-    if verdict.key_id:
-        lines += [f"  signed by   {verdict.key_id}", f"  key from    {verdict.key_origin}"]
-    lines += [f"  holds       {one}" for one in verdict.checked]
-    lines += [f"  WRONG       {one.what}" for one in verdict.findings]
-    if recorded:
-        lines.append("  recorded    in the audit log of this project")
-    return [one_line(line) for line in lines]  # a file's name may hold what looks like a line of this
-
-
 # --- the key to check with ---
 
 
@@ -329,8 +288,6 @@ def _keys_for(shell: Shell, files: Sequence[Path], folder: Path) -> list[PublicK
     Raises:
         ConfigurationError: no key is given, and no project here exported this.
     """
-    from rekey.evidence.signing import open_signer, read_public
-
     if files:
         return [read_public(path) for path in files]
     what = "it is not said whose signature is to be checked"
@@ -355,11 +312,6 @@ def _exporter(shell: Shell, folder: Path) -> Config | None:
 
     The state file is read, and neither made nor changed. Raises ConfigurationError, and what opening raises.
     """
-    from rekey.evidence.bag import statement_sha256
-    from rekey.evidence.export import exports_of
-    from rekey.project.config import load_config
-    from rekey.state.store import State
-
     sha256 = statement_sha256(folder)
     _refuse_within(shell, folder)
     config = load_config(shell.config_path)

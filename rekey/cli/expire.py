@@ -8,18 +8,17 @@ Rules kept here:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from rekey.cli.naming import check_reason
 from rekey.cli.project import open_project, open_session
 from rekey.cli.shell import Shell, command
+from rekey.core.clock import format_ticks
 from rekey.errors import ExitCode, Findings
+from rekey.mapping.retention import WHOLE
 from rekey.phases import Phase
-
-if TYPE_CHECKING:
-    from rekey.runner.erase.expiry import Expired
+from rekey.runner.erase import expiry
+from rekey.status.tell import moment
 
 
 @command(
@@ -44,8 +43,6 @@ def expire(
     written. Of a sealed mapping the data keys of these months are deleted, without which no old key can be
     read; of a mapping in the clear all rows.
     """
-    from rekey.runner.erase import expiry
-
     if confirm is not None and cohort is not None:
         raise click.UsageError("--confirm goes without --cohort")
     if reason is not None and cohort is None:
@@ -64,12 +61,21 @@ def expire(
         check_reason(reason)
     with open_session(shell, project) as session:
         done = expiry.expire(session, declared.script_id, cohort, reason or "")
-    document = {"script_id": declared.script_id, **done.as_json()}
-    text = "\n".join(_told(declared.script_id, done))
+    if done.cohorts == (WHOLE,):
+        lines = [f"{declared.script_id}: {done.deleted_rows:,} rows of the mapping are erased."]
+    elif done.cohorts:
+        names = ", ".join(done.cohorts)
+        lines = [f"{declared.script_id}: shredded the data keys of {names}; nothing opens their rows."]
+    else:
+        lines = [f"{declared.script_id}: there was nothing to erase."]
+    if done.left:
+        first = done.left[0]
+        which = "the mapping" if first.name == WHOLE else f"cohort {first.name}"
+        lines.append(f"Next is {which}, on {moment(format_ticks(first.over_at))}.")
+    document, text = {"script_id": declared.script_id, **done.as_json()}, "\n".join(lines)
     if not done.kept_rows:
         return shell.emit(document, text)
-    shell.so_far.update(document)
-    shell.say(text)
+    shell.tell_before_error(document, text)
     raise Findings(
         f"{done.kept_rows:,} mapping rows of {declared.script_id} were written too late to be over, or"
         " changed while they were deleted",
@@ -77,22 +83,3 @@ def expire(
         hint="after `complete` nothing should write to the mapping: find out what did; the same command takes"
         " them when they are over",
     )
-
-
-def _told(script_id: str, done: Expired) -> list[str]:
-    from rekey.core.clock import format_ticks
-    from rekey.mapping.retention import WHOLE
-    from rekey.status.tell import moment
-
-    if done.cohorts == (WHOLE,):
-        lines = [f"{script_id}: {done.deleted_rows:,} rows of the mapping are erased."]
-    elif done.cohorts:
-        names = ", ".join(done.cohorts)
-        lines = [f"{script_id}: shredded the data keys of {names}; nothing opens their rows."]
-    else:
-        lines = [f"{script_id}: there was nothing to erase."]
-    if done.left:
-        first = done.left[0]
-        which = "the mapping" if first.name == WHOLE else f"cohort {first.name}"
-        lines.append(f"Next is {which}, on {moment(format_ticks(first.over_at))}.")
-    return lines

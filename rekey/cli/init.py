@@ -8,12 +8,15 @@ Rules kept here:
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 
 import click
 
 from rekey.cli.shell import Shell, command
 from rekey.errors import ConfigurationError, ExitCode
+from rekey.project.config import default_config
+from rekey.project.privatefiles import write_private
 
 IGNORED = (".rekey/", "sealing.key")
 WRAPPING_KEY = "sealing.key"
@@ -28,8 +31,6 @@ def init(shell: Shell, folder: Path) -> ExitCode:
     migration scripts, the key that seals old keys, and .gitignore entries for that key and the state file.
     Overwrites nothing.
     """
-    from rekey.project.config import default_config
-
     config = folder / shell.config_path
     migrations = config.parent / "migrations"
     keep = migrations / ".gitkeep"
@@ -38,7 +39,9 @@ def init(shell: Shell, folder: Path) -> ExitCode:
     try:
         migrations.mkdir(parents=True, exist_ok=True)
         fresh = _write_new(config, default_config())
-        made = {config: fresh, **({key: _write_key(key)} if fresh else {})}
+        made = {config: fresh}
+        if fresh:
+            made[key] = _write_new(key, f"{secrets.token_hex(32)}\n", private=True)
         made[keep] = not any(migrations.iterdir()) and _write_new(keep, "")
         made[ignore] = _ignore(ignore)
     except OSError as error:
@@ -59,24 +62,14 @@ def init(shell: Shell, folder: Path) -> ExitCode:
     return shell.emit(document, "\n".join(lines))
 
 
-def _write_new(path: Path, text: str) -> bool:
-    """Write a file; False when there is one already."""
+def _write_new(path: Path, text: str, *, private: bool = False) -> bool:
+    """Write a file, for its owner only if it is private; False when there is one already."""
     try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        return False
-    return True
-
-
-def _write_key(path: Path) -> bool:
-    """Make the wrapping key, for its owner only; False when there is one already."""
-    import secrets
-
-    from rekey.project.privatefiles import write_private
-
-    try:
-        write_private(path, f"{secrets.token_hex(32)}\n".encode("ascii"))
+        if private:
+            write_private(path, text.encode("utf-8"))
+        else:
+            with path.open("x", encoding="utf-8") as file:
+                file.write(text)
     except FileExistsError:
         return False
     return True

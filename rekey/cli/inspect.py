@@ -9,26 +9,27 @@ Rules kept here:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from rekey.cli.project import no_such_table
-from rekey.cli.shell import Shell, command
+from rekey.cli.shell import Shell, command, flag
 from rekey.core.limits import TABLE_NAME_CURE, table_name_problem
 from rekey.errors import ExitCode, TableMissing
-
-if TYPE_CHECKING:
-    from rekey.inspect.report import Inspection
-    from rekey.plan.advice.facts import Facts
+from rekey.inspect.inspect import inspect_table
+from rekey.inspect.render import inspection_text
+from rekey.inspect.report import Inspection
+from rekey.plan.advice.advise import advise
+from rekey.plan.advice.facts import Facts
+from rekey.plan.advice.gather import facts_of_profile
+from rekey.plan.advice.service import is_cosmos
+from rekey.plan.render import advice_lines
+from rekey.project.config import load_config
 
 
 @command("inspect", example="rekey inspect Users\nrekey inspect Users --exact --json")
 @click.argument("table", metavar="TABLE")
-@click.option("--exact", is_flag=True, help="Read every row instead of a sample of at most 60 requests.")
-@click.option(
-    "--show-keys", is_flag=True, help="Name partitions by their keys. For the operator's eyes only."
-)
+@flag("--exact", help="Read every row instead of a sample of at most 60 requests.")
+@flag("--show-keys", help="Name partitions by their keys. For the operator's eyes only.")
 def inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> ExitCode:
     """Show what is in a table and what its keys look like.
 
@@ -36,10 +37,6 @@ def inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> ExitCode:
     dates, card numbers and the like), whether new rows go to one end, properties and their types, and advice
     on what may become a problem. Reads only. Advice does not change the exit code.
     """
-    from rekey.inspect.render import inspection_text
-    from rekey.plan.advice.advise import advise
-    from rekey.plan.render import advice_lines
-
     problem = table_name_problem(table)
     if problem is not None:
         raise click.UsageError(f"{problem}; {TABLE_NAME_CURE}")
@@ -53,11 +50,6 @@ def inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> ExitCode:
 
 
 async def _inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> tuple[Inspection, Facts]:
-    from rekey.inspect.inspect import inspect_table
-    from rekey.plan.advice.gather import facts_of_profile
-    from rekey.plan.advice.service import is_cosmos
-    from rekey.project.config import load_config
-
     config = load_config(shell.config_path)
     async with shell.connect(config) as accounts:
         try:

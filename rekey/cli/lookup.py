@@ -2,10 +2,10 @@
 
 Rules kept here:
 
-* That somebody asks is recorded before a mapping row is opened: rows by their safe ids, the reason as given.
+* The look-up is recorded before a mapping row is opened: rows by their safe ids, the reason as given.
   A reason that holds a key that was asked for, or an address, is refused.
 * What is sealed is not opened without a record: where the state file cannot be written, there is no answer.
-  Of a mapping in the clear whoever may read the restricted store reads it without rekey, too: there the
+  A mapping in the clear can be read in the restricted store without rekey, too: there the
   answer is given, and it is said that the record is missing.
 * Look-ups of a minute are counted in the audit log, over all processes. A file counts as one, is bounded by
   itself, and is recorded by how many keys it asks for and by a digest of their safe ids.
@@ -17,13 +17,15 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from rekey.cli.naming import Named, check_reason, naming, some
 from rekey.cli.project import Project, open_project
-from rekey.cli.shell import FILE, Shell, command
+from rekey.cli.shell import Shell, command, file_option
+from rekey.core.plain import plain
+from rekey.declaration.migration import Declared
 from rekey.errors import (
     ConfigurationError,
     ExitCode,
@@ -33,14 +35,12 @@ from rekey.errors import (
     Refused,
     StateUnusable,
 )
+from rekey.mapping.lookup import Found, Gone, Lookup, Met, Query
+from rekey.migration.opening import Prepared, open_migration
 from rekey.phases import Phase
-
-if TYPE_CHECKING:
-    from rekey.declaration.migration import Declared
-    from rekey.mapping.lookup import Found, Gone, Met, Query
-    from rekey.model import EntityKey
-    from rekey.state.audit import Erasures
-    from rekey.tables.base import Accounts
+from rekey.project.privatefiles import write_private
+from rekey.state.audit import Erasures, erasures
+from rekey.state.store import State
 
 EVENT = "lookup"
 _MINUTE_S = 60.0
@@ -54,12 +54,7 @@ _MINUTE_S = 60.0
 )
 @click.argument("script", required=False)
 @naming
-@click.option(
-    "--out",
-    type=FILE,
-    metavar="FILE",
-    help="Write the answers to a new private file (JSON Lines).",
-)
+@file_option("--out", help="Write the answers to a new private file (JSON Lines).")
 def lookup(shell: Shell, script: str | None, named: Named, reason: str, out: Path | None) -> ExitCode:
     """Show which old key became which new keys, and back.
 
@@ -70,21 +65,40 @@ def lookup(shell: Shell, script: str | None, named: Named, reason: str, out: Pat
     queries = named.queries(project.config, reason)
     declared = project.the_one(script, lambda applied: Phase.PREPARE in applied)
     answers = shell.do(_look(shell, project, declared, queries, reason, named.bulk is not None))
-    return _answer(shell, declared, answers, out)
+    found = [one for _, told in answers for one in told if isinstance(one, Found)]
+    erased = [one for _, told in answers for one in told if isinstance(one, Gone)]
+    unknown = [row_id for met, told in answers if not told for row_id in met.row_ids]
+    if (found or erased) and out is not None:
+        lines = [json.dumps(plain(one), ensure_ascii=False) for one in (*found, *erased)]
+        try:
+            write_private(out, "".join(f"{line}\n" for line in lines).encode("utf-8"))
+        except OSError as error:
+            raise ConfigurationError(
+                f"the answers cannot be written to {out} ({type(error).__name__})",
+                kept="the record of the look-up",
+                hint="name a file that does not exist, in a folder that this user can write to",
+            ) from None
+    document: dict[str, Any] = {"script_id": declared.script_id, "unknown": len(unknown)}
+    document |= {"out": str(out), "found": len(found)} if out else {"rows": plain(found)}
+    document["erased"] = plain(erased)
+    text = "\n".join(line for one in found for line in _told(declared, one))
+    shown = f"{len(found)} found, written to {out}" if out else text
+    if not unknown and not erased:
+        return shell.emit(document, shown)
+    if len(erased) == 1 and not unknown and not found:
+        document["erased_on"] = erased[0].on
+    if found or erased:
+        shell.tell_before_error(document, shown if found else "")
+    raise _not_found(declared, unknown, erased)
 
 
 async def _look(
     shell: Shell, project: Project, declared: Declared, queries: Sequence[Query], reason: str, bulk: bool
 ) -> list[tuple[Met, list[Found | Gone]]]:
     """Return what the questions mean and what was found; recorded before a row is opened."""
-    from rekey.mapping.lookup import Found, Lookup
-    from rekey.migration.opening import Prepared, open_migration
-
-    sealed = declared.migration.is_sealed
     prepared = Prepared.of(project.config, declared)
     _ = prepared.wrapping  # absent, it is told before anything is asked
-    accounts: Accounts = shell.connect(project.config)
-    try:
+    async with shell.connect(project.config) as accounts:
         migration = open_migration(prepared, accounts)
         control = await migration.control.read()
         if control is None:
@@ -94,26 +108,22 @@ async def _look(
             )
         looking = Lookup(await migration.mapping(control), accounts.tables)
         met = [await looking.meet(one) for one in queries]
-        if not sealed and not bulk:
+        if not declared.migration.is_sealed and not bulk:
             found = await looking.tell(met[0])
             shown = [one for one in found if isinstance(one, Found)]
             check_reason(reason, [key for one in shown for key in (one.old, *(new for _, new in one.new))])
-        said = _record(shell, project, declared, _details(met, reason, bulk))
+        # What is recorded holds no key, and no hash of one without a key.
+        known = sum(bool(one.rows) for one in met)
+        if bulk:
+            asked = "\n".join(digest for one in met for digest in one.digests)
+            digest = hashlib.sha256(asked.encode()).hexdigest()
+            details = {"by": "bulk", "count": len(met), "found": known, "digest": digest, "reason": reason}
+        else:
+            row_ids = list(met[0].row_ids)
+            details = {"by": met[0].query.by, "rows": row_ids, "found": bool(known), "reason": reason}
+        said = _record(shell, project, declared, details)
         looking.was_erased(said.rows, said.cohorts, said.whole)
         return [(one, await looking.tell(one)) for one in met]
-    finally:
-        await accounts.close()
-
-
-def _details(met: Sequence[Met], reason: str, bulk: bool) -> dict[str, Any]:
-    """Return what is recorded of a look-up. No key, and no hash of one without a key."""
-    known = sum(bool(one.rows) for one in met)
-    if not bulk:
-        [one] = met
-        return {"by": one.query.by, "rows": list(one.row_ids), "found": bool(known), "reason": reason}
-    asked = "\n".join(digest for one in met for digest in one.digests)
-    digest = hashlib.sha256(asked.encode()).hexdigest()
-    return {"by": "bulk", "count": len(met), "found": known, "digest": digest, "reason": reason}
 
 
 def _record(shell: Shell, project: Project, declared: Declared, details: dict[str, Any]) -> Erasures:
@@ -123,9 +133,6 @@ def _record(shell: Shell, project: Project, declared: Declared, details: dict[st
         Refused: there were too many in the last minute.
         StateUnusable, Locked, MachineFailed: it cannot be recorded, and the mapping is sealed.
     """
-    from rekey.state.audit import Erasures, erasures
-    from rekey.state.store import State
-
     most = project.config.lookup.per_minute
     try:
         with State.open(project.config.state) as state:
@@ -143,54 +150,6 @@ def _record(shell: Shell, project: Project, declared: Declared, details: dict[st
             hint="wait a minute; for many keys use --bulk FILE, or raise [lookup] per_minute",
         )
     return said
-
-
-# --- files ------------------------------------------------------------------------------------------------
-
-
-def _write_out(path: Path, lines: Sequence[dict[str, Any]]) -> None:
-    """Write answers to a new file that only its owner may read."""
-    from rekey.project.privatefiles import write_private
-
-    try:
-        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        write_private(path, text.encode("utf-8"))
-    except OSError as error:
-        raise ConfigurationError(
-            f"the answers cannot be written to {path} ({type(error).__name__})",
-            kept="the record of the look-up",
-            hint="name a file that does not exist, in a folder that this user can write to",
-        ) from None
-
-
-# --- answers ----------------------------------------------------------------------------------------------
-
-
-def _answer(
-    shell: Shell, declared: Declared, answers: Sequence[tuple[Met, list[Found | Gone]]], out: Path | None
-) -> ExitCode:
-    """Show what was found. Raises Findings when something was not, or was erased."""
-    from rekey.mapping.lookup import Found, Gone
-
-    found = [one for _, some in answers for one in some if isinstance(one, Found)]
-    erased = [one for _, some in answers for one in some if isinstance(one, Gone)]
-    unknown = [row_id for met, some in answers if not some for row_id in met.row_ids]
-    if (found or erased) and out is not None:
-        _write_out(out, [one.as_json() for one in found] + [one.as_json() for one in erased])
-    document: dict[str, Any] = {"script_id": declared.script_id, "unknown": len(unknown)}
-    document |= {"out": str(out), "found": len(found)} if out else {"rows": [one.as_json() for one in found]}
-    document["erased"] = [one.as_json() for one in erased]
-    text = "\n".join(line for one in found for line in _told(declared, one))
-    shown = f"{len(found)} found, written to {out}" if out else text
-    if not unknown and not erased:
-        return shell.emit(document, shown)
-    if len(erased) == 1 and not unknown and not found:
-        document["erased_on"] = erased[0].on
-    if found or erased:
-        shell.so_far.update(document)
-    if found:
-        shell.say(shown)
-    raise _not_found(declared, unknown, erased)
 
 
 def _not_found(declared: Declared, unknown: Sequence[str], erased: Sequence[Gone]) -> Findings:
@@ -217,15 +176,9 @@ def _not_found(declared: Declared, unknown: Sequence[str], erased: Sequence[Gone
 
 
 def _told(declared: Declared, found: Found) -> list[str]:
-    lines = [f"row {found.row_id}", *_key_lines(f"old, {declared.migration.source}", found.old)]
-    for table, key in found.new:
-        lines += _key_lines(f"new, {table}", key)
+    keys = [(f"old, {declared.migration.source}", found.old)]
+    keys += [(f"new, {table}", key) for table, key in found.new]
+    lines = [f"row {found.row_id}"]
+    for label, key in keys:
+        lines += [f"  {label}", f"    PartitionKey  {key.partition!r}", f"    RowKey        {key.row!r}"]
     return lines
-
-
-def _key_lines(label: str, key: EntityKey) -> list[str]:
-    return [f"  {label}", *_part("PartitionKey", key.partition), *_part("RowKey", key.row)]
-
-
-def _part(label: str, text: str) -> list[str]:
-    return [f"    {label:<13} {text!r}"]

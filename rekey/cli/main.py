@@ -24,23 +24,38 @@ import click
 from rekey.cli import signals
 from rekey.cli.shell import Shell, Surroundings
 from rekey.core import logs
-from rekey.core.distribution import installed_version
+from rekey.core.collector import patient_collector
+from rekey.core.distribution import DISTRIBUTION
 from rekey.errors import ExitCode, Interrupted, MachineFailed, RekeyError, ServiceError
 from rekey.present.text import WIDTH
 
 _PACKAGE = Path(__file__).parent.parent
 _COMMANDS = {
-    name: f"rekey.cli.{'steer' if name in ('pause', 'resume', 'throttle') else name}"
-    for name in (
-        *("init", "doctor", "new", "inspect", "plan", "apply", "verify", "status", "pause", "resume"),
-        *("throttle", "rollback", "retire", "lookup", "erase", "expire", "evidence", "rehearse", "stress"),
-    )
+    "init": "Start a project: configuration, key file, folder for scripts.",
+    "doctor": "Check accounts, clock, versions, files and restricted store.",
+    "new": "Write the next migration script from a template.",
+    "inspect": "Show what is in a table and what its keys look like.",
+    "plan": "Show what `apply` would do, without writing anything.",
+    "apply": "Run migrations up to the next gate.",
+    "verify": "Compare the source of a migration with its targets.",
+    "status": "Show where migrations stand, if that is safe, what is next.",
+    "pause": "Pause copying, from any terminal.",
+    "resume": "Continue copying after `rekey pause`.",
+    "throttle": "Change how fast copying may be, while it runs.",
+    "rollback": "Take a migration back.",
+    "retire": "Delete the source table of a completed migration.",
+    "lookup": "Show which old key became which new keys, and back.",
+    "erase": "Erase rows from the mapping and from the source table.",
+    "expire": "Erase the part of a mapping whose retention is over.",
+    "evidence": "Export what was done as evidence for auditors, and check it.",
+    "rehearse": "Run the whole life of a migration on a local Azurite.",
+    "stress": "Find the rate at which a partition, and a design, saturate.",
 }
-"""The modules of the commands, in the order in which a migration needs them."""
+"""What each command does, in the order in which a migration needs them: the first words of its own help."""
 
 
 class _Commands(click.Group):
-    """Imports a command when it is asked for: `rekey status` does not wait for the others."""
+    """Imports a command when it is run: `--help` waits for none of them, and each for itself only."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order of a migration."""
@@ -49,20 +64,20 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command by its name, None when there is none."""
         if cmd_name in _COMMANDS and cmd_name not in self.commands:
-            self.add_command(getattr(import_module(_COMMANDS[cmd_name]), cmd_name))
+            module = "steer" if cmd_name in ("pause", "resume", "throttle") else cmd_name
+            self.add_command(getattr(import_module(f"rekey.cli.{module}"), cmd_name))
         return super().get_command(ctx, cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write what each command does."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _COMMANDS.get(name, "")) for name in self.list_commands(ctx)])
 
 
 class FaultOfRekey(RekeyError):
     """The program did something its authors did not foresee."""
 
     exit_code = ExitCode.SERVICE
-
-
-def _show_version(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
-    if value:
-        context.obj.say(f"rekey {installed_version()}")
-        context.exit()
 
 
 @click.group(
@@ -79,13 +94,8 @@ Exit codes: 0 done; 1 findings; 2 usage or configuration; 3 refused by a gate, a
 moved; 4 the service, a credential or the machine failed; 130 interrupted, resumable.
 """,
 )
-@click.option(
-    "--version",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_show_version,
-    help="Show the version.",
+@click.version_option(
+    package_name=DISTRIBUTION, prog_name="rekey", message="%(prog)s %(version)s", help="Show the version."
 )
 def rekey() -> None:
     """Change the keys of Azure tables: online, verified, and with a way back."""
@@ -100,21 +110,23 @@ def run(arguments: Sequence[str] | None = None, surroundings: Surroundings | Non
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     shell = Shell(surroundings or Surroundings())
-    with redirect_stdout(shell.out), redirect_stderr(shell.err), logs.configured(), signals.interrupting():
+    with (
+        redirect_stdout(shell.out),
+        redirect_stderr(shell.err),
+        logs.configured(),
+        signals.interrupting(),
+        # A sixth of the time that it takes to begin would be looking for cycles in what is imported.
+        patient_collector(),
+    ):
         try:
-            return _invoke(words, shell)
+            with rekey.make_context("rekey", words, obj=shell) as context:
+                return int(rekey.invoke(context) or 0)
+        except click.exceptions.Exit as end:
+            return end.exit_code
         except click.ClickException as error:
             return _usage(shell, error, words)
         except (Exception, KeyboardInterrupt, click.Abort) as error:  # noqa: BLE001 - told below, by its type
             return _failed(shell, error, words)
-
-
-def _invoke(words: list[str], shell: Shell) -> int:
-    try:
-        with rekey.make_context("rekey", words, obj=shell) as context:
-            return int(rekey.invoke(context) or 0)
-    except click.exceptions.Exit as end:
-        return end.exit_code
 
 
 def _usage(shell: Shell, error: click.ClickException, words: Sequence[str]) -> int:
@@ -146,8 +158,10 @@ def _failed(shell: Shell, error: BaseException, words: Sequence[str]) -> int:
 
 def as_rekey_error(error: BaseException) -> RekeyError:
     """Return what is told of any exception that ended a command."""
-    known = _known(error)
-    if known is not None:
+    known = error.subgroup(RekeyError) if isinstance(error, BaseExceptionGroup) else error
+    while isinstance(known, BaseExceptionGroup):
+        known = known.exceptions[0]
+    if isinstance(known, RekeyError):
         if isinstance(known, ServiceError) and not known.kept:
             # The tables layer knows of one request only; what the command keeps is the same for all of them.
             known.kept = "everything up to the last checkpoint; nothing is half done"
@@ -170,33 +184,15 @@ def as_rekey_error(error: BaseException) -> RekeyError:
             kept="everything up to the last checkpoint",
             hint="mend that (space on the disk, quota, open files), then run the same command again",
         )
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if Path(frame.filename).is_relative_to(_PACKAGE)]
+    innermost = (ours or frames)[-1:]
+    place = "".join(f"{_short(frame.filename)}:{frame.lineno}" for frame in innermost) or "an unknown place"
     return FaultOfRekey(
-        f"{type(error).__name__} at {_place(error)}: this is a fault of rekey",
+        f"{type(error).__name__} at {place}: this is a fault of rekey",
         kept="everything up to the last checkpoint",
         hint="run the same command again with --debug and report what it prints; it holds no keys",
     )
-
-
-def _known(error: BaseException) -> RekeyError | None:
-    """Return the error of ours in an exception, which may be a group of several."""
-    if isinstance(error, RekeyError):
-        return error
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            found = _known(inner)
-            if found is not None:
-                return found
-    return None
-
-
-def _place(error: BaseException) -> str:
-    """Return file and line of the innermost frame of rekey."""
-    frames = traceback.extract_tb(error.__traceback__)
-    ours = [frame for frame in frames if Path(frame.filename).is_relative_to(_PACKAGE)]
-    if not (ours or frames):
-        return "an unknown place"
-    frame = (ours or frames)[-1]
-    return f"{_short(frame.filename)}:{frame.lineno}"
 
 
 def places(error: BaseException) -> str:

@@ -15,17 +15,15 @@ import io
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
-from rekey.cli.shell import FILE
+from rekey.cli.shell import file_option
 from rekey.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from rekey.mapping.lookup import Query
-    from rekey.model import EntityKey
-    from rekey.project.config import Config
+from rekey.mapping.lookup import Query
+from rekey.model import EntityKey
+from rekey.project.config import Config
 
 MOST_LISTED = 20
 """So many safe ids are listed for people; `--json` has them all."""
@@ -41,10 +39,8 @@ _OPTIONS = (
     click.option("--old", nargs=2, metavar="PK RK", help="A key of the source."),
     click.option("--new", nargs=2, metavar="PK RK", help="A key of a target."),
     click.option("--id", "safe_id", metavar="SAFEID", help="A row's safe id, as plans and errors show it."),
-    click.option(
+    file_option(
         "--bulk",
-        type=FILE,
-        metavar="FILE",
         help="Many rows: CSV with the columns old_partition_key,old_row_key or"
         " new_partition_key,new_row_key or id.",
     ),
@@ -69,16 +65,39 @@ class Named(NamedTuple):
             click.UsageError: the reason holds a part of a key that is asked for, or an address.
             ConfigurationError: the file cannot be read, is not as expected, or asks for too many.
         """
-        from rekey.mapping.lookup import Query
-        from rekey.model import EntityKey
-
-        if self.bulk is not None:
-            queries = _read_bulk(self.bulk, config.lookup.bulk_keys)
-        else:
+        if self.bulk is None:
             old, new = (EntityKey(*key) if key else None for key in (self.old, self.new))
             queries = [Query(old, new, self.safe_id)]
+        else:
+            kind, asked = _read_bulk(self.bulk, config.lookup.bulk_keys)
+            keys = [row[0] if kind == "safe_id" else EntityKey(*row) for row in asked]
+            queries = [Query(**{kind: key}) for key in keys]  # type: ignore[arg-type]  # the field's own type
         check_reason(reason, [key for one in queries for key in (one.old, one.new) if key is not None])
         return queries
+
+
+def _read_bulk(path: Path, most: int) -> tuple[str, list[list[str]]]:
+    """Return which way a file names rows, as a field of `Query`, and its lines."""
+    try:
+        rows = list(csv.reader(io.StringIO(path.read_text("utf-8-sig"), newline=""), strict=True))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigurationError(
+            f"the file {path} cannot be read ({type(error).__name__})",
+            hint="give CSV in UTF-8 with a line of column names",
+        ) from None
+    header = tuple(rows[0]) if rows else ()
+    asked = [row for row in rows[1:] if row]
+    if header not in _COLUMNS or any(len(row) != len(header) for row in asked):
+        wanted = "; ".join(",".join(columns) for columns in _COLUMNS)
+        raise ConfigurationError(
+            f"the file {path} has not the columns that are expected", hint=f"begin it with one of: {wanted}"
+        )
+    if not 0 < len(asked) <= most:
+        raise ConfigurationError(
+            f"the file {path} asks for {len(asked)} keys, and 1 to {most} may be asked for",
+            hint="split it, or raise [lookup] bulk_keys",
+        )
+    return _COLUMNS[header], asked
 
 
 def naming(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -109,31 +128,3 @@ def check_reason(reason: str, keys: Sequence[EntityKey] = ()) -> None:
 def some(texts: Sequence[str], between: str = ", ") -> str:
     """Return the first of many texts."""
     return between.join(texts[:MOST_LISTED]) + (f"{between}…" if len(texts) > MOST_LISTED else "")
-
-
-def _read_bulk(path: Path, most: int) -> list[Query]:
-    """Read what a file asks for."""
-    from rekey.mapping.lookup import Query
-    from rekey.model import EntityKey
-
-    try:
-        rows = list(csv.reader(io.StringIO(path.read_text("utf-8-sig"), newline=""), strict=True))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigurationError(
-            f"the file {path} cannot be read ({type(error).__name__})",
-            hint="give CSV in UTF-8 with a line of column names",
-        ) from None
-    header = tuple(rows[0]) if rows else ()
-    asked = [row for row in rows[1:] if row]
-    if header not in _COLUMNS or any(len(row) != len(header) for row in asked):
-        wanted = "; ".join(",".join(columns) for columns in _COLUMNS)
-        raise ConfigurationError(
-            f"the file {path} has not the columns that are expected", hint=f"begin it with one of: {wanted}"
-        )
-    if not 0 < len(asked) <= most:
-        raise ConfigurationError(
-            f"the file {path} asks for {len(asked)} keys, and 1 to {most} may be asked for",
-            hint="split it, or raise [lookup] bulk_keys",
-        )
-    kind = _COLUMNS[header]
-    return [Query(**{kind: row[0] if kind == "safe_id" else EntityKey(*row)}) for row in asked]  # type: ignore[arg-type]

@@ -3,7 +3,7 @@
 Rules kept here:
 
 * The number is the next one; the template is a valid declaration as it is.
-* A script that would contradict another one is not left behind.
+* A script that would contradict another one is taken away again.
 """
 
 from __future__ import annotations
@@ -15,60 +15,20 @@ import click
 
 from rekey.cli.shell import Shell, command
 from rekey.core.limits import TABLE_NAME_CURE, table_name_problem
+from rekey.declaration.scripts import load_scripts
 from rekey.errors import ConfigurationError, DeclarationError, ExitCode
+from rekey.project.config import load_config
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
 _NUMBER = re.compile(r"(\d+)_")
 _DIGITS = 4
-
-TEMPLATE = '''\
-"""Say in one line what changes, and why.
-
-Say below what a reader of this script should know: what the keys of {source} are today, what is wrong with
-them, what they become.
-"""
-
-from rekey import Migration, Target, keys, props
-
-# Ids of scripts (file names without .py) that must be cut over before this one begins.
-__depends__ = {depends}
-
-migration = Migration(
-    source="{source}",
-    target=Target(
-        "{target}",
-        # What each key is made of. As it stands both stay what they are: change at least one.
-        #   keys.prop("Country")                                     a property, or a key
-        #   keys.opaque("RowKey", domain="user", secret="users")     an id that tells nothing; needs a secret
-        #   keys.date("yyyy-MM", "Published")                        a partition for each month
-        #   keys.join("_", keys.inverted_ticks("Published"), keys.prop("RowKey"))       newest first
-        #   keys.bucket(64, "sha256", "RowKey")                      spread over 64 partitions
-        partition_key=keys.prop("PartitionKey"),
-        row_key=keys.prop("RowKey"),
-        # The old keys, kept as properties: that is what makes the way back possible for new rows.
-        # Further: props.rename("Nm", "Name"), props.drop("Ssn"), props.set("Version", 2), props.cast(...)
-        properties=[
-            props.copy("PartitionKey", to="OldPartitionKey"),
-            props.copy("RowKey", to="OldRowKey"),
-        ],
-    ),
-    # Tables that answer other questions, filled from the same rows: indexes=[Index("ByTag", ...)]
-    # "delta": no change to the application, a short stop of its writers at cutover.
-    capture="delta",
-)
-'''
 
 
 @command("new", example="rekey new users_opaque_ids --source Users --target UsersV2")
 @click.argument("name")
 @click.option("--source", metavar="TABLE", help="The source table; by default it is named after NAME.")
 @click.option("--target", metavar="TABLE", help="The table to fill; by default the source's name with V2.")
-@click.option(
-    "--depends",
-    metavar="SCRIPT",
-    multiple=True,
-    help="A script that must be cut over first.",
-)
+@click.option("--depends", metavar="SCRIPT", multiple=True, help="A script that must be cut over first.")
 def new(
     shell: Shell, name: str, source: str | None, target: str | None, depends: tuple[str, ...]
 ) -> ExitCode:
@@ -76,14 +36,14 @@ def new(
 
     NAME is letters, digits, _ and -, and begins with a letter; the next number is put before it.
     """
-    from rekey.project.config import load_config
-
     if _NAME.fullmatch(name) is None:
         raise click.UsageError(
             f"{name!r} is no name for a script: a letter, then letters, digits, _ and - (the number comes by"
             " itself)"
         )
-    from_table = source or _table(name)
+    # `user_mails` gives `UserMails`.
+    words = "".join(word[:1].upper() + word[1:] for word in re.split(r"[_-]+", name))
+    from_table = source or (words if len(words) > 2 else f"{words}Table")[:61]
     to_table = target or f"{from_table[:61]}V2"
     for option, table in (("--source", from_table), ("--target", to_table)):
         problem = table_name_problem(table)
@@ -92,57 +52,22 @@ def new(
     if from_table.lower() == to_table.lower():
         raise click.UsageError("--target: a table cannot be its own target; it needs another name")
     folder = load_config(shell.config_path).migrations
-    before = _ids(folder)
-    needed = sorted({_resolve(one, before) for one in depends})
-    script_id = f"{_next_number(before):0{_DIGITS}}_{name}"
-    text = TEMPLATE.format(
-        source=from_table,
-        target=to_table,
-        depends="{" + ", ".join(f'"{one}"' for one in needed) + "}" if needed else "set()",
-    )
-    path = _write(folder, script_id, text)
-    following = shell.command(f"plan {script_id}")
-    return shell.emit(
-        {"script_id": script_id, "path": str(path), "next": following},
-        f"{path}\n\nNext: say in it what the keys become, then see what would happen:\n  {following}",
-    )
-
-
-def _table(name: str) -> str:
-    """Make a table name from a script's name: `user_mails` gives `UserMails`."""
-    words = "".join(word[:1].upper() + word[1:] for word in re.split(r"[_-]+", name))
-    return (words if len(words) > 2 else f"{words}Table")[:61]
-
-
-def _ids(folder: Path) -> list[str]:
     try:
-        return sorted(path.stem for path in folder.glob("*.py") if not path.name.startswith("_"))
-    except OSError as error:
-        raise _unwritable(folder, error) from None
-
-
-def _resolve(name: str, ids: list[str]) -> str:
-    found = [one for one in ids if one == name] or [one for one in ids if name and one.startswith(name)]
-    if len(found) != 1:
-        raise click.UsageError(f"--depends: {name!r} names {len(found)} scripts; there are: {', '.join(ids)}")
-    return found[0]
-
-
-def _next_number(ids: list[str]) -> int:
-    return 1 + max((int(match[1]) for one in ids if (match := _NUMBER.match(one))), default=0)
-
-
-def _write(folder: Path, script_id: str, text: str) -> Path:
-    """Write the script, and take it away again if it contradicts the others."""
-    from rekey.declaration.scripts import load_scripts
-
-    path = folder / f"{script_id}.py"
-    try:
+        before = sorted(path.stem for path in folder.glob("*.py") if not path.name.startswith("_"))
+        needed = sorted({_resolve(one, before) for one in depends})
+        last = max((int(match[1]) for one in before if (match := _NUMBER.match(one))), default=0)
+        script_id = f"{last + 1:0{_DIGITS}}_{name}"
+        path = folder / f"{script_id}.py"
         folder.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8") as file:
-            file.write(text)
+            listed = "{" + ", ".join(f'"{one}"' for one in needed) + "}" if needed else "set()"
+            template = Path(__file__).with_name("new_script.txt").read_text("utf-8")
+            file.write(template.format(source=from_table, target=to_table, depends=listed))
     except OSError as error:
-        raise _unwritable(folder, error) from None
+        raise ConfigurationError(
+            f"no script can be written to {folder} ({type(error).__name__})",
+            hint="check [migrations] path in the configuration and the folder's permissions",
+        ) from None
     try:
         load_scripts(folder)
     except DeclarationError as error:
@@ -150,11 +75,15 @@ def _write(folder: Path, script_id: str, text: str) -> Path:
             path.unlink()
             raise
         # Another script is wrong; that was so before, and `plan` says it.
-    return path
-
-
-def _unwritable(folder: Path, error: OSError) -> ConfigurationError:
-    return ConfigurationError(
-        f"no script can be written to {folder} ({type(error).__name__})",
-        hint="check [migrations] path in the configuration and the folder's permissions",
+    following = shell.command(f"plan {script_id}")
+    return shell.emit(
+        {"script_id": script_id, "path": str(path), "next": following},
+        f"{path}\n\nNext: say in it what the keys become, then see what would happen:\n  {following}",
     )
+
+
+def _resolve(name: str, ids: list[str]) -> str:
+    found = [one for one in ids if one == name] or [one for one in ids if name and one.startswith(name)]
+    if len(found) != 1:
+        raise click.UsageError(f"--depends: {name!r} names {len(found)} scripts; there are: {', '.join(ids)}")
+    return found[0]

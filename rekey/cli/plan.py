@@ -13,18 +13,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from rekey.cli.project import open_project
-from rekey.cli.shell import FILE, Shell, command
+from rekey.cli.shell import Shell, command, file_option, flag
+from rekey.declaration.migration import Declared
+from rekey.declaration.scripts import load_script
 from rekey.errors import ExitCode
-
-if TYPE_CHECKING:
-    from rekey.declaration.migration import Declared
-    from rekey.plan.result import Plan
-    from rekey.project.config import Config
+from rekey.migration.opening import Prepared, open_migration
+from rekey.plan.advice.service import is_cosmos
+from rekey.plan.compare import comparison_json, comparison_page, comparison_text
+from rekey.plan.page import plan_page
+from rekey.plan.plan import make_plan
+from rekey.plan.planfile import write_output, write_plan
+from rekey.plan.render import plan_text
+from rekey.plan.result import Plan
+from rekey.plan.subject import PlanOptions, subject_of
+from rekey.project.config import Config, load_config
+from rekey.state.store import State
 
 
 @command(
@@ -33,18 +41,11 @@ if TYPE_CHECKING:
     "rekey apply 0001 --plan plan.json\nrekey plan --compare by_month.py by_author.py",
 )
 @click.argument("scripts", nargs=-1, metavar="[SCRIPT]...")
-@click.option("--exact", is_flag=True, help="Read every row instead of a sample; finds every collision.")
-@click.option("--show-keys", is_flag=True, help="Show old and new keys. For the operator's eyes only.")
-@click.option(
-    "--out",
-    metavar="FILE",
-    type=FILE,
-    help="Write a plan file, for `apply --plan`. It never holds keys.",
-)
-@click.option(
+@flag("--exact", help="Read every row instead of a sample; finds every collision.")
+@flag("--show-keys", help="Show old and new keys. For the operator's eyes only.")
+@file_option("--out", help="Write a plan file, for `apply --plan`. It never holds keys.")
+@file_option(
     "--html",
-    metavar="FILE",
-    type=FILE,
     help="Write a page with plots that loads nothing. It never holds keys.",
 )
 @click.option(
@@ -53,9 +54,7 @@ if TYPE_CHECKING:
     type=click.IntRange(min=1),
     help="Estimate with N entities/s read and written, instead of [limits] entities_per_second.",
 )
-@click.option(
-    "--compare", is_flag=True, help="Put the designs of two scripts side by side, on the same rows."
-)
+@flag("--compare", help="Put the designs of two scripts side by side, on the same rows.")
 def plan(
     shell: Shell,
     scripts: tuple[str, ...],
@@ -72,10 +71,6 @@ def plan(
     what would be refused. SCRIPT is an id, the beginning of one, or a path; without it all migrations are
     planned that are not complete. Exit code 1 when something would be refused.
     """
-    from rekey.plan.page import plan_page
-    from rekey.plan.planfile import write_output, write_plan
-    from rekey.plan.render import plan_text
-
     if compare:
         if out is not None or show_keys:
             raise click.UsageError("--compare goes with neither --out nor --show-keys: it is for choosing")
@@ -101,14 +96,13 @@ def plan(
 
 def _compare(shell: Shell, scripts: Sequence[str], html: Path | None, **how: Any) -> ExitCode:
     """Put two designs side by side. They need not lie in the folder of migrations."""
-    from rekey.plan.compare import comparison_json, comparison_page, comparison_text
-    from rekey.plan.planfile import write_output
-    from rekey.project.config import load_config
-
     if len(scripts) != 2:
         raise click.UsageError("--compare takes two scripts")
     config = load_config(shell.config_path)
-    designs = [_design(shell, name) for name in scripts]
+    designs = [
+        load_script(Path(name)) if Path(name).is_file() else open_project(shell).choose(name)
+        for name in scripts
+    ]
     first, second = (one.migration.source for one in designs)
     if first != second:
         raise click.UsageError(f"the designs are of two tables: {first} and {second}")
@@ -122,13 +116,6 @@ def _compare(shell: Shell, scripts: Sequence[str], html: Path | None, **how: Any
     return shell.emit(document, text)
 
 
-def _design(shell: Shell, name: str) -> Declared:
-    from rekey.declaration.scripts import load_script
-
-    path = Path(name)
-    return load_script(path) if path.is_file() else open_project(shell).choose(name)
-
-
 async def _make(
     shell: Shell,
     config: Config,
@@ -139,12 +126,6 @@ async def _make(
     show_keys: bool = False,
     together: bool = False,
 ) -> Plan:
-    from rekey.migration.opening import Prepared, open_migration
-    from rekey.plan.advice.service import is_cosmos
-    from rekey.plan.plan import make_plan
-    from rekey.plan.subject import PlanOptions, subject_of
-    from rekey.state.store import State
-
     limits = config.rates if rate is None else replace(config.rates, entities_per_second=rate)
     options = PlanOptions(
         exact=exact,

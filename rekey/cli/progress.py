@@ -15,16 +15,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from rekey.core.progress import Advance, Progress
+from rekey.core.progress import Advance
 from rekey.errors import one_line, visible
 
 _log = logging.getLogger(__name__)
 Note = Callable[[str], None]
-
-
-def progress_on(stream: TextIO, *, bars: bool, note: Note) -> Progress:
-    """Return progress that draws on a terminal, and logs where there is none (or `bars` is False)."""
-    return Bars(stream) if bars and stream.isatty() else Logged(note)
 
 
 class Logged:

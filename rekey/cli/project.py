@@ -18,8 +18,14 @@ from typing import TYPE_CHECKING
 import click
 
 from rekey.cli import signals
+from rekey.declaration.scripts import load_scripts
 from rekey.errors import ConfigurationError
 from rekey.phases import Phase
+from rekey.project.config import load_config
+from rekey.state.ledger import applied_phases
+from rekey.state.store import State
+from rekey.status.judge import judge
+from rekey.status.read import look_at
 
 if TYPE_CHECKING:
     from rekey.cli.shell import Shell
@@ -85,9 +91,6 @@ class Project:
 
     def applied(self) -> dict[str, list[Phase]]:
         """Return the applied phases of every script, as the state file has them now. Changes nothing."""
-        from rekey.state.ledger import applied_phases
-        from rekey.state.store import State
-
         with State.open(self.config.state, read_only=True) as state:
             ids = state.ledger_ids()
         return {script_id: applied_phases(ids, script_id) for script_id in self.scripts}
@@ -97,21 +100,18 @@ def _listed(scripts: Iterable[Declared]) -> str:
     return ", ".join(one.script_id for one in scripts)
 
 
-def open_project(shell: Shell, *, need_scripts: bool = True) -> Project:
+def open_project(shell: Shell) -> Project:
     """Read configuration and scripts; doubts about the configuration are said on standard error.
 
     Raises:
         ConfigurationError: see `load_config`; or there is no script.
         DeclarationError: a script is wrong.
     """
-    from rekey.declaration.scripts import load_scripts
-    from rekey.project.config import load_config
-
     config = load_config(shell.config_path)
     for doubt in config.warnings():
         shell.note(f"warning: {doubt}")
     scripts = {one.script_id: one for one in load_scripts(config.migrations)}
-    if need_scripts and not scripts:
+    if not scripts:
         raise ConfigurationError(
             f"there is no migration script in {config.migrations}",
             hint=f"`{shell.command('new NAME')}` makes one",
@@ -143,15 +143,9 @@ def open_session(shell: Shell, project: Project, options: Options | None = None)
 
 def status_of(session: Session, declared: Declared) -> Status:
     """Return where a migration stands, read in an open session."""
-    from rekey.status.judge import judge
-    from rekey.status.read import look_at
-
-    restricted = session.accounts.restricted
-    return judge(
-        session.do(
-            look_at(declared, session.scripts, session.config, session.state, restricted, session.clock)
-        )
-    )
+    restricted, state = session.accounts.restricted, session.state
+    look = look_at(declared, session.scripts, session.config, state, restricted, session.clock)
+    return judge(session.do(look))
 
 
 def no_such_table(name: str, config: Config) -> ConfigurationError:

@@ -13,8 +13,9 @@ from pathlib import Path
 import click
 
 from rekey.cli.project import open_project
-from rekey.cli.shell import FILE, FOLDER, Shell, command
+from rekey.cli.shell import FOLDER, Shell, command, file_option, flag
 from rekey.errors import ExitCode
+from rekey.rehearse.rehearsal import rehearse as rehearsed
 
 
 @command(
@@ -24,16 +25,10 @@ from rekey.errors import ExitCode
 )
 @click.argument("script", required=False)
 @click.option(
-    "--rows",
-    type=click.IntRange(1),
-    default=2000,
-    show_default=True,
-    help="How many rows to make up.",
+    "--rows", type=click.IntRange(1), default=2000, show_default=True, help="How many rows to make up."
 )
-@click.option(
+@file_option(
     "--data",
-    metavar="FILE",
-    type=FILE,
     help="Use these rows: JSON as `az storage entity query -o json` prints it, JSON Lines, or CSV with EDM"
     " types in its header.",
 )
@@ -44,7 +39,7 @@ from rekey.errors import ExitCode
     type=FOLDER,
     help="Where the rehearsal makes its own folder; among temporary files by default.",
 )
-@click.option("--keep", is_flag=True, help="Keep that folder, to look at.")
+@flag("--keep", help="Keep that folder, to look at.")
 def rehearse(
     shell: Shell,
     script: str | None,
@@ -61,25 +56,13 @@ def rehearse(
     none of your accounts. A SCRIPT given as a path needs no configuration. Exit code 1 when something was not
     as it must be.
     """
-    from rekey.rehearse.rehearsal import rehearse as rehearsed
-
-    report = rehearsed(
-        _path_of(shell, script),
-        rows=rows,
-        data=data,
-        seed=seed,
-        out=shell.note if shell.json else shell.say,
-        folder=folder,
-        keep=keep,
-    )
+    if script is not None and script.endswith(".py"):
+        path = Path(script)
+        if not path.is_file():
+            raise click.UsageError(f"there is no file {script}")
+    else:
+        path = open_project(shell).the_one(script, lambda applied: not applied).path
+    out = shell.note if shell.json else shell.say
+    report = rehearsed(path, rows=rows, data=data, seed=seed, out=out, folder=folder, keep=keep)
     code = ExitCode.DONE if report.passed else ExitCode.FINDINGS
     return shell.emit(report.as_json(), f"\n{report.text()}", code)
-
-
-def _path_of(shell: Shell, script: str | None) -> Path:
-    """Return the script's file. A path stands for itself, so that CI needs no configuration."""
-    if script is not None and script.endswith(".py"):
-        if not Path(script).is_file():
-            raise click.UsageError(f"there is no file {script}")
-        return Path(script)
-    return open_project(shell).the_one(script, lambda applied: not applied).path

@@ -18,6 +18,8 @@ from rekey.cli.project import open_project, open_session
 from rekey.cli.shell import Shell, command
 from rekey.errors import ExitCode
 from rekey.phases import Phase
+from rekey.runner import commands
+from rekey.runner.run import Options
 
 _MOVED = {"--subject": "erase", "--expired": "expire", "--cohort": "expire"}
 _HIDDEN = {"--old": ("PK", "RK"), "--new": ("PK", "RK"), "--reason": ("TEXT",)}
@@ -57,9 +59,6 @@ def retire(shell: Shell, script: str | None, table: str | None) -> ExitCode:
     Asks for `complete`, for the end of the retention period, and for signed evidence that was verified. A row
     that changed after the freeze is never deleted. There is no way back.
     """
-    from rekey.runner import commands
-    from rekey.runner.run import Options
-
     project = open_project(shell)
     declared = project.the_one(
         script, lambda applied: Phase.COMPLETE in applied and Phase.RETIRE not in applied

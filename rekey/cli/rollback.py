@@ -11,10 +11,13 @@ from __future__ import annotations
 import click
 
 from rekey.cli.project import open_project, open_session, status_of
-from rekey.cli.shell import Shell, command
+from rekey.cli.shell import Shell, command, flag
+from rekey.core.plain import plain
 from rekey.errors import ExitCode
 from rekey.phases import ControlPhase, Phase
 from rekey.present.text import wrapped
+from rekey.runner import commands
+from rekey.runner.run import Options
 
 
 @command(
@@ -33,9 +36,8 @@ from rekey.present.text import wrapped
     default=None,
     help="On the way to `source`: drop the target tables and what is known of them, or keep both.",
 )
-@click.option(
+@flag(
     "--writers-stopped",
-    is_flag=True,
     help='You confirm that no application writes (capture "delta", from cutover).',
 )
 def rollback(
@@ -47,10 +49,6 @@ def rollback(
     the source is the authority again. In capture "dual-write" the source is current already, and writes wait
     for seconds. After `complete` there is no way back.
     """
-    from rekey.runner import commands
-    from rekey.runner.run import Options
-    from rekey.status.tell import next_lines
-
     project = open_project(shell)
     declared = project.the_one(script, lambda applied: bool(applied) and Phase.COMPLETE not in applied)
     options = Options(writers_stopped=writers_stopped, drop_targets=bool(drop_targets))
@@ -60,10 +58,9 @@ def rollback(
         )
         status = status_of(session, declared)
     taken = ", ".join(undone) if undone else "nothing: it was there already"
-    lines = [f"{declared.script_id}: taken back: {taken}", *wrapped(status.sentence, first="  ", rest="  ")]
-    document = {
-        "script_id": declared.script_id,
-        "undone": [str(phase) for phase in undone],
-        "status": status.as_json(),
-    }
-    return shell.emit(document, "\n".join([*lines, *next_lines(status, shell.command)]))
+    lines = [
+        f"{declared.script_id}: taken back: {taken}",
+        *wrapped(status.verdict.sentence, first="  ", rest="  "),
+    ]
+    document = {"script_id": declared.script_id, "undone": plain(undone), "status": status.as_json()}
+    return shell.emit(document, "\n".join(lines))

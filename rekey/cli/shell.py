@@ -2,13 +2,13 @@
 
 Rules kept here:
 
-* With `--json` standard output holds one JSON document and nothing else. Whatever a script or a library
-  prints while a command runs goes to standard error.
+* With `--json` standard output holds one JSON document and nothing else. What a script or a library prints
+  while a command runs goes to standard error.
 * Results for people go to standard output; progress, notes and errors go to standard error.
 * All that is printed passes an `Edge`, which spells controls out: a name cannot redraw what was said. Only a
   progress bar draws past it, with labels that are spelled out.
 * A reader that went away (a closed pipe) does not change what the command did, nor its exit code.
-* Heavy modules (azure, sqlalchemy, yoyo) are imported by the command that needs them: `--help` is quick.
+* What only some commands need (azure, sqlalchemy, yoyo) is imported when they are: `rekey --help` is quick.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +40,10 @@ T = TypeVar("T")
 
 FILE = click.Path(dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
+flag = functools.partial(click.option, is_flag=True)
+"""An option without a value."""
+file_option = functools.partial(click.option, metavar="FILE", type=FILE)
+"""An option that takes a path of a file."""
 CONFIG_VARIABLE = "REKEY_CONFIG"
 DEFAULT_CONFIG_PATH = "rekey.toml"
 
@@ -51,7 +55,7 @@ class Surroundings:
     Attributes:
         connect: connects the accounts of a configuration; None: `rekey.migration.opening.connect`.
         clock: the machine's clock when None.
-        is_terminal: whether somebody can answer a question; None: whether standard input is a terminal.
+        is_terminal: whether a question can be answered; None: whether standard input is a terminal.
         ask: sends the single requests of `rekey doctor`; None: `rekey.tables.probe.ask`.
     """
 
@@ -67,7 +71,7 @@ class Shell:
 
     Attributes:
         surroundings: see `Surroundings`.
-        stdout, stderr: as they were when the call began; nobody writes to them directly.
+        stdout, stderr: as they were when the call began; only their edges write to them.
         out, err: the same, with an edge: what is printed goes here.
         config_path: `--config`.
         config_said: the path was given on the command line, so that commands we name must give it, too.
@@ -109,13 +113,19 @@ class Shell:
         if not self.json:
             _print(self.out, text)
 
+    def tell_before_error(self, document: dict[str, Any], text: str) -> None:
+        """Tell what was done, before an error is raised about the rest; arguments as of `emit`."""
+        self.so_far.update(document)
+        if text:
+            self.say(text)
+
     def note(self, text: str) -> None:
         """Print one sentence to standard error."""
         _print(self.err, text)
 
     @property
     def is_terminal(self) -> bool:
-        """Tell whether somebody can answer a question."""
+        """Tell whether a question can be answered."""
         if self.surroundings.is_terminal is not None:
             return self.surroundings.is_terminal
         return sys.stdin is not None and sys.stdin.isatty()
@@ -138,6 +148,13 @@ class Shell:
 
         return (self.surroundings.connect or connect)(config)
 
+    @property
+    def ask(self) -> Ask:
+        """What sends a single request to an account."""
+        from rekey.tables.probe import ask
+
+        return self.surroundings.ask or functools.partial(ask, clock=self.clock)
+
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end and return its result."""
         import asyncio  # not for `--help`: a tenth of the time that a command takes to start
@@ -145,10 +162,11 @@ class Shell:
         return asyncio.run(work)
 
     def progress(self) -> Progress:
-        """Return who shows how far the work is."""
-        from rekey.cli.progress import progress_on
+        """Return what shows how far the work is: bars on a terminal, else log records."""
+        from rekey.cli.progress import Bars, Logged
 
-        return progress_on(self.stderr, bars=self.bars and not self.json, note=self.note)
+        drawn = self.bars and not self.json and self.stderr.isatty()
+        return Bars(self.stderr) if drawn else Logged(self.note)
 
     def command(self, words: str) -> str:
         """Return a command of rekey as the operator has to type it here."""
@@ -197,7 +215,7 @@ def _print(edge: TextIO, text: str) -> None:
 
 
 def _silence(stream: TextIO) -> None:
-    """Send what is still buffered, and what comes, to nowhere: nobody reads it any more."""
+    """Send what is still buffered, and what comes, to nowhere: it has no reader any more."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(devnull, stream.fileno())
@@ -223,48 +241,33 @@ def _set_verbosity(_context: click.Context, _parameter: click.Parameter, value: 
     logging.getLogger("rekey").setLevel((logging.WARNING, logging.INFO, logging.DEBUG)[min(value, 2)])
 
 
-_COMMON: Sequence[Callable[[Callable[..., Any]], Callable[..., Any]]] = (
-    click.option(
+_common = functools.partial(click.option, expose_value=False, callback=_set)
+_COMMON = (
+    _common(
         "--config",
         metavar="FILE",
         default=DEFAULT_CONFIG_PATH,
         show_default=True,
         envvar=CONFIG_VARIABLE,
         show_envvar=True,
-        expose_value=False,
         callback=_set_config,
         help="The configuration.",
     ),
-    click.option(
-        "--json",
-        is_flag=True,
-        expose_value=False,
-        callback=_set,
-        help="Print one JSON document on standard output, also for an error.",
-    ),
-    click.option(
+    _common("--json", is_flag=True, help="Print one JSON document on standard output, also for an error."),
+    _common(
         "-v",
         "--verbose",
         count=True,
-        expose_value=False,
         callback=_set_verbosity,
         help="Say more on standard error; -vv says most. No keys at any level.",
     ),
-    click.option(
+    _common(
         "--progress/--no-progress",
         "bars",
         default=True,
-        expose_value=False,
-        callback=_set,
         help="Draw progress on standard error. Off by itself when that is no terminal.",
     ),
-    click.option(
-        "--debug",
-        is_flag=True,
-        expose_value=False,
-        callback=_set,
-        help="After a fault of rekey, show where it was (no values).",
-    ),
+    _common("--debug", is_flag=True, help="After a fault of rekey, show where it was (no values)."),
 )
 
 

@@ -62,7 +62,7 @@ def stopping(stop: StopFlag, *, end: Callable[[int], object] = os._exit) -> Iter
         try:
             os.write(2, _FIRST.encode("ascii"))
         except OSError:
-            return  # nobody reads it; the flag is set
+            return  # standard error is closed; the flag is set
 
     with _handled(handle):
         yield

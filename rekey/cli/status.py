@@ -9,19 +9,20 @@ Rules kept here:
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import click
 
 from rekey.cli.project import Project, open_project
 from rekey.cli.shell import Shell, command
+from rekey.core.plain import plain
+from rekey.declaration.migration import Declared
 from rekey.errors import ExitCode
-
-if TYPE_CHECKING:
-    from rekey.declaration.migration import Declared
-    from rekey.status.judge import Status
+from rekey.runner import steering
+from rekey.state.store import State
+from rekey.status.judge import Status, judge
+from rekey.status.read import look_at
+from rekey.status.tell import field, moment, told
 
 
 @command("status", example="rekey status\nrekey status 0001 --json")
@@ -32,22 +33,12 @@ def status(shell: Shell, scripts: tuple[str, ...]) -> ExitCode:
     Reads only; works while `apply` runs. SCRIPT is an id, the beginning of one, or a path; without it all
     migrations are shown.
     """
-    gc.disable()  # most of the time goes into imports; a sixth of it would be searching them for garbage
-    try:
-        from rekey.runner import steering
-        from rekey.status.tell import field, moment, told
-
-        project = open_project(shell)
-        chosen = project.choose_all(scripts) if scripts else list(project.scripts.values())
-        found = shell.do(_look(shell, project, chosen))
-        said = steering.read(project.config.state) or steering.Steering()
-    finally:
-        gc.enable()
+    project = open_project(shell)
+    chosen = project.choose_all(scripts) if scripts else list(project.scripts.values())
+    found = shell.do(_look(shell, project, chosen))
+    said = steering.read(project.config.state) or steering.Steering()
     code = ExitCode.SERVICE if any(one.facts.unreachable for one in found) else ExitCode.DONE
-    document = {
-        "migrations": [one.as_json() for one in found],
-        "steering": said.as_json(),
-    }
+    document = {"migrations": plain(found), "steering": plain(said)}
     lines = [line for one in found for line in [*told(one, shell.command), ""]]
     if not said.is_usual:
         how = f"{said.told()} (said {moment(said.said_at)} by {said.said_by})"
@@ -56,10 +47,6 @@ def status(shell: Shell, scripts: tuple[str, ...]) -> ExitCode:
 
 
 async def _look(shell: Shell, project: Project, chosen: Sequence[Declared]) -> list[Status]:
-    from rekey.state.store import State
-    from rekey.status.judge import judge
-    from rekey.status.read import look_at
-
     config, scripts = project.config, project.scripts
     async with shell.connect(config) as accounts:
         with State.open(config.state, read_only=True) as state:

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import click
 
-from rekey.cli.shell import Shell, command
+from rekey.cli.shell import Shell, command, flag
 from rekey.errors import ConfigurationError, ExitCode
-
-if TYPE_CHECKING:
-    from rekey.runner.steering import Steering
+from rekey.project.config import load_config
+from rekey.runner import steering
+from rekey.runner.steering import Steering
 
 
 @command("pause", example="rekey pause")
@@ -41,7 +40,7 @@ def resume(shell: Shell) -> ExitCode:
 @click.option(
     "--partition", type=click.IntRange(min=1), metavar="RATE", help="Entities per second in one partition."
 )
-@click.option("--off", is_flag=True, help="Return to the limits of rekey.toml.")
+@flag("--off", help="Return to the limits of rekey.toml.")
 def throttle(shell: Shell, rate: int | None, partition: int | None, off: bool) -> ExitCode:
     """Change how fast copying may be, while it runs.
 
@@ -63,9 +62,6 @@ def throttle(shell: Shell, rate: int | None, partition: int | None, off: bool) -
 
 
 def _say(shell: Shell, change: Callable[[Steering], Steering], *, only_show: bool = False) -> ExitCode:
-    from rekey.project.config import load_config
-    from rekey.runner import steering
-
     config = load_config(shell.config_path)
     said = steering.read(config.state)
     if said is None and only_show:

@@ -9,29 +9,40 @@ Rules kept here:
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
 from rekey.cli.project import no_such_table, open_project
-from rekey.cli.shell import Shell, command
+from rekey.cli.shell import Shell, command, flag
 from rekey.core.limits import TABLE_NAME_CURE, table_name_problem
+from rekey.declaration.migration import Declared
+from rekey.doctor.observed import AccountSeen, Kind
 from rekey.errors import ConfigurationError, ExitCode, Locked, Refused, TableMissing
+from rekey.migration.opening import credential_for
+from rekey.project.config import Config, load_config
+from rekey.state.filelock import FileLock
+from rekey.stress.load import MOST_WAITING
+from rekey.stress.report import StressReport
+from rekey.stress.run import Notes, spread_of_design, spread_of_table
+from rekey.stress.run import stress as run
 from rekey.stress.steps import Bounds
-
-if TYPE_CHECKING:
-    from rekey.declaration.migration import Declared
-    from rekey.project.config import Config
-    from rekey.stress.report import StressReport
-    from rekey.stress.run import Notes
-    from rekey.tables.base import TableService
+from rekey.tables.azure import AzureTableService
+from rekey.tables.base import TableService
+from rekey.tables.requests import RetryPolicy
+from rekey.tables.transport import Timeouts
 
 _DEFAULT = Bounds()
 _MOST_BATCH = 100
 _ANSWER_SECONDS = 10
+
+
+def _bound(
+    name: str, kind: click.FloatRange | click.IntRange, default: float, text: str
+) -> Callable[[Any], Any]:
+    return click.option(name, type=kind, default=default, show_default=True, help=text)
 
 
 @command(
@@ -43,28 +54,10 @@ _ANSWER_SECONDS = 10
 @click.option(
     "--design", metavar="SCRIPT", help="Spread rows as this script would, instead of as TABLE has them."
 )
-@click.option("--exact", is_flag=True, help="Read every row for the distribution, instead of a sample.")
-@click.option(
-    "--seconds",
-    type=click.FloatRange(1),
-    default=_DEFAULT.seconds,
-    show_default=True,
-    help="Length of the whole test, at most.",
-)
-@click.option(
-    "--rows",
-    type=click.IntRange(1),
-    default=_DEFAULT.rows,
-    show_default=True,
-    help="Rows sent in the whole test, at most.",
-)
-@click.option(
-    "--step-seconds",
-    type=click.FloatRange(1, 600),
-    default=_DEFAULT.step_seconds,
-    show_default=True,
-    help="How long each rate is offered.",
-)
+@flag("--exact", help="Read every row for the distribution, instead of a sample.")
+@_bound("--seconds", click.FloatRange(1), _DEFAULT.seconds, "Length of the whole test, at most.")
+@_bound("--rows", click.IntRange(1), _DEFAULT.rows, "Rows sent in the whole test, at most.")
+@_bound("--step-seconds", click.FloatRange(1, 600), _DEFAULT.step_seconds, "How long each rate is offered.")
 @click.option(
     "--batch",
     type=click.IntRange(1, _MOST_BATCH),
@@ -77,10 +70,9 @@ _ANSWER_SECONDS = 10
     show_default="twice what the targets allow",
     help="Rows a second to offer at most.",
 )
-@click.option(
+@flag(
     "--i-own-this-account",
     "owned",
-    is_flag=True,
     help="Load an account that is not Azurite. It costs money, and slows down other users of the account.",
 )
 def stress(
@@ -99,10 +91,6 @@ def stress(
     made up; nothing of the application's tables is copied or written. The test table is removed, also after
     Ctrl-C; what a killed test left is removed by the next. Exit code 1: a design carries less than its load=.
     """
-    from rekey.project.config import load_config
-    from rekey.state.filelock import FileLock
-    from rekey.stress.run import Notes
-
     subject: str | Declared
     load: Mapping[str, float] = {}
     if table is not None and design is None:
@@ -118,10 +106,12 @@ def stress(
     config = load_config(shell.config_path)
     rows_together = min(_MOST_BATCH, round(load.get("rows_per_batch", _DEFAULT.batch)))
     wanted = replace(_DEFAULT, batch=batch or rows_together, **bounds)  # type: ignore[arg-type]  # click's
+    if not owned:
+        shell.do(_refuse_others(shell, config))
     notes = Notes(config.state)
     try:
         with FileLock(notes.path):
-            report = shell.do(_stress(shell, config, subject, wanted, notes, exact, owned))
+            report = shell.do(_stress(shell, config, subject, wanted, notes, exact))
     except Locked:
         raise Locked(
             "another stress test of this project is running",
@@ -134,20 +124,9 @@ def stress(
 
 
 async def _stress(
-    shell: Shell,
-    config: Config,
-    subject: str | Declared,
-    bounds: Bounds,
-    notes: Notes,
-    exact: bool,
-    owned: bool,
+    shell: Shell, config: Config, subject: str | Declared, bounds: Bounds, notes: Notes, exact: bool
 ) -> StressReport:
-    """Look what answers, read the distribution, and run the test."""
-    from rekey.stress.run import spread_of_design, spread_of_table
-    from rekey.stress.run import stress as run
-
-    if not owned:
-        await _refuse_others(shell, config)
+    """Read the distribution, and run the test."""
     progress = shell.progress()
     name = subject if isinstance(subject, str) else subject.migration.source
     async with shell.connect(config) as accounts:
@@ -186,12 +165,6 @@ def _loaded(shell: Shell, config: Config) -> TableService:
     """Return the account as it is loaded: nothing is tried again, and many requests wait side by side."""
     if shell.surroundings.connect is not None:
         return shell.connect(config).tables
-    from rekey.migration.opening import credential_for
-    from rekey.stress.load import MOST_WAITING
-    from rekey.tables.azure import AzureTableService
-    from rekey.tables.requests import RetryPolicy
-    from rekey.tables.transport import Timeouts
-
     return AzureTableService.open(
         config.tables.endpoint,
         credential_for(config.tables),
@@ -203,12 +176,8 @@ def _loaded(shell: Shell, config: Config) -> TableService:
 
 async def _refuse_others(shell: Shell, config: Config) -> None:
     """Refuse an account that does not say it is Azurite."""
-    from rekey.doctor.observed import AccountSeen, Kind
-    from rekey.tables.probe import ask
-
     account = config.tables
-    asking = shell.surroundings.ask or functools.partial(ask, clock=shell.clock)
-    answer = await asking(account.endpoint, "Tables?$top=1", None)
+    answer = await shell.ask(account.endpoint, "Tables?$top=1", None)
     kind = AccountSeen("tables", account, answer).kind
     if kind is not Kind.AZURITE:
         raise Refused(

@@ -12,12 +12,13 @@ import secrets
 import click
 
 from rekey.cli.project import open_project, open_session
-from rekey.cli.shell import EXECUTOR, Shell, command
+from rekey.cli.shell import EXECUTOR, Shell, command, flag
 from rekey.errors import ExitCode
 from rekey.phases import Phase
-
-MODES = ("count", "sample", "full")
-MAX_SAMPLE = 100_000
+from rekey.runner import commands
+from rekey.runner.run import Options
+from rekey.verify.render import render
+from rekey.verify.report import exit_code
 
 
 @command(
@@ -27,15 +28,15 @@ MAX_SAMPLE = 100_000
 @click.argument("script", required=False)
 @click.option(
     "--mode",
-    type=click.Choice(MODES),
+    type=click.Choice(["count", "sample", "full"]),
     default="full",
     show_default=True,
     help="Compare counts; random rows; or every row and every property.",
 )
-@click.option("--repair", is_flag=True, help="Rewrite rows that differ from the authority's.")
+@flag("--repair", help="Rewrite rows that differ from the authority's.")
 @click.option(
     "--rows",
-    type=click.IntRange(1, MAX_SAMPLE),
+    type=click.IntRange(1, 100_000),
     default=3000,
     show_default=True,
     help="How many rows a sample draws from each table.",
@@ -56,11 +57,6 @@ def verify(
     Exit code 0 when all is equal, 1 with findings. A full verification opens the gate before cutover; one
     with findings closes it.
     """
-    from rekey.runner import commands
-    from rekey.runner.run import Options
-    from rekey.verify.render import render
-    from rekey.verify.report import exit_code
-
     if repair and mode != "full":
         raise click.UsageError("--repair goes with --mode full: only that looks at every row")
     project = open_project(shell)

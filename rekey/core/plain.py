@@ -27,7 +27,7 @@ def told(
 
     Args:
         name: its name in JSON; its own by default.
-        digits: decimals that a number is rounded to.
+        digits: decimals that a number is rounded to; 0 makes it whole.
         if_any: leave it out when it is empty, zero or None.
         key: it holds keys of rows: leave it out when it is empty, and when keys are not asked for.
         flat: its members stand among those of the value that holds it.
@@ -62,8 +62,8 @@ def members(value: Any, *, keys: bool = True) -> dict[str, Any]:
         said, content = one.metadata, getattr(value, one.name)
         if "untold" in said or (said.get("key") and not keys) or (said.get("if_any") and not content):
             continue
-        if said.get("digits") is not None:
-            content = round(content, said["digits"])
+        if said.get("digits") is not None and content is not None:
+            content = round(content, said["digits"] or None)
         content = plain(content, keys=keys)
         found |= content if said.get("flat") else {said.get("name") or one.name: content}
     return found

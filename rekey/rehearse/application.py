@@ -26,9 +26,9 @@ from azure.data.tables import EdmType, EntityProperty, UpdateMode
 
 from rekey.client.sdk.client_sync import DualWriteTableClient
 from rekey.client.sdk.errors import DualWriteRefused
-from rekey.core.edm import BINARY, BOOLEAN, DOUBLE, INT32, INT64, STRING, edm_type
+from rekey.core.edm import BINARY, BOOLEAN, DOUBLE, INT32, INT64, STRING, canonical_text, edm_type
 from rekey.declaration.keys.base import WHOLE_ROW
-from rekey.declaration.mapper import TargetRow
+from rekey.declaration.mapper import Mapper, TargetRow
 from rekey.errors import RowRefused
 from rekey.model import (
     PARTITION_KEY,
@@ -41,14 +41,21 @@ from rekey.model import (
     key_of,
     property_names,
 )
-from rekey.rehearse.witness import Witness, digest_of
+from rekey.rehearse.witness import Place, Witness, digest_of
 
 ADDED = "RehearsalNote"
 """The property that a row gets when it has none that can be changed."""
-_ATTEMPTS = 20
 _TEXT_LIMIT = 500
 _SOME_TIME = "2024-01-01T00:00:00.0000000Z"
-Place = tuple[int, EntityKey]
+
+
+def places_of(mapper: Mapper, row: Row) -> list[Place]:
+    """Return where a row stands in the targets; nowhere when the mapping refuses it."""
+    # Only the service sets Timestamp: a row that was not read has none, and may need one to be mapped.
+    try:
+        return [(table, key_of(made)) for table, made in mapper.map({TIMESTAMP: _SOME_TIME, **row})]
+    except RowRefused:
+        return []
 
 
 class Application:
@@ -63,11 +70,10 @@ class Application:
         self._targets = [witness.client(name) for name in self._mapper.tables]
         self._kept_back: list[Row] = []
         self._lot = random.Random(f"application/{seed}")  # noqa: S311 - choices to be made again
-        self._order: list[EntityKey] = []
         self._owners: dict[Place, EntityKey] = {}
         self.must_hold: dict[EntityKey, bytes] = {}
         """The digest of every row that the source must hold."""
-        self.untouched: set[EntityKey] = set()
+        self.untouched: dict[EntityKey, None] = {}
         """Keys of rows that are as they were loaded."""
         self.deleted: set[Place] = set()
         """Target rows of source rows that were deleted before cutover."""
@@ -77,7 +83,7 @@ class Application:
     def loaded(self, row: Row) -> None:
         """Note a row that was loaded into the source; every key comes once."""
         self._enter(row)
-        self.untouched.add(key_of(row))
+        self.untouched[key_of(row)] = None
 
     def keep_back(self, rows: Sequence[Row]) -> None:
         """Take rows that are not in the source, to insert them later."""
@@ -91,24 +97,47 @@ class Application:
         """Return what was done, e.g. `12 inserts, 30 updates, 7 deletes`."""
         return ", ".join(f"{self.done[what]:,} {what}" for what in ("inserts", "updates", "deletes"))
 
+    def _write(
+        self,
+        keys: Collection[EntityKey],
+        insert: Callable[[Row], Row | None] | None,
+        delete: Callable[[Row], None],
+        replace: Callable[[Row, Row], bool],
+    ) -> None:
+        """Do one thing: update twice as often as insert or delete.
+
+        Args:
+            keys: rows that can be written.
+            insert: writes a new row; returns what the source must hold for it, None when it could not.
+            delete, replace: write what they say; `replace` tells whether it could.
+        """
+        what = self._lot.randrange(4)
+        if what == 0 and self._kept_back and insert is not None:
+            row = self._kept_back.pop()
+            inserted = None if self._taken(row) else insert(row)
+            if inserted is not None:
+                self._enter(inserted)
+                self.done["inserts"] += 1
+        elif what == 1 and len(keys) > 1:
+            if (chosen := self._choose(keys)) is not None:
+                delete(chosen)
+                self._leave(chosen)
+        elif keys:
+            self._update(self._choose(keys), replace)
+
     # --- before cutover ----------------------------------------------------------------------------------
 
     def write_source(self) -> None:
-        """Do one thing to the source: update twice as often as insert or delete."""
-        what = self._lot.randrange(4)
-        if what == 0 and self._kept_back:
-            row = self._kept_back.pop()
-            if not self._taken(row):
-                self._source.create_entity(to_entity(row))
-                self._enter(row)
-                self.done["inserts"] += 1
-        elif what == 1 and len(self._order) > 1:
-            if (chosen := self._choose()) is not None:
-                self._source.delete_entity(chosen[PARTITION_KEY], chosen[ROW_KEY])
-                self._leave(chosen)
-                self.deleted.update(self._places(chosen))
-        else:
-            self._update(self._choose(), self._replace_in_source)
+        """Do one thing to the source."""
+        self._write(self.must_hold, self._insert_in_source, self._delete_in_source, self._replace_in_source)
+
+    def _insert_in_source(self, row: Row) -> Row:
+        self._source.create_entity(to_entity(row))
+        return row
+
+    def _delete_in_source(self, row: Row) -> None:
+        self._source.delete_entity(row[PARTITION_KEY], row[ROW_KEY])
+        self.deleted.update(places_of(self._mapper, row))
 
     def _replace_in_source(self, _row: Row, changed: Row) -> bool:
         self._source.update_entity(to_entity(changed), mode=UpdateMode.REPLACE)
@@ -116,32 +145,32 @@ class Application:
 
     # --- after cutover -----------------------------------------------------------------------------------
 
+    @property
+    def _writable(self) -> Collection[EntityKey]:
+        """Rows that can be written after cutover: those whose source row is as the target's."""
+        return self.untouched
+
     def write_target(self) -> None:
         """Do one thing to the targets, through the new keys, index rows included."""
-        what = self._lot.randrange(4)
-        if what == 0 and self._kept_back and not self._mapper.needs_timestamp:
-            self._insert_in_target(self._kept_back.pop())
-        elif what == 1 and len(self._writable) > 1:
-            if (chosen := self._choose_writable()) is not None:
-                self._delete_in_target(self._mapper.map(chosen))
-                self._leave(chosen)
-        elif self._writable:
-            self._update(self._choose_writable(), self._replace_in_target)
+        insert = None if self._mapper.needs_timestamp else self._insert_in_target
+        self._write(
+            self._writable,
+            insert,
+            lambda row: self._delete_in_target(self._mapper.map(row)),
+            self._replace_in_target,
+        )
 
-    def _insert_in_target(self, row: Row) -> None:
-        if self._taken(row):
-            return
+    def _insert_in_target(self, row: Row) -> Row | None:
         made = self._mapper.map(row)
         try:
             # What the target row says of its source row is all that can come back.
             back = self._mapper.reverse(made[0].row, self._mapper.source_key(made[0].row), None)
             if self._mapper.map(back) != made:
-                return
+                return None
         except RowRefused:
-            return
+            return None
         self._create_in_target(made)
-        self._enter(content_of(back))
-        self.done["inserts"] += 1
+        return content_of(back)
 
     def _create_in_target(self, made: Sequence[TargetRow]) -> None:
         for table, row in made:
@@ -174,80 +203,52 @@ class Application:
 
     def _enter(self, row: Row) -> None:
         key = key_of(row)
-        if key not in self.must_hold:
-            self._order.append(key)
         self.must_hold[key] = digest_of(row)
-        self.untouched.discard(key)
-        for place in self._places(row):
+        self.untouched.pop(key, None)
+        for place in places_of(self._mapper, row):
             self._owners[place] = key
             self.deleted.discard(place)
 
     def _leave(self, row: Row) -> None:
         key = key_of(row)
         del self.must_hold[key]
-        self.untouched.discard(key)
-        self._release(self._places(row), key)
-        at = self._order.index(key)
-        self._order[at] = self._order[-1]
-        self._order.pop()
+        self.untouched.pop(key, None)
+        self._release(row)
         self.done["deletes"] += 1
 
     def _update(self, row: Row | None, write: Callable[[Row, Row], bool]) -> None:
         """Write the first change of a row that can be written; `write` tells whether it did."""
         if row is None:
             return
-        key = key_of(row)
         for changed in self._changes(row):
-            if not self._taken(changed, owner=key) and write(row, changed):
-                self._release(self._places(row), key)
+            if not self._taken(changed, owner=key_of(row)) and write(row, changed):
+                self._release(row)
                 self._enter(changed)
                 self.done["updates"] += 1
                 return
 
-    def _release(self, places: Sequence[Place], key: EntityKey) -> None:
-        for place in places:
-            if self._owners.get(place) == key:
+    def _release(self, row: Row) -> None:
+        """Give up the places of a row in the targets."""
+        for place in places_of(self._mapper, row):
+            if self._owners.get(place) == key_of(row):
                 del self._owners[place]
 
-    def _choose(self) -> Row | None:
-        return self._witness.get(self.source_name, self._lot.choice(self._order))
-
-    @property
-    def _writable(self) -> Collection[EntityKey]:
-        """Rows that can be written after cutover: those whose source row is as the target's."""
-        return self.untouched
-
-    def _choose_writable(self) -> Row | None:
-        for _ in range(_ATTEMPTS):
-            key = self._lot.choice(self._order)
-            if key in self.untouched:
-                break
-        else:
-            key = self._lot.choice(sorted(self.untouched))
-        return self._witness.get(self.source_name, key)
-
-    def _places(self, row: Row) -> list[Place]:
-        """Return where a row stands in the targets; nowhere when the mapping refuses it."""
-        try:
-            return [(table, key_of(made)) for table, made in self._mapper.map(_timed(row))]
-        except RowRefused:
-            return []
+    def _choose(self, keys: Collection[EntityKey]) -> Row | None:
+        return self._witness.get(self.source_name, self._lot.choice(list(keys)))
 
     def _taken(self, row: Row, owner: EntityKey | None = None) -> bool:
         """Tell whether a row cannot be written: refused, its key in use, or its place in a target."""
-        places = self._places(row)
+        places = places_of(self._mapper, row)
         if not places or (owner is None and key_of(row) in self.must_hold):
             return True
         return any(self._owners.get(place, owner) != owner for place in places)
-
-    # --- changes -----------------------------------------------------------------------------------------
 
     def _changes(self, row: Row) -> Iterator[Row]:
         """Yield rows that differ from this one in one property: one that moves it first, then others."""
         inputs = self._mapper.migration.key_inputs - {PARTITION_KEY, ROW_KEY, TIMESTAMP, WHOLE_ROW}
         content = content_of(row)
         if inputs and self._lot.random() < 0.5:
-            other = self._choose() or row
+            other = self._choose(self.must_hold) or row
             for name in sorted(inputs & other.keys()):
                 if other[name] != row.get(name):
                     own = (name, name + TYPE_SUFFIX)
@@ -256,9 +257,6 @@ class Application:
         names = sorted(set(property_names(row)) - inputs)
         self._lot.shuffle(names)
         yield from changed_by_one(content, names)
-
-
-# --- capture "dual-write" ---------------------------------------------------------------------------------
 
 
 class LiveApplication(Application):
@@ -288,7 +286,7 @@ class LiveApplication(Application):
     def write_both(self) -> None:
         """Do one thing in the old view or in the new one."""
         if self._lot.random() < 0.5:
-            self._timed(lambda: self._update(self._choose(), self._replace_in_place))
+            self._timed(lambda: self._update(self._choose(self.must_hold), self._replace_in_place))
         else:
             self.write_target()
 
@@ -309,14 +307,12 @@ class LiveApplication(Application):
     @property
     def _writable(self) -> Collection[EntityKey]:
         # Every write is followed at once, so every row can be written at any time, in either view.
-        return self._order
-
-    def _choose_writable(self) -> Row | None:
-        return self._choose()
+        return self.must_hold
 
     def _replace_in_place(self, row: Row, changed: Row) -> bool:
         """Write a change in the old view that leaves the new key as it is."""
-        return self._places(changed)[:1] == self._places(row)[:1] and self._replace_in_source(row, changed)
+        before, after = places_of(self._mapper, row), places_of(self._mapper, changed)
+        return after[:1] == before[:1] and self._replace_in_source(row, changed)
 
     def _create_in_target(self, made: Sequence[TargetRow]) -> None:
         self._target.create_entity(to_entity(made[0].row))
@@ -340,46 +336,35 @@ def changed_by_one(row: Row, names: Sequence[str]) -> Iterator[Row]:
     """Yield rows with one of these properties changed a little, and last one with a property added."""
     for name in names:
         edm = edm_type(row, name)
-        value = _other_value(edm, row[name])
-        if value is not None:
-            yield _with(row, name, edm, value)
+        if edm in _CHANGES:
+            yield _with(row, name, edm, _CHANGES[edm](row[name]))
     if ADDED not in row:
         yield {**row, ADDED: "added"}
 
 
-def _other_value(edm: str, value: Any) -> Any:
-    """Return a value that differs by one character or bit; None for types that are left alone."""
-    if edm == STRING:
-        return value + "~" if len(value) < _TEXT_LIMIT else value[:-1]
-    if edm == INT32:
-        return int(value) ^ 1
-    if edm == INT64:
-        return str(int(value) ^ 1)
-    if edm == BOOLEAN:
-        return not _is_true(value)
-    if edm == DOUBLE:
-        return 2.5 if value == 1.5 else 1.5
-    return None
+def _is_true(value: Any) -> bool:
+    return canonical_text(BOOLEAN, value) == "true"
+
+
+_CHANGES: dict[str, Callable[[Any], Any]] = {
+    STRING: lambda value: value + "~" if len(value) < _TEXT_LIMIT else value[:-1],
+    INT32: lambda value: int(value) ^ 1,
+    INT64: lambda value: str(int(value) ^ 1),
+    BOOLEAN: lambda value: not _is_true(value),
+    DOUBLE: lambda value: 2.5 if value == 1.5 else 1.5,
+}
+"""What makes another value of one, different by a character or a bit; other types are left alone."""
+_FOR_THE_SDK: dict[str, Callable[[Any], Any]] = {BINARY: base64.b64decode, BOOLEAN: _is_true, INT64: int}
 
 
 def to_entity(row: Row) -> dict[str, Any]:
     """Return a wire row as an entity of the SDK, every value with its type, so that none is converted."""
     entity: dict[str, Any] = {PARTITION_KEY: row[PARTITION_KEY], ROW_KEY: row[ROW_KEY]}
     for name in property_names(row):
-        edm = edm_type(row, name)
-        value = row[name]
-        if edm == BINARY:
-            value = base64.b64decode(value)
-        elif edm == BOOLEAN:
-            value = _is_true(value)
-        elif edm == INT64:
-            value = int(value)
-        entity[name] = EntityProperty(value, EdmType(edm))
+        edm, value = edm_type(row, name), row[name]
+        made = _FOR_THE_SDK[edm](value) if edm in _FOR_THE_SDK else value
+        entity[name] = EntityProperty(made, EdmType(edm))
     return entity
-
-
-def _is_true(value: Any) -> bool:
-    return value is True or str(value).lower() == "true"
 
 
 def _with(row: Row, name: str, edm: str, value: Any) -> Row:
@@ -387,8 +372,3 @@ def _with(row: Row, name: str, edm: str, value: Any) -> Row:
     if name + TYPE_SUFFIX in changed or edm not in (STRING, INT32, BOOLEAN, DOUBLE):
         changed[name + TYPE_SUFFIX] = edm
     return changed
-
-
-def _timed(row: Row) -> Row:
-    """Return a row that can be mapped though it was not read: only the service sets Timestamp."""
-    return row if TIMESTAMP in row else {**row, TIMESTAMP: _SOME_TIME}

@@ -31,7 +31,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 
 from rekey.errors import ConfigurationError, MachineFailed
@@ -56,9 +55,7 @@ class Node:
 
 def pinned_version() -> str:
     """Return the version of Azurite that rehearsals and tests run on."""
-    pinned = json.loads(_packaged("package.json"))
-    version: str = pinned["devDependencies"]["azurite"]
-    return version
+    return str(json.loads(_packaged("package.json"))["devDependencies"]["azurite"])
 
 
 def find_node() -> Node:
@@ -74,26 +71,6 @@ def find_node() -> Node:
         return Node(program, (program, script))
     found = "Node.js is too old" if system is not None else "there is no Node.js"
     raise ConfigurationError(f"Azurite cannot run: {found}", hint=_NODE_CURE)
-
-
-def find_azurite(node: Node) -> Path:
-    """Return the entry script of the pinned Azurite's table service, installing it when it is not there.
-
-    Looked for in `$REKEY_AZURITE_DIR` alone when that is set; else in the project's and the working folder's
-    `node_modules`, then in the user's cache folder. Raises ConfigurationError, MachineFailed.
-    """
-    named = os.environ.get(AZURITE_DIR)
-    target = Path(named) if named else _cache_folder()
-    places = [target] if named else [Path(__file__).parents[2], Path.cwd(), target]
-    for place in places:
-        if _installed_version(place) == pinned_version():
-            return place / _ENTRY
-    _install(node, target)
-    return target / _ENTRY
-
-
-def _packaged(name: str) -> str:
-    return (resources.files("rekey.rehearse") / "node" / name).read_text("utf-8")
 
 
 def _wheel_folder() -> Path | None:
@@ -114,23 +91,22 @@ def _major_version(program: str) -> int:
         return 0
 
 
-def _cache_folder() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "rekey" / f"azurite-{pinned_version()}"
+def find_azurite(node: Node) -> Path:
+    """Return the entry script of the pinned Azurite's table service, installing it when it is not there.
 
-
-def _installed_version(place: Path) -> str | None:
-    try:
-        described = json.loads((place / "node_modules/azurite/package.json").read_text("utf-8"))
-    except (OSError, ValueError):
-        return None
-    if not (place / _ENTRY).exists():
-        return None
-    version: str = described.get("version", "")
-    return version
-
-
-def _install(node: Node, target: Path) -> None:
+    Looked for in `$REKEY_AZURITE_DIR` alone when that is set; else in the project's and the working folder's
+    `node_modules`, then in the user's cache folder. Raises ConfigurationError, MachineFailed.
+    """
+    if named := os.environ.get(AZURITE_DIR):
+        places = [Path(named)]
+    else:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        own = cache / "rekey" / f"azurite-{pinned_version()}"
+        places = [Path(__file__).parents[2], Path.cwd(), own]
+    for place in places:
+        if _installed_version(place) == pinned_version():
+            return place / _ENTRY
+    target = places[-1]
     if not node.npm:
         raise ConfigurationError(
             "Azurite cannot be installed: Node.js is there, npm is not",
@@ -141,42 +117,49 @@ def _install(node: Node, target: Path) -> None:
         with (target / "install.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if _installed_version(target) != pinned_version():
-                _install_beside(node.npm, target)
+                _install(node.npm, target)
     except OSError as failed:
         raise MachineFailed(
             f"Azurite cannot be installed in {target}: {failed.strerror}",
             hint=f"free some space, or name another folder in {AZURITE_DIR}",
         ) from failed
+    return target / _ENTRY
 
 
-def _install_beside(npm: Sequence[str], target: Path) -> None:
+def _packaged(name: str) -> str:
+    return (Path(__file__).with_name("node") / name).read_text("utf-8")
+
+
+def _installed_version(place: Path) -> str | None:
+    try:
+        described = json.loads((place / "node_modules/azurite/package.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return str(described.get("version", "")) if (place / _ENTRY).exists() else None
+
+
+def _install(npm: Sequence[str], target: Path) -> None:
+    """Install in a folder of its own, then put what was installed in its place."""
+    command = [*npm, "ci", "--include=dev", "--ignore-scripts", "--no-audit", "--no-fund"]
     with tempfile.TemporaryDirectory(prefix="installing-", dir=target) as folder:
         for name in ("package.json", "package-lock.json"):
             (Path(folder) / name).write_text(_packaged(name), "utf-8")
-        _run_npm(npm, folder)
+        try:
+            done = subprocess.run(  # noqa: S603 - npm as found on the machine, with constant arguments
+                command, cwd=folder, capture_output=True, text=True, timeout=_INSTALL_SECONDS, check=False
+            )
+        except subprocess.TimeoutExpired:
+            problem = f"did not end within {_INSTALL_SECONDS} seconds"
+        else:
+            last = " / ".join(line for line in done.stderr.splitlines() if "ERR" in line or "error" in line)
+            problem = f"failed: {last[:500] or done.returncode}" if done.returncode else ""
+        if problem:
+            cure = "check the connection to the npm registry and repeat"
+            raise MachineFailed(f"`npm ci` for Azurite {problem}", hint=cure)
         old = target / "node_modules"
         if old.exists():
             old.rename(Path(folder) / "replaced")
         (Path(folder) / "node_modules").rename(old)
-
-
-def _run_npm(npm: Sequence[str], folder: str) -> None:
-    command = [*npm, "ci", "--include=dev", "--ignore-scripts", "--no-audit", "--no-fund"]
-    try:
-        done = subprocess.run(  # noqa: S603 - npm as found on the machine, with constant arguments
-            command, cwd=folder, capture_output=True, text=True, timeout=_INSTALL_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise MachineFailed(
-            f"`npm ci` for Azurite did not end within {_INSTALL_SECONDS} seconds",
-            hint="check the connection to the npm registry and repeat",
-        ) from None
-    if done.returncode:
-        last = " / ".join(line for line in done.stderr.splitlines() if "ERR" in line or "error" in line)
-        raise MachineFailed(
-            f"`npm ci` for Azurite failed: {last[:500] or done.returncode}",
-            hint="check the connection to the npm registry and repeat",
-        )
 
 
 # --- a running Azurite ------------------------------------------------------------------------------------
@@ -187,14 +170,7 @@ _STOP_SECONDS = 10.0
 _ATTEMPTS = 5
 _LOG = "azurite.log"
 _READY = "successfully started"
-_END_WITH_PARENT = """\
-process.stdin.on("end", () => process.kill(process.pid, "SIGINT"));
-process.stdin.on("error", () => process.kill(process.pid, "SIGINT"));
-process.stdin.resume();
-process.stdin.unref();
-process.once("SIGINT", () => setTimeout(() => process.exit(0), 2000).unref());
-"""
-# The timer is for connections that a client keeps open: older Node.js waits for them before it ends.
+_END_WITH_PARENT = Path(__file__).with_name("node") / "end-with-parent.cjs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,14 +193,9 @@ class Azurite:
 
     >>> with Azurite() as azurite:
     ...     print(azurite.tables.endpoint)
-
-    Args:
-        keep_on_disk: let Azurite save its tables (every 5 seconds) in its temporary folder instead of
-            holding them in memory alone; slower, for data that does not fit in memory twice.
     """
 
-    def __init__(self, *, keep_on_disk: bool = False) -> None:
-        self._keep_on_disk = keep_on_disk
+    def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self.port = 0
@@ -233,16 +204,10 @@ class Azurite:
             name: base64.b64encode(secrets.token_bytes(64)).decode("ascii")
             for name in ("tables", "restricted")
         }
-
-    @property
-    def tables(self) -> AzuriteAccount:
-        """The account for source and target tables."""
-        return self._account("tables")
-
-    @property
-    def restricted(self) -> AzuriteAccount:
-        """The account for the restricted store."""
-        return self._account("restricted")
+        self.tables: AzuriteAccount
+        """The account for source and target tables, once it runs."""
+        self.restricted: AzuriteAccount
+        """The account for the restricted store, once it runs."""
 
     @property
     def pid(self) -> int:
@@ -256,20 +221,36 @@ class Azurite:
         node = find_node()
         entry = find_azurite(node)
         self._folder = tempfile.TemporaryDirectory(prefix="rekey-azurite-")
+        home = Path(self._folder.name)
         try:
-            self._start_on_a_free_port(node.program, entry, Path(self._folder.name))
+            # Between choosing a port and Azurite taking it, another process may: then choose again.
+            for _ in range(_ATTEMPTS):
+                self.port = _free_port()
+                self._process = self._launch(node.program, entry, home)
+                self.tables, self.restricted = (
+                    AzuriteAccount(name, f"http://{_HOST}:{self.port}/{name}", key)
+                    for name, key in self._keys.items()
+                )
+                said = _wait_until_ready(self._process, home / _LOG)
+                if not said:
+                    return
+                _end(self._process)
+                if "EADDRINUSE" not in said:
+                    break
+            raise MachineFailed(
+                f"Azurite did not start: {said[-500:].strip()}",
+                hint="run `node --version` and check memory and disk space, then repeat",
+            )
         except BaseException:
             self.stop()
             raise
 
     def stop(self) -> None:
         """End Azurite and remove its folder. Idempotent."""
-        process, self._process = self._process, None
-        if process is not None:
-            _end(process)
-        folder, self._folder = self._folder, None
-        if folder is not None:
-            folder.cleanup()
+        if self._process is not None:
+            _end(self._process)
+        if self._folder is not None:
+            self._folder.cleanup()
 
     def __enter__(self) -> Azurite:
         self.start()
@@ -278,37 +259,11 @@ class Azurite:
     def __exit__(self, *_raised: object) -> None:
         self.stop()
 
-    def __repr__(self) -> str:
-        return f"Azurite(port={self.port})"
-
-    def _account(self, name: str) -> AzuriteAccount:
-        return AzuriteAccount(name, f"http://{_HOST}:{self.port}/{name}", self._keys[name])
-
-    def _start_on_a_free_port(self, program: str, entry: Path, home: Path) -> None:
-        # Between choosing a port and Azurite taking it, another process may: then choose again.
-        said = ""
-        for _ in range(_ATTEMPTS):
-            self.port = _free_port()
-            self._process = self._launch(program, entry, home)
-            said = _wait_until_ready(self._process, home / _LOG)
-            if not said:
-                return
-            _end(self._process)
-            if "EADDRINUSE" not in said:
-                break
-        raise MachineFailed(
-            f"Azurite did not start: {said[-500:].strip()}",
-            hint="run `node --version` and check memory and disk space, then repeat",
-        )
-
     def _launch(self, program: str, entry: Path, home: Path) -> subprocess.Popen[str]:
-        preload = home / "end-with-parent.cjs"
-        preload.write_text(_END_WITH_PARENT, "utf-8")
-        kept = ["--location", str(home)] if self._keep_on_disk else ["--inMemoryPersistence"]
         command = [
-            *(program, "--require", str(preload), str(entry)),
+            *(program, "--require", str(_END_WITH_PARENT), str(entry)),
             *("--tableHost", _HOST, "--tablePort", str(self.port), "--tableKeepAliveTimeout", "60"),
-            *("--silent", "--disableTelemetry", "--skipApiVersionCheck", *kept),
+            *("--silent", "--disableTelemetry", "--skipApiVersionCheck", "--inMemoryPersistence"),
         ]
         accounts = ";".join(f"{name}:{key}" for name, key in self._keys.items())
         with (home / _LOG).open("w") as log:

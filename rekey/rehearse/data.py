@@ -13,17 +13,16 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any
 
-from rekey.core.edm import DATETIME, DOUBLE, INT64, STRING, TYPES
+from rekey.core.edm import BOOLEAN, DATETIME, DOUBLE, INT32, INT64, INT_RANGES, STRING, TYPES
 from rekey.declaration.casts import ANNOTATED, Lossy, wire_value
 from rekey.errors import ConfigurationError, RequestRejected
 from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, TIMESTAMP, TYPE_SUFFIX, Row
@@ -48,6 +47,13 @@ _SUFFIXES = {
 }
 _KNOWN = "use .json (az storage entity query -o json), .jsonl (one row a line) or .csv (types in the header)"
 _MEMBERS = frozenset({"items", "nextMarker"})
+_SERVER_OWNED = {
+    Format.AZURE_CLI: frozenset({"etag", TIMESTAMP, ETAG}),
+    Format.JSON_LINES: frozenset({TIMESTAMP, TIMESTAMP + TYPE_SUFFIX, ETAG}),
+    Format.CSV: frozenset({TIMESTAMP.lower(), "etag", ETAG}),
+}
+_TYPE_COLUMNS = (TYPE_SUFFIX, "@type")
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,7})?(Z|\+00:00)", re.ASCII)
 
 
 class Note(StrEnum):
@@ -66,16 +72,19 @@ class Note(StrEnum):
     MORE_PAGES = "nextMarker is set: the file holds a part of the table only"
 
 
-Noting = Callable[[Note], None]
-
-
 class BadRow(ValueError):
-    """A row of a data file cannot be understood. Holds names of properties, no values."""
+    """A part of a data file cannot be understood. Holds names of properties, no values.
 
-    def __init__(self, problem: str, cure: str) -> None:
+    Attributes:
+        problem, cure: what is wrong, and what to do.
+        where: the place in the file; "" for the row that is being read.
+    """
+
+    def __init__(self, problem: str, cure: str = "mend the file and start again", where: str = "") -> None:
         super().__init__(problem)
         self.problem = problem
         self.cure = cure
+        self.where = where
 
 
 @dataclass
@@ -90,6 +99,7 @@ class DataFile:
     path: Path
     format: Format
     _noted: Counter[Note] = field(default_factory=Counter)
+    _where: str = ""
 
     def rows(self) -> Iterator[Row]:
         """Yield the rows as the service would keep them.
@@ -105,13 +115,17 @@ class DataFile:
             Format.JSON_LINES: self._json_lines,
             Format.CSV: self._csv,
         }
-        with _opened(self.path) as file:
-            for where, row in read[self.format](file):
-                try:
-                    kept = stored_form(row)
-                except RequestRejected as refused:
-                    raise self._bad(where, f"the service would refuse this row ({refused.code})") from None
-                yield kept
+        try:
+            with _opened(self.path) as file:
+                for row in read[self.format](file):
+                    try:
+                        kept = stored_form(row)
+                    except RequestRejected as refused:
+                        raise BadRow(f"the service would refuse this row ({refused.code})") from None
+                    yield kept
+        except BadRow as bad:
+            place = ", ".join(filter(None, (self.path.name, bad.where or self._where)))
+            raise ConfigurationError(f"{place}: {bad.problem}", hint=bad.cure) from None
         if kept is None:
             raise ConfigurationError(f"{self.path.name} holds no rows", hint="give a file with rows")
 
@@ -124,61 +138,153 @@ class DataFile:
             if (count := self._noted[note])
         ]
 
-    def _note(self, note: Note) -> None:
-        self._noted[note] += 1
+    # --- JSON ---------------------------------------------------------------------------------------------
 
-    def _azure_cli(self, file: IO[str]) -> Iterator[tuple[str, Row]]:
+    def _azure_cli(self, file: IO[str]) -> Iterator[Row]:
         number = 0
-        try:
-            for name, value in JsonStream(file).members():
-                if name == "items":
-                    number += 1
-                    where = f"item {number}"
-                    yield where, self._made(where, from_azure_cli, value)
-                elif name == "nextMarker" and value:
-                    self._note(Note.MORE_PAGES)
-                elif name not in _MEMBERS:
-                    raise self._bad("", "it is not what `az storage entity query -o json` prints")
-        except NotJson as error:
-            raise self._bad(str(error), "this is not JSON, or it is cut off") from None
+        for name, value in JsonStream(file).members():
+            if name == "items":
+                number += 1
+                self._where = f"item {number}"
+                yield self._json_row(value)
+            elif name not in _MEMBERS:
+                self._where = ""
+                raise BadRow("it is not what `az storage entity query -o json` prints")
+            elif value:
+                self._noted[Note.MORE_PAGES] += 1
 
-    def _json_lines(self, file: IO[str]) -> Iterator[tuple[str, Row]]:
+    def _json_lines(self, file: IO[str]) -> Iterator[Row]:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
-            where = f"line {number}"
+            self._where = f"line {number}"
             try:
                 value = json.loads(line)
             except json.JSONDecodeError as error:
-                raise self._bad(
-                    f"{where}, column {error.colno}", "this is not one JSON object a line"
-                ) from None
-            yield where, self._made(where, from_json_line, value)
+                place = f"{self._where}, column {error.colno}"
+                raise BadRow("this is not one JSON object a line", where=place) from None
+            yield self._json_row(value)
 
-    def _csv(self, file: IO[str]) -> Iterator[tuple[str, Row]]:
+    def _json_row(self, item: object) -> Row:
+        """Return an item of the Azure CLI, a wire row, or a plain object, as a wire row. Raises BadRow."""
+        if not isinstance(item, dict):
+            raise BadRow("this is not an object", "a row is a JSON object with PartitionKey and RowKey")
+        row: Row = {}
+        for name, value in item.items():
+            said = item.get(name + TYPE_SUFFIX)
+            if name in _SERVER_OWNED[self.format] or name.startswith("odata."):
+                self._noted[Note.SERVER_OWNED] += 1
+            elif name in _KEYS:
+                row[name] = value
+            elif name.endswith(TYPE_SUFFIX):
+                continue
+            elif value is None:
+                self._noted[Note.NULL] += 1
+            elif said is not None:
+                _put(row, name, type_named(str(said)), value)
+            else:
+                _put(row, name, *self._guessed(name, value))
+        for key in _KEYS:
+            if not isinstance(row.get(key), str):
+                raise BadRow(
+                    f"{key} is missing or not text", f"every row needs {PARTITION_KEY} and {ROW_KEY}"
+                )
+        return row
+
+    def _guessed(self, name: str, value: object) -> tuple[str, object]:
+        """Return the type of a JSON value without an annotation, and the value. Raises BadRow."""
+        if isinstance(value, str) and self.format is Format.AZURE_CLI:
+            # The CLI prints a DateTime without its type: only its form tells it from text.
+            is_moment = _MOMENT.fullmatch(value) is not None
+            self._noted[Note.DATETIME_BY_FORM if is_moment else Note.PLAIN_TEXT] += 1
+            return (DATETIME if is_moment else STRING), value
+        if isinstance(value, str):
+            return STRING, value
+        if isinstance(value, bool):
+            return BOOLEAN, value
+        if isinstance(value, float):
+            return DOUBLE, value
+        if isinstance(value, int):
+            fits = value in INT_RANGES[INT32]
+            self._noted[Note.INT64_BY_SIZE] += not fits
+            return (INT32 if fits else INT64), value
+        if isinstance(value, dict) and {"edm_type", "value"} >= value.keys() and "value" in value:
+            return type_named(str(value.get("edm_type", ""))), value["value"]
+        raise BadRow(f"{name} is a list or an object", "a property holds one value")
+
+    # --- CSV ----------------------------------------------------------------------------------------------
+
+    def _csv(self, file: IO[str]) -> Iterator[Row]:
+        """Yield the rows of a CSV file.
+
+        `Name:Edm.Type` says the type of a column. `Name@type` (or `Name@odata.type`) holds the type of `Name`
+        row by row, as exports of storage tools have it. A column with neither is Edm.String. CSV knows no
+        absent value: an empty cell means that the row lacks the property. Keys may be empty.
+        """
         reader = csv.reader(file, strict=True)
-        header = None
+        header: list[str] = []
+        columns: dict[str, tuple[int, str]] = {}
         try:
             for cells in reader:
-                where = f"line {reader.line_num}"
-                if header is None:
-                    header = self._made(where, CsvHeader.read, cells)
+                self._where = f"line {reader.line_num}"
+                if not columns:
+                    header, columns = cells, self._columns(cells)
+                elif cells and len(cells) != len(header):
+                    raise BadRow(
+                        f"there are {len(cells)} cells, the header has {len(header)}",
+                        "quote cells that hold commas, quotes or line breaks",
+                    )
                 elif cells:
-                    yield where, self._made(where, header.row, cells)
+                    yield self._csv_row(columns, dict(zip(header, cells, strict=True)), cells)
         except csv.Error:
-            raise self._bad(f"line {reader.line_num}", "this is not CSV: a quote is out of place") from None
+            place = f"line {reader.line_num}"
+            raise BadRow("this is not CSV: a quote is out of place", where=place) from None
 
-    def _made(self, where: str, make: Callable[[Any, Callable[[Note], None]], Any], value: Any) -> Any:
-        try:
-            return make(value, self._note)
-        except BadRow as bad:
-            raise self._bad(where, bad.problem, bad.cure) from None
+    def _columns(self, header: Sequence[str]) -> dict[str, tuple[int, str]]:
+        """Return the columns that hold values: by property, position and type, "" where the header says none.
 
-    def _bad(
-        self, where: str, problem: str, cure: str = "mend the file and start again"
-    ) -> ConfigurationError:
-        place = f"{self.path.name}, {where}" if where else self.path.name
-        return ConfigurationError(f"{place}: {problem}", hint=cure)
+        Raises:
+            BadRow: a column has no name of its own, a type is unknown, or a key has no column.
+        """
+        columns: dict[str, tuple[int, str]] = {}
+        for at, cell in enumerate(header):
+            if cell.endswith(_TYPE_COLUMNS):
+                continue
+            name, _, said = cell.strip().partition(":")
+            if name.lower() in _SERVER_OWNED[Format.CSV]:
+                self._noted[Note.SERVER_OWNED] += 1
+                continue
+            if name in columns or not name:
+                raise BadRow(
+                    f"column {at + 1} has no name, or one that another column has",
+                    "give every column a name of its own",
+                )
+            columns[name] = (at, type_named(said) if said else "")
+            if name in _KEYS and columns[name][1] not in ("", STRING):
+                raise BadRow(f"{name} is not Edm.String", "keys are text")
+            typed = said or name in _KEYS or any(name + suffix in header for suffix in _TYPE_COLUMNS)
+            self._noted[Note.NO_TYPE_IN_HEADER] += not typed
+        for key in _KEYS:
+            if key not in columns:
+                raise BadRow(
+                    f"there is no column {key}", "the first line names the columns; both keys are needed"
+                )
+        return columns
+
+    def _csv_row(
+        self, columns: Mapping[str, tuple[int, str]], named: Mapping[str, str], cells: Sequence[str]
+    ) -> Row:
+        """Return one line as a wire row. Raises BadRow."""
+        row: Row = {}
+        for name, (at, edm) in columns.items():
+            if name in _KEYS:
+                row[name] = cells[at]
+            elif cells[at]:
+                said = next((named[name + end] for end in _TYPE_COLUMNS if named.get(name + end)), STRING)
+                _put(row, name, edm or type_named(said), cells[at])
+            else:
+                self._noted[Note.EMPTY_CELL] += 1
+        return row
 
 
 def open_data(path: Path) -> DataFile:
@@ -191,19 +297,16 @@ def open_data(path: Path) -> DataFile:
     if found is None:
         raise ConfigurationError(f"{path.name} is of no known format", hint=_KNOWN)
     with _opened(path) as file:
-        if found is Format.AZURE_CLI and _is_json_lines(file):
+        first = next((line for line in file if line.strip()), "")
+    if found is Format.AZURE_CLI:
+        # A first line that is a whole object, and no answer of the Azure CLI, is one of JSON Lines.
+        try:
+            value = json.loads(first)
+        except json.JSONDecodeError:
+            value = None
+        if isinstance(value, dict) and not _MEMBERS & value.keys():
             found = Format.JSON_LINES
     return DataFile(path, found)
-
-
-def _is_json_lines(file: IO[str]) -> bool:
-    """Tell whether the first line is a whole object that is no Azure CLI answer."""
-    first = next((line for line in file if line.strip()), "")
-    try:
-        value = json.loads(first)
-    except json.JSONDecodeError:
-        return False
-    return isinstance(value, dict) and not _MEMBERS & value.keys()
 
 
 @contextmanager
@@ -224,34 +327,54 @@ def _opened(path: Path) -> Iterator[IO[str]]:
         ) from None
 
 
+def type_named(name: str) -> str:
+    """Return the EDM type of a name, `Edm.Int32` or `int32`. Raises BadRow."""
+    wanted = name.strip().lower().removeprefix("edm.")
+    for edm in TYPES:
+        if edm.removeprefix("Edm.").lower() == wanted:
+            return edm
+    raise BadRow("a type is none of the service's own", f"use one of {', '.join(sorted(TYPES))}")
+
+
+def _put(row: Row, name: str, edm: str, value: object) -> None:
+    """Set a property from its text, or from a JSON value of any type. Raises BadRow."""
+    try:
+        row[name] = wire_value(edm, value if isinstance(value, str) else json.dumps(value))
+    except Lossy:
+        raise BadRow(f"{name} holds no {edm}", "mend the value, or give the property another type") from None
+    if edm in ANNOTATED:
+        row[name + TYPE_SUFFIX] = edm
+
+
 # --- one large JSON document ------------------------------------------------------------------------------
 
 _CHUNK = 256 * 1024
+_DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\r\n]*")
 _NUMBER = "0123456789.eE+-"
 
 
-class NotJson(ValueError):
-    """The document is not JSON, or is cut off; says line and column, which count from 1, and no text."""
-
-
+@dataclass
 class JsonStream:
-    """A JSON document, read as it is needed: memory holds a chunk and the largest item."""
+    """A JSON document, read as it is needed: memory holds a chunk and the largest item.
 
-    def __init__(self, file: IO[str]) -> None:
-        """Take a text file, open for reading, at its beginning."""
-        self._file = file
-        self._decoder = json.JSONDecoder()
-        self._text = ""
-        self._at = 0
-        self._line = 1
-        self._column = 1
+    Its errors say line and column, which count from 1, and no text.
+
+    Attributes:
+        file: open for reading, at its beginning.
+    """
+
+    file: IO[str]
+    _text: str = ""
+    _at: int = 0
+    _line: int = 1
+    _column: int = 1
 
     def members(self) -> Iterator[tuple[str, Any]]:
         """Yield the members of an object, of the array `items` each item by itself; of an array, its items.
 
         Raises:
-            NotJson: where the document breaks off, or stops being JSON.
+            BadRow: where the document breaks off, or stops being JSON.
         """
         if self._takes("["):
             yield from (("items", self._value()) for _ in self._listed("]"))
@@ -283,7 +406,7 @@ class JsonStream:
         self._peek()
         while True:
             try:
-                value, end = self._decoder.raw_decode(self._text, self._at)
+                value, end = _DECODER.raw_decode(self._text, self._at)
             except json.JSONDecodeError as error:
                 if self._more():
                     continue
@@ -313,7 +436,7 @@ class JsonStream:
 
     def _more(self) -> bool:
         """Read on, forgetting what was consumed; False at the end of the file."""
-        chunk = self._file.read(_CHUNK)
+        chunk = self.file.read(_CHUNK)
         if chunk:
             self._line, self._column = self._place(self._at)
             self._text = self._text[self._at :] + chunk
@@ -327,212 +450,6 @@ class JsonStream:
             return self._line, self._column + len(before)
         return self._line + breaks, len(before) - before.rfind("\n")
 
-    def _error(self, position: int) -> NotJson:
+    def _error(self, position: int) -> BadRow:
         line, column = self._place(position)
-        return NotJson(f"line {line}, column {column}")
-
-
-# --- CSV --------------------------------------------------------------------------------------------------
-
-_TYPE_COLUMNS = (TYPE_SUFFIX, "@type")
-_SERVER_OWNED = frozenset({TIMESTAMP.lower(), "etag", "odata.etag"})
-
-
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """One column of values.
-
-    Attributes:
-        name: the property.
-        at: its position.
-        edm: its type; that of a row without one when `type_at` is given.
-        type_at: position of the column that says the type row by row, None without one.
-    """
-
-    name: str
-    at: int
-    edm: str
-    type_at: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class CsvHeader:
-    """The columns of a CSV file.
-
-    `Name:Edm.Type` says the type of a column. `Name@type` (or `Name@odata.type`) holds the type of `Name` row
-    by row, as exports of storage tools have it. A column with neither is Edm.String. CSV knows no absent
-    value: an empty cell means that the row lacks the property. Keys may be empty.
-    """
-
-    columns: tuple[_Column, ...]
-    width: int
-
-    @classmethod
-    def read(cls, cells: Sequence[str], note: Noting) -> CsvHeader:
-        """Read the header line. Raises BadRow."""
-        type_columns = {
-            cell[: -len(suffix)]: at
-            for at, cell in enumerate(cells)
-            for suffix in _TYPE_COLUMNS
-            if cell.endswith(suffix)
-        }
-        columns: dict[str, _Column] = {}
-        for at, cell in enumerate(cells):
-            if cell.endswith(_TYPE_COLUMNS):
-                continue
-            name, _, said = cell.strip().partition(":")
-            if name.lower() in _SERVER_OWNED:
-                note(Note.SERVER_OWNED)
-                continue
-            if name in columns or not name:
-                raise BadRow(
-                    f"column {at + 1} has no name, or one that another column has",
-                    "give every column a name of its own",
-                )
-            edm = type_named(said) if said else STRING
-            if name in _KEYS and edm != STRING:
-                raise BadRow(f"{name} is not Edm.String", "keys are text")
-            type_at = None if said else type_columns.get(name)
-            if not said and type_at is None and name not in _KEYS:
-                note(Note.NO_TYPE_IN_HEADER)
-            columns[name] = _Column(name, at, edm, type_at)
-        for key in _KEYS:
-            if key not in columns:
-                raise BadRow(
-                    f"there is no column {key}", "the first line names the columns; both keys are needed"
-                )
-        return cls(tuple(columns.values()), len(cells))
-
-    def row(self, cells: Sequence[str], note: Noting) -> Row:
-        """Return one line as a wire row. Raises BadRow."""
-        if len(cells) != self.width:
-            raise BadRow(
-                f"there are {len(cells)} cells, the header has {self.width}",
-                "quote cells that hold commas, quotes or line breaks",
-            )
-        row: Row = {}
-        for column in self.columns:
-            text = cells[column.at]
-            if column.name in _KEYS:
-                row[column.name] = text
-            elif text:
-                said = "" if column.type_at is None else cells[column.type_at]
-                _put(row, column.name, type_named(said) if said else column.edm, text)
-            else:
-                note(Note.EMPTY_CELL)
-        return row
-
-
-# --- values -----------------------------------------------------------------------------------------------
-
-_INT32 = range(-(2**31), 2**31)
-_MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,7})?(Z|\+00:00)", re.ASCII)
-_CLI_SERVER = frozenset({"etag", TIMESTAMP, ETAG})
-
-
-def from_azure_cli(item: object, note: Noting) -> Row:
-    """Return an item of `az storage entity query -o json` as a wire row. Raises BadRow."""
-    source = _object(item)
-    row: Row = {}
-    for name, value in source.items():
-        if name in _CLI_SERVER:
-            note(Note.SERVER_OWNED)
-        elif name in _KEYS:
-            row[name] = value
-        elif isinstance(value, str):
-            # The CLI prints a DateTime without its type: only its form tells it from text.
-            guessed = DATETIME if _MOMENT.fullmatch(value) else STRING
-            note(Note.DATETIME_BY_FORM if guessed == DATETIME else Note.PLAIN_TEXT)
-            _put(row, name, guessed, value)
-        else:
-            _put_json(row, name, value, note)
-    return _keyed(row)
-
-
-def from_json_line(item: object, note: Noting) -> Row:
-    """Return a wire row, or a plain object, as a wire row. Raises BadRow."""
-    source = _object(item)
-    row: Row = {}
-    for name, value in source.items():
-        if name in (TIMESTAMP, TIMESTAMP + TYPE_SUFFIX) or name.startswith("odata."):
-            note(Note.SERVER_OWNED)
-        elif name.endswith(TYPE_SUFFIX):
-            continue
-        elif name in _KEYS:
-            row[name] = value
-        elif value is not None and (said := source.get(name + TYPE_SUFFIX)) is not None:
-            _put(row, name, type_named(str(said)), _said_text(value))
-        elif isinstance(value, str):
-            row[name] = value
-        else:
-            _put_json(row, name, value, note)
-    return _keyed(row)
-
-
-def type_named(name: str) -> str:
-    """Return the EDM type of a name, `Edm.Int32` or `int32`. Raises BadRow."""
-    wanted = name.strip().lower().removeprefix("edm.")
-    for edm in TYPES:
-        if edm.removeprefix("Edm.").lower() == wanted:
-            return edm
-    raise BadRow("a type is none of the service's own", f"use one of {', '.join(sorted(TYPES))}")
-
-
-def _put(row: Row, name: str, edm: str, text: str) -> None:
-    try:
-        value = wire_value(edm, text)
-    except Lossy:
-        raise BadRow(f"{name} holds no {edm}", "mend the value, or give the property another type") from None
-    row[name] = value
-    if edm in ANNOTATED:
-        row[name + TYPE_SUFFIX] = edm
-
-
-def _put_json(row: Row, name: str, value: object, note: Noting) -> None:
-    """Set a property from a JSON value that is not text."""
-    if value is None:
-        note(Note.NULL)
-    elif isinstance(value, bool):
-        row[name] = value
-    elif isinstance(value, int):
-        if value in _INT32:
-            row[name] = value
-        else:
-            note(Note.INT64_BY_SIZE)
-            _put(row, name, INT64, str(value))
-    elif isinstance(value, float):
-        _put(row, name, DOUBLE, _double_text(value))
-    elif isinstance(value, dict) and {"edm_type", "value"} >= value.keys() and "value" in value:
-        _put(row, name, type_named(str(value.get("edm_type", ""))), _said_text(value["value"]))
-    else:
-        raise BadRow(f"{name} is a list or an object", "a property holds one value")
-
-
-def _said_text(value: object) -> str:
-    """Return the text of a JSON value whose type is given next to it."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float):
-        return _double_text(value)
-    return str(value)
-
-
-def _double_text(number: float) -> str:
-    if math.isnan(number):
-        return "NaN"
-    if math.isinf(number):
-        return "Infinity" if number > 0 else "-Infinity"
-    return repr(number)
-
-
-def _object(item: object) -> dict[str, Any]:
-    if not isinstance(item, dict):
-        raise BadRow("this is not an object", "a row is a JSON object with PartitionKey and RowKey")
-    return item
-
-
-def _keyed(row: Row) -> Row:
-    for key in _KEYS:
-        if not isinstance(row.get(key), str):
-            raise BadRow(f"{key} is missing or not text", f"every row needs {PARTITION_KEY} and {ROW_KEY}")
-    return row
+        return BadRow("this is not JSON, or it is cut off", where=f"line {line}, column {column}")

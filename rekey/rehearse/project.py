@@ -18,9 +18,9 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rekey.declaration.migration import Declared, required_secrets
 from rekey.declaration.scripts import load_script, load_scripts
@@ -60,15 +60,19 @@ class Result:
         """The command as one types it."""
         return " ".join(("rekey", *self.words))
 
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object, without the output."""
+        return {"command": self.line, "exit_code": self.code, "seconds": round(self.seconds, 3)}
 
+
+@dataclass
 class Running:
     """A command under way. Use `Project.start`, and `finish` or `kill` it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], words: tuple[str, ...], output: Path) -> None:
-        self._process = process
-        self._words = words
-        self._output = output
-        self._began = time.monotonic()
+    _process: subprocess.Popen[bytes]
+    _words: tuple[str, ...]
+    _output: Path
+    _began: float = field(default_factory=time.monotonic)
 
     @property
     def ended(self) -> bool:
@@ -125,10 +129,49 @@ class Project:
         self.folder.chmod(0o700)
         make_key(self.folder / EVIDENCE_KEY)
         (self.folder / "output").mkdir()
-        (self.folder / "rekey.toml").write_text(
-            _configuration(azurite, self._variables, window_rows, entities_per_second), "utf-8"
+        secrets_of_scripts = "".join(
+            f'\n[secrets.{name}]\nenv = "{variable}"\n' for name, variable in self._variables.items()
         )
-        _copy_scripts(self.scripts, self.folder / "migrations")
+        configuration = f"""\
+# A rehearsal's own: small windows and a bounded rate, so that a kill lands in the middle of copying.
+[tables]
+endpoint = "{azurite.tables.endpoint}"
+key_env = "REHEARSAL_TABLES_KEY"
+
+[restricted]
+endpoint = "{azurite.restricted.endpoint}"
+key_env = "REHEARSAL_RESTRICTED_KEY"
+{secrets_of_scripts}
+[sealing]
+env = "{_WRAPPING_KEY}"
+
+[limits]
+window_rows = {window_rows}
+entities_per_second = {entities_per_second}
+
+[gates]
+retention = "{RETENTION_SECONDS}s"
+margin = "2s"
+
+[evidence]
+key_file = "{EVIDENCE_KEY}"
+"""
+        (self.folder / "rekey.toml").write_text(configuration, "utf-8")
+        to = self.folder / "migrations"
+        to.mkdir()
+        wanted = {one.path.name for one in self.scripts}
+        try:
+            for path in self.declared.path.parent.iterdir():
+                is_script = path.is_file() and path.suffix == ".py"
+                if is_script and (path.name in wanted or path.name.startswith("_")):
+                    shutil.copy(path, to / path.name)
+                elif (path / "__init__.py").is_file():
+                    shutil.copytree(path, to / path.name, ignore=shutil.ignore_patterns("__pycache__"))
+        except OSError as error:
+            raise ConfigurationError(
+                f"the scripts cannot be copied ({type(error).__name__})",
+                hint="make the folder of the script readable",
+            ) from error
 
     @property
     def secrets(self) -> dict[str, bytes]:
@@ -145,18 +188,17 @@ class Project:
         """The keys and secrets that no command may print."""
         return tuple(self._environment.values())
 
-    def run(self, *words: str) -> Result:
-        """Run a command to its end."""
-        return self.start(*words).finish()
-
     def start(self, *words: str) -> Running:
         """Start a command."""
         output = self.folder / "output" / f"{len(self._started) + 1:02d}-{words[0]}.txt"
+        # A proxy that the machine is told to use does not know this machine's own Azurite.
+        unproxied = ",".join(filter(None, (os.environ.get("NO_PROXY"), _ON_LOOPBACK)))
+        own = {"NO_PROXY": unproxied, "no_proxy": unproxied, "PYTHONUNBUFFERED": "1", "COLUMNS": "110"}
         with output.open("wb") as file:
             process = subprocess.Popen(  # noqa: S603 - this program itself, with words made here
                 [sys.executable, "-m", "rekey", *words],
                 cwd=self.folder,
-                env=self._environ(),
+                env={**os.environ, **self._environment, **own},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -185,18 +227,6 @@ class Project:
                 state.use_keys(script_id, keys)
             return state.segments(script_id, purpose, keys=keys is not None)
 
-    def _environ(self) -> Mapping[str, str]:
-        # A proxy that the machine is told to use does not know this machine's own Azurite.
-        unproxied = ",".join(filter(None, (os.environ.get("NO_PROXY"), _ON_LOOPBACK)))
-        return {
-            **os.environ,
-            **self._environment,
-            "NO_PROXY": unproxied,
-            "no_proxy": unproxied,
-            "PYTHONUNBUFFERED": "1",
-            "COLUMNS": "110",
-        }
-
 
 def _needed_scripts(script: Path) -> tuple[Declared, ...]:
     """Return the script and all that it depends on, dependencies first."""
@@ -217,49 +247,3 @@ def _needed_scripts(script: Path) -> tuple[Declared, ...]:
             needed.add(script_id)
             open_ids.extend(known[script_id].depends)
     return tuple(one for one in known.values() if one.script_id in needed)
-
-
-def _copy_scripts(scripts: Sequence[Declared], to: Path) -> None:
-    to.mkdir()
-    wanted = {one.path.name for one in scripts}
-    try:
-        for path in scripts[-1].path.parent.iterdir():
-            if path.is_file() and path.suffix == ".py" and (path.name in wanted or path.name.startswith("_")):
-                shutil.copy(path, to / path.name)
-            elif (path / "__init__.py").is_file():
-                shutil.copytree(path, to / path.name, ignore=shutil.ignore_patterns("__pycache__"))
-    except OSError as error:
-        raise ConfigurationError(
-            f"the scripts cannot be copied ({type(error).__name__})",
-            hint="make the folder of the script readable",
-        ) from error
-
-
-def _configuration(
-    azurite: Azurite, variables: Mapping[str, str], window_rows: int, entities_per_second: int
-) -> str:
-    sections = "".join(f'\n[secrets.{name}]\nenv = "{variables[name]}"\n' for name in variables)
-    return f"""\
-# A rehearsal's own: small windows and a bounded rate, so that a kill lands in the middle of copying.
-[tables]
-endpoint = "{azurite.tables.endpoint}"
-key_env = "REHEARSAL_TABLES_KEY"
-
-[restricted]
-endpoint = "{azurite.restricted.endpoint}"
-key_env = "REHEARSAL_RESTRICTED_KEY"
-{sections}
-[sealing]
-env = "{_WRAPPING_KEY}"
-
-[limits]
-window_rows = {window_rows}
-entities_per_second = {entities_per_second}
-
-[gates]
-retention = "{RETENTION_SECONDS}s"
-margin = "2s"
-
-[evidence]
-key_file = "{EVIDENCE_KEY}"
-"""

@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 from azure.core.exceptions import AzureError
 
@@ -27,7 +26,7 @@ from rekey.client.sdk.client_sync import DualWriteTableClient
 from rekey.declaration.mapper import Mapper
 from rekey.mapping.wrapping import LocalWrappingKey
 from rekey.rehearse.application import Application, LiveApplication
-from rekey.rehearse.azurite import Azurite, AzuriteAccount
+from rekey.rehearse.azurite import Azurite
 from rekey.rehearse.project import Project
 from rekey.rehearse.report import Briefly, Out, RehearsalReport
 from rekey.rehearse.steps import Life, LifeUnderWrites, NotAsItMustBe
@@ -71,7 +70,7 @@ def rehearse(
         ConfigurationError: too few rows, a bad data file, no rows can be made up, no Node.js.
         MachineFailed: Azurite does not start.
     """
-    began = time.monotonic()
+    began, failure = time.monotonic(), ""
     tell = narrate(out)
     with _own_folder(folder, keep=keep) as own:
         project = Project(own, script)
@@ -80,13 +79,23 @@ def rehearse(
         tell.say("Starting an Azurite of its own, with two accounts.")
         with ExitStack() as stack:
             azurite = stack.enter_context(Azurite())
-            life, witness = _on_stage(project, azurite, mapper, stock, tell, seed, stack)
+            life = _on_stage(project, azurite, mapper, stock, tell, seed, stack)
             try:
-                failure = _live(life, stock, azurite.tables, tell)
+                life.take_dependencies_through()
+                tell.say(f"Loading rows into {life.application.source_name}: {stock.described}.")
+                asyncio.run(load(azurite.tables, stock, life.application))
+                for assumption in stock.assumptions:
+                    tell.say(f"Assumed: {assumption}.")
+                life.live()
+            except NotAsItMustBe as problem:
+                failure = str(problem)
+            except AzureError as error:
+                # its text may hold keys
+                failure = f"the witness or the application could not use the tables ({type(error).__name__})"
             finally:
                 project.stop()
             if keep:
-                _keep_tables(witness, own / "tables")
+                _keep_tables(life.witness, own / "tables")
     return RehearsalReport(
         script_id=project.declared.script_id,
         source=mapper.migration.source,
@@ -111,7 +120,7 @@ def _on_stage(
     tell: Briefly,
     seed: int,
     stack: ExitStack,
-) -> tuple[Life[Any], Witness]:
+) -> Life:
     """Write the project for this Azurite, and bring together who takes part; the stack closes clients."""
     project.write(
         azurite,
@@ -122,15 +131,15 @@ def _on_stage(
     sealed = project.declared.migration.is_sealed
     wrapping = LocalWrappingKey(project.wrapping_key) if sealed else None
     witness = Witness(tables, restricted, project.declared.script_id, mapper, wrapping)
-    figures = {
-        "writes": min(_WRITES_AT_MOST, max(10, stock.count // _WRITES_SHARE)),
-        "kill_after": _kill_after(stock.count, seed),
-    }
+    writes = min(_WRITES_AT_MOST, max(10, stock.count // _WRITES_SHARE))
+    # After how many copied rows the kill comes: somewhere between a fifth and a half.
+    share = random.Random(f"kill/{seed}").uniform(0.2, 0.5)  # noqa: S311 - a choice to be made again
+    kill_after = max(1, round(stock.count * share))
     if project.declared.migration.capture == "delta":
-        return Life(project, witness, Application(witness, seed), tell, **figures), witness
+        return Life(project, witness, Application(witness, seed), tell, writes, kill_after)
     old, new = (stack.enter_context(closing(_client(project, azurite, view))) for view in ("old", "new"))
     live = LiveApplication(witness, seed, old, new)
-    return LifeUnderWrites(project, witness, live, tell, **figures), witness
+    return LifeUnderWrites(project, witness, live, tell, writes, kill_after)
 
 
 def _client(project: Project, azurite: Azurite, view: str) -> DualWriteTableClient:
@@ -148,29 +157,6 @@ def _client(project: Project, azurite: Azurite, view: str) -> DualWriteTableClie
         name=f"application-{view}",
         use_env_settings=False,
     )
-
-
-def _live(life: Life[Any], stock: Stock, account: AzuriteAccount, tell: Briefly) -> str:
-    """Load the rows and live the life; return what was not as it must be, "" when all was."""
-    try:
-        life.take_dependencies_through()
-        tell.say(f"Loading rows into {life.application.source_name}: {stock.described}.")
-        asyncio.run(load(account, stock, life.application))
-        for assumption in stock.assumptions:
-            tell.say(f"Assumed: {assumption}.")
-        life.live()
-    except NotAsItMustBe as problem:
-        return str(problem)
-    except AzureError as error:
-        # its text may hold keys
-        return f"the witness or the application could not use the tables ({type(error).__name__})"
-    return ""
-
-
-def _kill_after(count: int, seed: int) -> int:
-    """Return after how many copied rows the kill comes: somewhere between a fifth and a half."""
-    share = random.Random(f"kill/{seed}").uniform(0.2, 0.5)  # noqa: S311 - a choice to be made again
-    return max(1, round(count * share))
 
 
 @contextmanager

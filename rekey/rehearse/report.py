@@ -11,9 +11,10 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from rekey.core.plain import UNTOLD, members, told
 from rekey.present.text import wrapped
 from rekey.rehearse.project import Result
 
@@ -38,7 +39,7 @@ class RehearsalReport:
         seconds: how long it took.
     """
 
-    script_id: str
+    script_id: str = field(metadata=UNTOLD)
     source: str
     targets: tuple[str, ...]
     rows: int
@@ -49,7 +50,7 @@ class RehearsalReport:
     steps: tuple[Result, ...]
     failure: str
     kept: str
-    seconds: float
+    seconds: float = field(metadata=told(digits=1))
 
     @property
     def passed(self) -> bool:
@@ -58,24 +59,7 @@ class RehearsalReport:
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object."""
-        return {
-            "script": self.script_id,
-            "passed": self.passed,
-            "source": self.source,
-            "targets": list(self.targets),
-            "rows": self.rows,
-            "data": self.data,
-            "assumptions": list(self.assumptions),
-            "proofs": list(self.proofs),
-            "left_out": list(self.left_out),
-            "steps": [
-                {"command": step.line, "exit_code": step.code, "seconds": round(step.seconds, 3)}
-                for step in self.steps
-            ],
-            "failure": self.failure,
-            "kept": self.kept,
-            "seconds": round(self.seconds, 1),
-        }
+        return {"script": self.script_id, "passed": self.passed, **members(self)}
 
     def text(self) -> str:
         """Return the report for people, without a newline at its end."""
@@ -98,16 +82,15 @@ class RehearsalReport:
         return "\n".join(lines)
 
 
+@dataclass
 class Briefly:
-    """Tells what goes on in sentences: for `rekey rehearse`."""
+    """Tells what goes on in sentences: for `rekey rehearse`. `out` takes lines."""
 
-    def __init__(self, out: Out) -> None:
-        """Take where lines go."""
-        self._out = out
+    out: Out
 
     def _tell(self, *lines: str) -> None:
         for line in lines:
-            self._out(line)
+            self.out(line)
 
     def say(self, sentence: str) -> None:
         """Say what comes next."""

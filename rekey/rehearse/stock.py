@@ -15,7 +15,7 @@ Rules kept here:
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -24,21 +24,21 @@ from rekey.copy.batches import pack
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 from rekey.core.concurrency import for_each
 from rekey.core.edm import BOOLEAN, DATETIME, DOUBLE, INT32, INT64, STRING, canonical
-from rekey.declaration.keys.base import WHOLE_ROW, Expression, Prop
+from rekey.declaration.keys.base import WHOLE_ROW, Prop
 from rekey.declaration.keys.moments import Date, InvertedSeconds, InvertedTicks, Ticks
 from rekey.declaration.keys.pieces import Part
 from rekey.declaration.keys.text import ZeroPad
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Migration
 from rekey.declaration.props import Cast, Copy, Keep, Rename
-from rekey.errors import ConfigurationError, RowRefused
-from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, TYPE_SUFFIX, EntityKey, Row, key_of, property_names
-from rekey.rehearse.application import Application
+from rekey.errors import ConfigurationError
+from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, TYPE_SUFFIX, Row, key_of, property_names
+from rekey.rehearse.application import Application, places_of
 from rekey.rehearse.azurite import AzuriteAccount
 from rekey.rehearse.data import open_data
-from rekey.rehearse.generate import GENERATORS
+from rekey.rehearse.witness import Place
 from rekey.tables.azure import AzureTableService
-from rekey.tables.base import Operation, Table, Verb
+from rekey.tables.base import Operation, Verb
 from rekey.tables.credentials import SharedKey
 
 FEWEST_ROWS = 20
@@ -73,15 +73,13 @@ class Stock:
         Raises:
             ConfigurationError: fewer than `FEWEST_ROWS`, a bad file, or no rows can be made up.
         """
-        if data is not None:
-            file = open_data(data)
-            count = sum(1 for _ in file.rows())
-            source = f"from {file.path.name}, read as {file.format}"
-            stock = cls(count, file.rows, source, tuple(file.assumptions))
+        file = None if data is None else open_data(data)
+        if file is None:
+            stock = cls(0, lambda: rows_for(mapper, rows, seed), f"made up from seed {seed}")
         else:
-            stock = cls(rows, lambda: rows_for(mapper, rows, seed), f"made up from seed {seed}")
-            if rows >= FEWEST_ROWS:
-                stock.count = sum(1 for _ in stock.rows())
+            stock = cls(0, file.rows, f"from {file.path.name}, read as {file.format}")
+        stock.count = sum(1 for _ in stock.rows())
+        stock.assumptions = () if file is None else tuple(file.assumptions)
         if stock.count < FEWEST_ROWS:
             raise ConfigurationError(
                 f"{stock.count} rows are too few to kill a migration in its middle",
@@ -114,10 +112,15 @@ async def load(account: AzuriteAccount, stock: Stock, application: Application) 
         ConfigurationError: two rows have one key.
     """
     kept_back: list[Row] = []
+    waiting: list[Operation] = []
     async with AzureTableService.open(account.endpoint, SharedKey.of(account.name, account.key)) as service:
         await service.create_table(application.source_name)
         table = service.table(application.source_name)
-        waiting: list[Row] = []
+
+        async def insert_waiting() -> None:
+            await for_each(pack(waiting, table.encoded_size), table.transact, limit=_BATCHES_AT_ONCE)
+            waiting.clear()
+
         for number, row in enumerate(stock.rows()):
             if stock.is_kept_back(number):
                 kept_back.append(row)
@@ -127,22 +130,13 @@ async def load(account: AzuriteAccount, stock: Stock, application: Application) 
                     f"row {number + 1} has the key of an earlier row", hint="give every row a key of its own"
                 )
             application.loaded(row)
-            waiting.append(row)
+            waiting.append(Operation(Verb.INSERT, row))
             stock.loaded += 1
             if len(waiting) == _ROWS_AT_ONCE:
-                await _insert(table, waiting)
-                waiting = []
-        await _insert(table, waiting)
+                await insert_waiting()
+        await insert_waiting()
     stock.kept_back = len(kept_back)
     application.keep_back(kept_back)
-
-
-async def _insert(table: Table, rows: list[Row]) -> None:
-    async def transact(batch: list[Operation]) -> None:
-        await table.transact(batch)
-
-    batches = pack((Operation(Verb.INSERT, row) for row in rows), table.encoded_size)
-    await for_each(list(batches), transact, limit=_BATCHES_AT_ONCE)
 
 
 # --- made up ----------------------------------------------------------------------------------------------
@@ -151,9 +145,14 @@ _MOMENTS = (Date, Ticks, InvertedTicks, InvertedSeconds)
 _TRIED = 50
 _PARTITIONS = 40
 _START = ticks_of("2021-01-01T00:00:00Z")
-_SOME_TIME = "2024-01-01T00:00:00.0000000Z"
+_YEARS = 3 * 365 * 86_400 * TICKS_PER_SECOND
+_SYLLABLES = (
+    *("an", "bo", "ce", "da", "el", "fa", "go", "hi", "jo"),
+    *("ka", "li", "mo", "ne", "or", "pi", "ru", "sa", "to"),
+)
+_DOMAINS = ("mail.example", "post.example", "work.example", "club.example")
+_TAGS = ("azure", "cloud", "data", "keys", "news", "ops", "tables", "travel", "web", "C#", "a/b testing")
 _COUNTING_WIDTH = 7
-_NUMBERS = (INT32, INT64)
 
 
 def rows_for(mapper: Mapper, count: int, seed: int) -> Iterator[Row]:
@@ -164,13 +163,12 @@ def rows_for(mapper: Mapper, count: int, seed: int) -> Iterator[Row]:
     """
     migration = mapper.migration
     attempts = count * 2 + _TRIED
-    known = GENERATORS.get(migration.source)
-    made = [known(attempts, seed=seed)] if known is not None else []
+    made = [users(attempts, seed=seed)] if migration.source == "Users" else []
     made.append(_from_declaration(migration, attempts, seed))
     for rows in made:
         first = list(islice(rows, _TRIED))
-        if sum(bool(_places(mapper, row)) for row in first) * 2 > len(first):
-            return _chosen(mapper, first, rows, count)
+        if sum(bool(places_of(mapper, row)) for row in first) * 2 > len(first):
+            return islice(_apart(mapper, chain(first, rows)), count)
     raise ConfigurationError(
         f"no rows can be made up for {migration.source}: the declaration reads more from a row than its"
         " property names and types say",
@@ -178,40 +176,65 @@ def rows_for(mapper: Mapper, count: int, seed: int) -> Iterator[Row]:
     )
 
 
-def _chosen(mapper: Mapper, first: list[Row], rest: Iterator[Row], count: int) -> Iterator[Row]:
-    taken: set[tuple[int, EntityKey]] = set()
-    for row in chain(first, rest):
-        places = _places(mapper, row)
-        if places and count and taken.isdisjoint(places):
-            taken |= places
-            count -= 1
+def users(count: int, *, seed: int = 0, partitions: int = 20) -> Iterator[Row]:
+    """Yield rows of the table `Users` of demo and tutorial: RowKey is an e-mail address.
+
+    Row number n depends on the seed and n only. No real person's data: names are put together from
+    syllables, addresses end in `.example`, which is reserved (RFC 2606).
+    """
+    for number in range(count):
+        lot = random.Random(f"{seed}/{number}")  # noqa: S311 - made-up data, to be made again
+        first, last = ("".join(lot.choices(_SYLLABLES, k=lot.randrange(2, 4))) for _ in range(2))
+        yield {
+            PARTITION_KEY: f"tenant-{lot.randrange(partitions):03d}",
+            ROW_KEY: f"{first}.{last}{number}@{lot.choice(_DOMAINS)}",
+            "Name": f"{first.capitalize()} {last.capitalize()}",
+            "Joined": format_ticks(_START + lot.randrange(_YEARS)),
+            "Joined" + TYPE_SUFFIX: DATETIME,
+            "Logins": lot.randrange(5_000),
+            "Active": lot.random() < 0.8,
+            "Tags": ",".join(sorted(lot.sample(_TAGS, lot.randrange(4)))),
+        }
+
+
+def _apart(mapper: Mapper, rows: Iterable[Row]) -> Iterator[Row]:
+    """Yield the rows that can be mapped and share no key in a target with an earlier one."""
+    taken: set[Place] = set()
+    for row in rows:
+        places = places_of(mapper, row)
+        if places and taken.isdisjoint(places):
+            taken.update(places)
             yield row
 
 
-def _places(mapper: Mapper, row: Row) -> set[tuple[int, EntityKey]]:
-    try:
-        return {(table, key_of(made)) for table, made in mapper.map({**row, TIMESTAMP: _SOME_TIME})}
-    except RowRefused:
-        return set()
-
-
 def _from_declaration(migration: Migration, count: int, seed: int) -> Iterator[Row]:
-    kinds = _kinds(migration)
-    separators = _separators(migration)
-    keys = {name: kinds.pop(name, STRING) for name in (PARTITION_KEY, ROW_KEY)}
+    kinds, separators = _kinds(migration), _separators(migration)
     for number in range(count):
         lot = random.Random(f"{seed}/{number}")  # noqa: S311 - made-up data, to be made again
-        row: Row = {
-            PARTITION_KEY: _key(keys[PARTITION_KEY], number % _PARTITIONS, separators.get(PARTITION_KEY, "")),
-            ROW_KEY: _key(keys[ROW_KEY], number, separators.get(ROW_KEY, "")),
-        }
+        row: Row = {}
         for name, edm in kinds.items():
-            row |= _property(name, edm, lot, number, separators.get(name, ""))
+            n = number % _PARTITIONS if name == PARTITION_KEY else number
+            separator = separators.get(name, "")
+            if name in (PARTITION_KEY, ROW_KEY):
+                text = (separator or "-").join(("made", "up", "part", str(n).zfill(_COUNTING_WIDTH)))
+            elif separator:
+                text = separator.join(f"item{item}" for item in lot.sample(range(20), 4))
+            else:
+                text = f"text {lot.randrange(10_000)}"
+            row[name] = {
+                DATETIME: format_ticks(_START + n * 977 * TICKS_PER_SECOND + n % TICKS_PER_SECOND),
+                INT64: str(n),
+                INT32: n,
+                BOOLEAN: lot.random() < 0.5,
+                DOUBLE: n + 0.5,
+            }.get(edm, text)
+            if edm != STRING and name not in (PARTITION_KEY, ROW_KEY):
+                row[name + TYPE_SUFFIX] = edm
         yield row
 
 
 def _kinds(migration: Migration) -> dict[str, str]:
-    """Return the EDM type of every property that the declaration names."""
+    """Return the EDM type of both keys and of every property that the declaration names."""
     kinds: dict[str, str] = {}
     operations = [*migration.target.properties]
     for index in migration.indexes:
@@ -226,22 +249,16 @@ def _kinds(migration: Migration) -> dict[str, str]:
             kinds.setdefault(operation.source, STRING)
         elif isinstance(operation, Cast):
             name = old_names.get(operation.name, operation.name)
-            kinds[name] = operation.was or (INT32 if operation.to in _NUMBERS else STRING)
+            kinds[name] = operation.was or (INT32 if operation.to in (INT32, INT64) else STRING)
     for _, expression in migration.key_expressions():
         kinds |= dict.fromkeys(expression.inputs() - kinds.keys(), STRING)
         for node in expression.walk():
-            kinds |= dict.fromkeys(_read_by(node, _MOMENTS), DATETIME)
-            kinds |= dict.fromkeys(_read_by(node, (ZeroPad,)), INT64)
-    for name in (TIMESTAMP, WHOLE_ROW):
-        kinds.pop(name, None)
-    kinds.setdefault("Note", STRING)
-    return kinds
-
-
-def _read_by(node: Expression, kinds: tuple[type[Expression], ...]) -> list[str]:
-    if not isinstance(node, kinds):
-        return []
-    return [one.name for one in node.operands() if isinstance(one, Prop)]
+            taken = DATETIME if isinstance(node, _MOMENTS) else INT64 if isinstance(node, ZeroPad) else None
+            if taken is not None:
+                kinds |= {one.name: taken for one in node.operands() if isinstance(one, Prop)}
+    for name in (PARTITION_KEY, ROW_KEY, "Note"):
+        kinds.setdefault(name, STRING)
+    return {name: edm for name, edm in kinds.items() if name not in (TIMESTAMP, WHOLE_ROW)}
 
 
 def _separators(migration: Migration) -> dict[str, str]:
@@ -255,33 +272,3 @@ def _separators(migration: Migration) -> dict[str, str]:
             if isinstance(node, Part):
                 found |= dict.fromkeys(node.inputs(), node.separator)
     return found
-
-
-def _key(edm: str, number: int, separator: str) -> str:
-    """Return a key that no other row has."""
-    if edm == DATETIME:
-        return _moment(number)
-    if edm == INT64:
-        return str(number)
-    return (separator or "-").join(("made", "up", "part", str(number).zfill(_COUNTING_WIDTH)))
-
-
-def _property(name: str, edm: str, lot: random.Random, number: int, separator: str) -> Row:
-    value: object = f"text {lot.randrange(10_000)}"
-    if edm == DATETIME:
-        value = _moment(number)
-    elif edm == INT64:
-        value = str(number)
-    elif edm == INT32:
-        value = number
-    elif edm == BOOLEAN:
-        value = lot.random() < 0.5
-    elif edm == DOUBLE:
-        value = number + 0.5
-    elif separator:
-        value = separator.join(f"item{item}" for item in lot.sample(range(20), 4))
-    return {name: value, **({name + TYPE_SUFFIX: edm} if edm != STRING else {})}
-
-
-def _moment(number: int) -> str:
-    return format_ticks(_START + number * 977 * TICKS_PER_SECOND + number % TICKS_PER_SECOND)

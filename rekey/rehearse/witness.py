@@ -16,7 +16,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from azure.core.credentials import AzureNamedKeyCredential
@@ -45,6 +45,8 @@ from rekey.state.keytexts import PLAIN, KeyTexts
 NAMED = 5
 """How many wrong rows a finding names."""
 _CONTROL_ROW_KEY = "control"
+Place: TypeAlias = tuple[int, EntityKey]
+"""A target row: the number of its table, and its key."""
 _Wrong: TypeAlias = tuple[str, EntityKey, str]
 """A table, a row of it, and what is wrong with that."""
 
@@ -84,32 +86,34 @@ class Finding:
     target_rows: int
     lingering: int
     wrong: tuple[str, ...]
-    expected: Mapping[tuple[int, EntityKey], bytes] = field(repr=False)
+    expected: Mapping[Place, bytes] = field(repr=False)
 
 
+@dataclass
 class Witness:
-    """Reads and compares the tables of one migration."""
+    """Reads and compares the tables of one migration.
 
-    def __init__(
-        self,
-        tables: TableServiceClient,
-        restricted: TableServiceClient,
-        script_id: str,
-        mapper: Mapper,
-        wrapping: WrappingKey | None = None,
-    ) -> None:
-        """Take the SDK's clients of both accounts, the migration's id, its mapper, and the wrapping key of a
-        sealed mapping."""
-        self._wrapping = wrapping
-        self._tables = tables
-        self._restricted = restricted
-        self._script_id = script_id
-        self.mapper = mapper
-        self.source_name = mapper.migration.source
+    Attributes:
+        tables, restricted: the SDK's clients of both accounts.
+        script_id: the migration.
+        mapper: its mapping.
+        wrapping: the wrapping key of a sealed mapping.
+    """
+
+    tables: TableServiceClient
+    restricted: TableServiceClient
+    script_id: str
+    mapper: Mapper
+    wrapping: WrappingKey | None = None
+
+    @property
+    def source_name(self) -> str:
+        """The source table's name."""
+        return self.mapper.migration.source
 
     def client(self, table: str) -> TableClient:
         """Return the SDK's client of one table."""
-        return self._tables.get_table_client(table)
+        return self.tables.get_table_client(table)
 
     def rows(self, table: str) -> Iterator[Row]:
         """Yield the wire rows of a table in service order, page by page."""
@@ -130,37 +134,29 @@ class Witness:
         except ResourceNotFoundError:
             return None
 
-    def create(self, table: str) -> None:
-        """Create an empty table; one that exists stays as it is."""
-        self._tables.create_table_if_not_exists(table)
-
     def exists(self, table: str) -> bool:
         """Tell whether a table exists."""
-        return any(item.name.lower() == table.lower() for item in self._tables.list_tables())
+        return any(item.name.lower() == table.lower() for item in self.tables.list_tables())
 
     def safe_ids(self) -> SafeIds:
         """Return the migration's safe ids, by control row and, if sealed, root key."""
-        id_key = self._id_key()
-        root = self._root()
+        id_key, root = self._keys()
         return SafeIds(id_key if root is None else ids_key(root, id_key))
 
     def cursor_keys(self) -> KeyTexts:
         """Return how keys stand in the state file."""
-        root = self._root()
-        return PLAIN if root is None else SealedKeys(self._script_id, cursors_key(root, self._id_key()))
+        id_key, root = self._keys()
+        return PLAIN if root is None else SealedKeys(self.script_id, cursors_key(root, id_key))
 
-    def _id_key(self) -> bytes:
-        row = self._restricted_row(CONTROL_TABLE, EntityKey(self._script_id, _CONTROL_ROW_KEY))
-        return base64.b64decode(row["IdKey"])
-
-    def _root(self) -> DataKey | None:
-        if self._wrapping is None:
-            return None
-        row = self._restricted_row(MAPPING_TABLE, EntityKey(key_partition(self._script_id), ROOT))
-        return read_data_key(self._script_id, row, self._wrapping)
-
-    def _restricted_row(self, table: str, key: EntityKey) -> Row:
-        return _wire_row(self._restricted.get_table_client(table), key)
+    def _keys(self) -> tuple[bytes, DataKey | None]:
+        """Return the key of the safe ids, and the root key of a sealed mapping."""
+        control = self.restricted.get_table_client(CONTROL_TABLE)
+        id_key = base64.b64decode(_wire_row(control, EntityKey(self.script_id, _CONTROL_ROW_KEY))["IdKey"])
+        if self.wrapping is None:
+            return id_key, None
+        mapping = self.restricted.get_table_client(MAPPING_TABLE)
+        row = _wire_row(mapping, EntityKey(key_partition(self.script_id), ROOT))
+        return id_key, read_data_key(self.script_id, row, self.wrapping)
 
     # --- comparing ---------------------------------------------------------------------------------------
 
@@ -168,7 +164,7 @@ class Witness:
         self,
         must_hold: Mapping[EntityKey, bytes],
         *,
-        may_linger: frozenset[tuple[int, EntityKey]] = frozenset(),
+        may_linger: frozenset[Place] = frozenset(),
         after_cutover: bool = False,
     ) -> Finding:
         """Compare the source with what it must hold, and every target with what the source gives.
@@ -179,7 +175,7 @@ class Witness:
             after_cutover: leave copies of the source's Timestamp out: a row written back has another one.
         """
         wrong: list[_Wrong] = []
-        expected: dict[tuple[int, EntityKey], bytes] = {}
+        expected: dict[Place, bytes] = {}
         source_rows = 0
         for row in self.rows(self.source_name):
             source_rows += 1
@@ -189,25 +185,26 @@ class Witness:
                 wrong.append((self.source_name, key, what))
             for table, made in self.mapper.map(row):
                 expected[table, key_of(made)] = self._digest(table, made, after_cutover)
-        notes = []
+        sentences = self._named(wrong)
         if not wrong and source_rows != len(must_hold):
-            notes.append(f"{self.source_name} holds {source_rows} rows, and must hold {len(must_hold)}")
-        return self._finding(source_rows, expected, may_linger, after_cutover, wrong, notes)
+            sentences.append(f"{self.source_name} holds {source_rows} rows, and must hold {len(must_hold)}")
+        found = self.compare_targets(expected, may_linger=may_linger, after_cutover=after_cutover)
+        return replace(found, source_rows=source_rows, wrong=(*sentences, *found.wrong))
 
-    def compare_targets(self, expected: Mapping[tuple[int, EntityKey], bytes]) -> Finding:
-        """Compare every target with what it must hold, without the source (which may be gone)."""
-        return self._finding(0, expected, frozenset(), True, [], [])
-
-    def _finding(
+    def compare_targets(
         self,
-        source_rows: int,
-        expected: Mapping[tuple[int, EntityKey], bytes],
-        may_linger: frozenset[tuple[int, EntityKey]],
-        after_cutover: bool,
-        wrong: list[_Wrong],
-        notes: list[str],
+        expected: Mapping[Place, bytes],
+        *,
+        may_linger: frozenset[Place] = frozenset(),
+        after_cutover: bool = True,
     ) -> Finding:
-        """Compare the targets; return that with what was found wrong in the source."""
+        """Compare every target with what it must hold, without the source, which may be gone.
+
+        Args:
+            expected: digest of every row the targets must hold, by place.
+            may_linger, after_cutover: as for `compare`.
+        """
+        wrong: list[_Wrong] = []
         read = met = lingering = 0
         for table, name in enumerate(self.mapper.tables):
             for row in self.rows(name):
@@ -221,12 +218,16 @@ class Witness:
                     wrong.append((name, place[1], "has no source row"))
                 elif digest != self._digest(table, row, after_cutover):
                     wrong.append((name, place[1], "is not what its source row gives"))
+        sentences = self._named(wrong)
         if met != len(expected):
-            notes.append(f"{len(expected) - met} target rows are missing")
+            sentences.append(f"{len(expected) - met} target rows are missing")
+        return Finding(0, read, lingering, tuple(sentences), expected)
+
+    def _named(self, wrong: Sequence[_Wrong]) -> list[str]:
+        """Return what is wrong with some rows, the first of them named by safe id."""
         ids = self.safe_ids()
-        sentences = [f"row {ids.short(name, key)} of {name} {what}" for name, key, what in wrong[:NAMED]]
-        more = [f"and {len(wrong) - NAMED} rows more"] if len(wrong) > NAMED else []
-        return Finding(source_rows, read, lingering, (*sentences, *notes, *more), expected)
+        named = [f"row {ids.short(table, key)} of {table} {what}" for table, key, what in wrong[:NAMED]]
+        return [*named, f"and {len(wrong) - NAMED} rows more"] if len(wrong) > NAMED else named
 
     def _digest(self, table: int, row: Row, after_cutover: bool) -> bytes:
         return digest_of(row, self.mapper.timestamp_copies[table] if after_cutover else ())

@@ -4,7 +4,7 @@ Rules kept here:
 
 * The control row is believed before the ledger (`align`).
 * What could not be asked is said to be unknown, never guessed.
-* A client that is over counts for nothing: whoever ended without a word leaves a row behind.
+* A client that is over counts for nothing: one that was killed leaves its row.
 * Nothing here holds a key, but for segments, whose keys no repr shows.
 * A bundle counts as evidence for `retire` when it was exported after `complete`, was signed, and was verified
   on this machine: the audit log says all three. What was exported before `complete` does not show how it
@@ -15,9 +15,11 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-from rekey.core.clock import TICKS_PER_SECOND, ticks_of
+from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
+from rekey.core.plain import told
 from rekey.declaration.migration import Declared
 from rekey.mapping.retention import Cohort
 from rekey.phases import ControlPhase, Phase
@@ -59,7 +61,7 @@ class Lease:
 
     host: str
     pid: int
-    ends_at: str
+    ends_at: str = field(metadata=told("lease_ends_at"))
     live: bool
 
 
@@ -77,6 +79,11 @@ class Intents:
     oldest_at: int | None
     kept: int = 0
 
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        oldest_at = None if self.oldest_at is None else format_ticks(self.oldest_at)
+        return {"depth": self.depth, "oldest_at": oldest_at, "kept": self.kept}
+
 
 @dataclass(frozen=True, slots=True)
 class Wait:
@@ -92,10 +99,9 @@ class Facts:
 
     Attributes:
         declared: the script as it is now.
-        known: the state file knows the migration.
         applied: the ledger's phases, in order.
         control: the control row, None when there is none or it could not be read.
-        lease: the runner lease, None when nobody holds it.
+        lease: the runner lease, None when it is free or this process holds it.
         runs: runs of phases, oldest first.
         segments: of the backfill.
         facts: small facts of the state file.
@@ -112,7 +118,6 @@ class Facts:
     """
 
     declared: Declared
-    known: bool
     applied: tuple[Phase, ...]
     control: ControlRow | None
     lease: Lease | None
@@ -228,7 +233,7 @@ def verification_problem(
         facts: small facts of the state file.
         now: ticks of the service's clock, as verifications are timed.
         max_age_s: how old it may be, in seconds.
-        writers_stopped: the operator says that nobody writes, so there was no client to be missed.
+        writers_stopped: the operator says that no application writes: there was no client to be missed.
     """
     if last is None:
         return "nothing has been verified in full"

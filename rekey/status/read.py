@@ -16,7 +16,7 @@ from rekey.errors import ServiceError, TableMissing
 from rekey.mapping.keyring import cohorts_kept
 from rekey.mapping.retention import Cohort
 from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, LEASE_ROW_KEY
-from rekey.model import EntityKey, Row
+from rekey.model import EntityKey
 from rekey.project.config import Config
 from rekey.protocol.control import ControlStore
 from rekey.protocol.journal import Journal
@@ -58,10 +58,9 @@ async def look_at(
     now, unreachable = clock.ticks(), ""
     try:
         control = await ControlStore(restricted, script_id).read()
-        row = await _lease_row(restricted, script_id)
         server_time = await restricted.server_time()
         now = ticks_of(server_time)
-        lease = None if row is None else _lease(row, server_time)
+        lease = await _lease(restricted, script_id, server_time)
         if declared.migration.capture == "dual-write":
             clients = await Registry(restricted, script_id).list()
             intents = await _intents(restricted, script_id)
@@ -74,7 +73,6 @@ async def look_at(
     ids = state.ledger_ids()
     return Facts(
         declared=declared,
-        known=state.migration(script_id) is not None,
         applied=tuple(applied_phases(ids, script_id)),
         control=control,
         lease=lease,
@@ -106,15 +104,14 @@ async def _intents(restricted: TableService, script_id: str) -> Intents:
     return Intents(len(unsettled), min(unsettled, default=None), len(made) - len(unsettled))
 
 
-async def _lease_row(restricted: TableService, script_id: str) -> Row | None:
+async def _lease(restricted: TableService, script_id: str, server_time: str) -> Lease | None:
+    """Return the lease, None when there is none or it is this process's own."""
     try:
-        return await restricted.table(CONTROL_TABLE).get(EntityKey(script_id, LEASE_ROW_KEY))
+        row = await restricted.table(CONTROL_TABLE).get(EntityKey(script_id, LEASE_ROW_KEY))
     except TableMissing:
+        row = None
+    if row is None:
         return None
-
-
-def _lease(row: Row, server_time: str) -> Lease | None:
-    """Return the lease, None when it is this process's own."""
     holder, ours = holder_of(row), Holder.current(lock="")
     if holder.process == ours.process:
         return None

@@ -13,10 +13,11 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rekey.core.clock import TICKS_PER_SECOND, ticks_of
+from rekey.core.plain import told
 from rekey.phases import ORDER
 from rekey.state.models import PhaseRun
 from rekey.tables.sent import OPERATIONS, requests_in
@@ -24,65 +25,36 @@ from rekey.tables.sent import OPERATIONS, requests_in
 
 @dataclass(frozen=True, slots=True)
 class PhaseCost:
-    """One phase.
+    """One phase. Told as JSON in the order of the fields.
 
     Attributes:
         phase: its name.
         done: a run of it has ended well.
-        estimated, sent: requests by kind.
+        estimated, sent: requests.
+        estimated_by_kind, sent_by_kind: the same by kind, and the operations of batches.
         expected_s: how long it was expected to take, None where the plan does not say.
         took_s: seconds of all its runs that have an end.
     """
 
     phase: str
     done: bool
-    estimated: Mapping[str, int]
-    sent: Mapping[str, int]
+    estimated: int
+    sent: int
+    estimated_by_kind: Mapping[str, int]
+    sent_by_kind: Mapping[str, int]
     expected_s: float | None
-    took_s: float
-
-    @property
-    def requests(self) -> tuple[int, int]:
-        """Return the requests estimated and sent."""
-        return requests_in(self.estimated), requests_in(self.sent)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
-        estimated, sent = self.requests
-        return {
-            "phase": self.phase,
-            "done": self.done,
-            "estimated": estimated,
-            "sent": sent,
-            "estimated_by_kind": dict(self.estimated),
-            "sent_by_kind": dict(self.sent),
-            "expected_s": self.expected_s,
-            "took_s": round(self.took_s, 3),
-        }
+    took_s: float = field(metadata=told(digits=3))
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """All phases that were entered, in order, and the estimate of the whole."""
+    """Requests of the phases that are done, the estimate of the whole, and all phases that were entered, in
+    order. Told as JSON in the order of the fields."""
 
-    phases: tuple[PhaseCost, ...]
+    estimated_of_phases_done: int
+    sent_in_phases_done: int
     estimated_whole: int
-
-    @property
-    def requests(self) -> tuple[int, int]:
-        """Return the requests estimated and sent, of the phases that are done."""
-        done = [one.requests for one in self.phases if one.done]
-        return sum(one for one, _ in done), sum(one for _, one in done)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
-        estimated, sent = self.requests
-        return {
-            "estimated_of_phases_done": estimated,
-            "sent_in_phases_done": sent,
-            "estimated_whole": self.estimated_whole,
-            "phases": [one.as_json() for one in self.phases],
-        }
+    phases: tuple[PhaseCost, ...]
 
 
 def spent(plan: str | None, runs: Iterable[PhaseRun]) -> Spent | None:
@@ -92,8 +64,12 @@ def spent(plan: str | None, runs: Iterable[PhaseRun]) -> Spent | None:
         plan: the plan as it was kept (`rekey.state.models.PLAN_FACT`).
         runs: all runs of phases of the migration.
     """
-    estimate = _estimate_in(plan)
-    if estimate is None:
+    try:
+        estimate: dict[str, Any] = json.loads(plan or "")["plan"]["migrations"][0]["estimate"]
+        known = all("what" in one for one in estimate["requests"])
+    except (ValueError, KeyError, IndexError, TypeError):
+        return None
+    if not known:
         return None
     estimated: dict[str, Counter[str]] = {}
     for one in estimate["requests"]:
@@ -104,35 +80,29 @@ def spent(plan: str | None, runs: Iterable[PhaseRun]) -> Spent | None:
     entered: dict[str, list[PhaseRun]] = {}
     for run in runs:
         entered.setdefault(run.phase, []).append(run)
+    phases = []
+    for phase in (one for one in ORDER if one in entered):
+        planned, sent, took = +estimated.get(phase, Counter()), Counter[str](), 0
+        for run in entered[phase]:
+            sent.update(run.requests)
+            if run.finished_at is not None:
+                took += ticks_of(run.finished_at) - ticks_of(run.started_at)
+        phases.append(
+            PhaseCost(
+                phase=str(phase),
+                done=any(run.outcome == "done" for run in entered[phase]),
+                estimated=requests_in(planned),
+                sent=requests_in(sent),
+                estimated_by_kind=planned,
+                sent_by_kind=sent,
+                expected_s=expected.get(phase),
+                took_s=took / TICKS_PER_SECOND,
+            )
+        )
+    done = [one for one in phases if one.done]
     return Spent(
-        tuple(
-            _phase(phase, entered[phase], +estimated.get(phase, Counter()), expected.get(phase))
-            for phase in ORDER
-            if phase in entered
-        ),
-        sum(requests_in(kinds) for kinds in estimated.values()),
+        estimated_of_phases_done=sum(one.estimated for one in done),
+        sent_in_phases_done=sum(one.sent for one in done),
+        estimated_whole=sum(requests_in(kinds) for kinds in estimated.values()),
+        phases=tuple(phases),
     )
-
-
-def _phase(
-    phase: str, runs: Iterable[PhaseRun], estimated: Mapping[str, int], expected: float | None
-) -> PhaseCost:
-    sent: Counter[str] = Counter()
-    took, done = 0, False
-    for run in runs:
-        sent.update(run.requests)
-        done = done or run.outcome == "done"
-        if run.finished_at is not None:
-            took += ticks_of(run.finished_at) - ticks_of(run.started_at)
-    return PhaseCost(str(phase), done, dict(estimated), dict(sent), expected, took / TICKS_PER_SECOND)
-
-
-def _estimate_in(plan: str | None) -> dict[str, Any] | None:
-    if plan is None:
-        return None
-    try:
-        estimate: dict[str, Any] | None = json.loads(plan)["plan"]["migrations"][0]["estimate"]
-        known = estimate is not None and all("what" in one for one in estimate["requests"])
-    except (ValueError, KeyError, IndexError, TypeError):
-        return None
-    return estimate if known else None

@@ -4,12 +4,13 @@ Rules kept here:
 
 * Labels stand in one column, one indent in. A command that is to be typed stands on a line of its own and is
   never wrapped.
-* The last two lines of each migration are what somebody needs who was woken up: is it safe, what now.
+* The last two lines of each migration are what an operator on call needs: is it safe, what now.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 from rekey.core.clock import format_ticks
 from rekey.mapping.retention import WHOLE
@@ -23,6 +24,8 @@ _CLIENTS = 12
 _FOLLOWING = (ControlPhase.SOURCE, ControlPhase.DUAL_WRITE, ControlPhase.FREEZE)
 """Where copying and comparing still say something."""
 LABEL = 14
+_Fields: TypeAlias = Iterator[tuple[str, str]]
+"""Labels and texts."""
 
 
 def field(label: str, text: str) -> list[str]:
@@ -42,162 +45,143 @@ def told(status: Status, command: Callable[[str], str]) -> list[str]:
         status: what was judged.
         command: gives the words of a command as they are to be typed here.
     """
-    facts = status.facts
-    migration, control = facts.declared.migration, facts.control
-    title = facts.declared.doc.partition("\n")[0]
-    lines = wrapped(facts.script_id + (f": {title}" if title else ""))
-    lines += field(
-        "tables", f"{migration.source} -> {', '.join(migration.tables)} (capture {migration.capture})"
-    )
-    lines += field("stage", status.stage)
-    if control is not None:
-        lines += field("control row", f"`{control.phase}`, epoch {control.epoch}")
-    if control is None or control.phase in _FOLLOWING:
-        lines += _backfill(status) + _verification(status)
-    if facts.is_delta and status.lag_s is not None:
-        lines += field("lag", f"{duration(status.lag_s)}: changes since then come with the next pass")
-    lines += _clients(status) + _journal(status) + _counted(status)
-    lines += _spent(status)
-    if status.retention_ends_at is not None:
-        lines += field("retention", f"ends {moment(status.retention_ends_at)}")
-    lines += _mapping(status)
-    if facts.lease is not None:
-        lease = facts.lease
-        state = f"until {moment(lease.ends_at)} unless renewed" if lease.live else "gone; its lease is free"
-        lines += field("runner", f"process {lease.pid} on {lease.host}, {state}")
-    lines += field("safe" if status.safe else "ATTENTION", status.sentence)
+    title = status.facts.declared.doc.partition("\n")[0]
+    lines = wrapped(status.facts.script_id + (f": {title}" if title else ""))
+    for part in (_stage, _copied, _followed, _spent, _kept):
+        for label, text in part(status):
+            lines += field(label, text)
+    lines += field("safe" if status.verdict.safe else "ATTENTION", status.verdict.sentence)
     return [*lines, *next_lines(status, command)]
 
 
-def _mapping(status: Status) -> list[str]:
-    """Return for how long the mapping is kept, and what of it is erased."""
-    facts = status.facts
-    erased = [one for one in facts.cohorts if one.erased_on]
+def _stage(status: Status) -> _Fields:
+    migration, control = status.facts.declared.migration, status.facts.control
+    yield "tables", f"{migration.source} -> {', '.join(migration.tables)} (capture {migration.capture})"
+    yield "stage", status.stage
+    if control is not None:
+        yield "control row", f"`{control.phase}`, epoch {control.epoch}"
+
+
+def _copied(status: Status) -> _Fields:
+    """Yield how far copying is and what was compared, as long as that says something."""
+    control, copied, last = status.facts.control, status.backfill, status.facts.verification
+    if control is not None and control.phase not in _FOLLOWING:
+        return
+    if copied is not None:
+        text = f"{copied.rows:,} rows"
+        if copied.estimated_rows:
+            text += f" of about {copied.estimated_rows:,}"
+        if copied.rate is not None:
+            text += f", {copied.rate:,.0f} rows/s"
+        if copied.seconds_left is not None:
+            text += f", about {duration(copied.seconds_left)} left"
+        yield "copied", f"{text}; {copied.segments_done} of {copied.segments} segments done"
+    if last is not None and status.verification_age_s is not None:
+        text = f"{last.divergences:,} rows differ, {last.rows_source:,} source rows compared,"
+        text += f" {moment(last.finished_at)}, {duration(status.verification_age_s)} ago"
+        if not status.verification_closes:
+            text += f"; good for cutover for {duration(status.facts.gates.verification_max_age_s)}"
+        yield "verified", text
+
+
+def _followed(status: Status) -> _Fields:
+    """Yield how changes of the application are followed."""
+    facts, intents, counted = status.facts, status.facts.intents, status.counted
+    lag = None if status.lag_s is None else duration(status.lag_s)
+    if facts.is_delta and lag is not None:
+        yield "lag", f"{lag}: changes since then come with the next pass"
+    if not facts.is_delta and not facts.unreachable:
+        yield from _clients(status.clients)
+    if intents is not None and (facts.control is not None or intents.depth):
+        said = "empty: no write is in flight"
+        if intents.oldest_at is not None:
+            behind = "" if lag is None else f": replicas are behind by {lag} at most"
+            said = f"{intents.depth:,} intents{behind}"
+        if intents.kept:
+            said += f"; {intents.kept:,} are settled and kept: a client that was given up may still write"
+        yield "journal", said
+    if counted:
+        compared = ", ".join(
+            f"{counted.get(name, 0):,} {name}" for name in ("matched", "mismatched", "ignored")
+        )
+        failures = f"{counted.get('replica_failures', 0):,} replica failures"
+        yield "counted", f"{counted.get('writes', 0):,} writes, {failures}; shadow reads: {compared}"
+
+
+def _clients(clients: Sequence[Client]) -> _Fields:
+    """Yield the clients, those first that may need attention."""
+    if not clients:
+        yield "clients", "none is registered"
+        return
+    numbers = [(sum(one.standing is which for one in clients), which) for which in Standing]
+    yield "clients", ", ".join(f"{number} {which}" for number, which in numbers if number)
+
+    def order(one: Client) -> tuple[bool, bool, str]:
+        well = one.current and one.standing is Standing.LIVE and not one.row.refuses
+        return well, one.standing is Standing.OVER, one.row.name
+
+    for one in sorted(clients, key=order)[:_CLIENTS]:
+        row = one.row
+        said = f"{row.name}: process {row.pid} on {row.host}, {row.view} view, rekey {row.version}"
+        if one.standing is Standing.OVER:
+            yield "", f"{said}; over, nothing of it can take effect any more"
+            continue
+        said += f"; epoch {row.epoch}, {'current' if one.current else 'behind'}"
+        if row.refuses:
+            said += f"; refuses dual writes (`{row.refuses}`)"
+        if row.left:
+            said += f"; {row.left:,} keys to settle"
+        if one.standing is not Standing.LIVE:
+            said += f"; silent, over at {moment(one.over_at)} at the latest"
+        yield "", said
+    if len(clients) > _CLIENTS:
+        yield "", f"and {len(clients) - _CLIENTS} more: --json has them all"
+
+
+def _spent(status: Status) -> _Fields:
+    """Yield the requests that were sent, and those that were estimated."""
+    cost = status.spent
+    if cost is None or not cost.phases:
+        return
+    estimated, sent = cost.estimated_of_phases_done, cost.sent_in_phases_done
+    apart = f" ({(sent - estimated) / estimated:+.1%})" if estimated else ""
+    whole = f"{cost.estimated_whole:,} estimated for the whole"
+    yield "requests", f"{sent:,} sent, {estimated:,} estimated{apart}, in phases done; {whole}"
+    for one in cost.phases:
+        said = f"{one.phase}: {one.sent:,} sent, {one.estimated:,} estimated"
+        if one.expected_s is not None:
+            said += f"; took {duration(one.took_s)}, {duration(one.expected_s)} expected"
+        yield "", said if one.done else f"{said}; not done"
+
+
+def _kept(status: Status) -> _Fields:
+    """Yield for how long source and mapping are kept, what of the mapping is erased, and who is at work."""
+    facts, lease = status.facts, status.facts.lease
+    if status.retention_ends_at is not None:
+        yield "retention", f"ends {moment(status.retention_ends_at)}"
+    erased = [one.erased_on for one in facts.cohorts if one.erased_on]
     kept = sorted((one for one in facts.cohorts if not one.erased_on), key=lambda one: one.over_at)
     if facts.due:
         names = ", ".join(one.name for one in kept if one.is_due(facts.now) and one.name != WHOLE)
-        said = f"over: {names}" if names else "over"
-        return field("mapping", f"{said}; `rekey expire {facts.script_id}` erases it")
-    if kept:
-        until = moment(format_ticks(kept[0].over_at))
+        over = f"over: {names}" if names else "over"
+        yield "mapping", f"{over}; `rekey expire {facts.script_id}` erases it"
+    elif kept:
         name = "" if kept[0].name == WHOLE else f"; cohort {kept[0].name}"
         name += f" is the first of {len(kept)}" if len(kept) > 1 else ""
-        return field("mapping", f"kept until {until}{name}")
-    return field("mapping", f"erased; last on {max(one.erased_on for one in erased)}") if erased else []
-
-
-def _clients(status: Status) -> list[str]:
-    """Return the clients, those first that may need attention."""
-    if status.facts.is_delta or status.facts.unreachable:
-        return []
-    if not status.clients:
-        return field("clients", "none is registered")
-    numbers = [sum(one.standing is which for one in status.clients) for which in Standing]
-    lines = field(
-        "clients", ", ".join(f"{n} {which}" for n, which in zip(numbers, Standing, strict=True) if n)
-    )
-
-    def well(one: Client) -> bool:
-        return one.current and one.standing is Standing.LIVE and not one.row.refuses
-
-    ordered = sorted(status.clients, key=lambda one: (well(one), one.standing is Standing.OVER, one.row.name))
-    for one in ordered[:_CLIENTS]:
-        lines += field("", _client(one))
-    if len(ordered) > _CLIENTS:
-        lines += field("", f"and {len(ordered) - _CLIENTS} more: --json has them all")
-    return lines
-
-
-def _client(one: Client) -> str:
-
-    row = one.row
-    said = [f"{row.name}: process {row.pid} on {row.host}, {row.view} view, rekey {row.version}"]
-    if one.standing is Standing.OVER:
-        return f"{said[0]}; over, nothing of it can take effect any more"
-    said.append(f"epoch {row.epoch}, {'current' if one.current else 'behind'}")
-    if row.refuses:
-        said.append(f"refuses dual writes (`{row.refuses}`)")
-    if row.left:
-        said.append(f"{row.left:,} keys to settle")
-    state = "" if one.standing is Standing.LIVE else f"; silent, over at {moment(one.over_at)} at the latest"
-    return "; ".join(said) + state
-
-
-def _journal(status: Status) -> list[str]:
-    intents = status.facts.intents
-    if intents is None or (status.facts.control is None and not intents.depth):
-        return []
-    kept = f"; {intents.kept:,} are settled and kept: a client that was given up may still write"
-    more = kept if intents.kept else ""
-    if intents.oldest_at is None:
-        return field("journal", f"empty: no write is in flight{more}")
-    lag = "" if status.lag_s is None else f": replicas are behind by {duration(status.lag_s)} at most"
-    return field("journal", f"{intents.depth:,} intents{lag}{more}")
-
-
-def _counted(status: Status) -> list[str]:
-    counted = status.counted
-    if not counted:
-        return []
-    text = f"{counted.get('writes', 0):,} writes, {counted.get('replica_failures', 0):,} replica failures"
-    compared = [f"{counted.get(name, 0):,} {name}" for name in ("matched", "mismatched", "ignored")]
-    return field("counted", f"{text}; shadow reads: {', '.join(compared)}")
-
-
-def _spent(status: Status) -> list[str]:
-    """Return the requests that were sent, and those that were estimated."""
-    cost = status.spent
-    if cost is None or not cost.phases:
-        return []
-    estimated, sent = cost.requests
-    apart = f" ({(sent - estimated) / estimated:+.1%})" if estimated else ""
-    lines = field(
-        "requests",
-        f"{sent:,} sent, {estimated:,} estimated{apart}, in phases done;"
-        f" {cost.estimated_whole:,} estimated for the whole",
-    )
-    for one in cost.phases:
-        planned, actual = one.requests
-        said = f"{one.phase}: {actual:,} sent, {planned:,} estimated"
-        if one.expected_s is not None:
-            said += f"; took {duration(one.took_s)}, {duration(one.expected_s)} expected"
-        lines += field("", said if one.done else f"{said}; not done")
-    return lines
-
-
-def _backfill(status: Status) -> list[str]:
-    copied = status.backfill
-    if copied is None:
-        return []
-    text = f"{copied.rows:,} rows"
-    if copied.estimated_rows:
-        text += f" of about {copied.estimated_rows:,}"
-    if copied.rate is not None:
-        text += f", {copied.rate:,.0f} rows/s"
-    if copied.seconds_left is not None:
-        text += f", about {duration(copied.seconds_left)} left"
-    return field("copied", f"{text}; {copied.segments_done} of {copied.segments} segments done")
-
-
-def _verification(status: Status) -> list[str]:
-    last, age = status.facts.verification, status.verification_age_s
-    if last is None or age is None:
-        return []
-    text = (
-        f"{last.divergences:,} rows differ, {last.rows_source:,} source rows compared,"
-        f" {moment(last.finished_at)}, {duration(age)} ago"
-    )
-    limit = duration(status.facts.gates.verification_max_age_s)
-    return field(
-        "verified", f"{text}; good for cutover for {limit}" if not status.verification_closes else text
-    )
+        yield "mapping", f"kept until {moment(format_ticks(kept[0].over_at))}{name}"
+    elif erased:
+        yield "mapping", f"erased; last on {max(erased)}"
+    if lease is not None:
+        state = f"until {moment(lease.ends_at)} unless renewed" if lease.live else "gone; its lease is free"
+        yield "runner", f"process {lease.pid} on {lease.host}, {state}"
 
 
 def next_lines(status: Status, command: Callable[[str], str]) -> list[str]:
     """Return what to do next; `command` as in `told`."""
-    if not status.command:
+    verdict = status.verdict
+    if not verdict.command:
         return []
-    lines = [f"  {'next':<{LABEL}}{command(status.command)}"]
-    if status.remark:
-        lines += wrapped(f"({status.remark})", first=" " * (LABEL + 2), rest=" " * (LABEL + 3))
+    lines = [f"  {'next':<{LABEL}}{command(verdict.command)}"]
+    if verdict.remark:
+        lines += wrapped(f"({verdict.remark})", first=" " * (LABEL + 2), rest=" " * (LABEL + 3))
     return lines

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rekey.rehearse.azurite import Azurite
-from rekey.rehearse.generate import users
 from tests.acceptance.support import Project
+from tests.madeup import users
 
 pytestmark = [pytest.mark.azurite, pytest.mark.soak]
 EXAMPLE = Path(__file__).parents[2] / "migrations" / "0001_users_opaque_ids.py"

@@ -10,9 +10,9 @@ import pytest
 
 from rekey.errors import ConfigurationError, DeclarationError
 from rekey.model import content_of
-from rekey.rehearse.generate import users
 from rekey.rehearse.rehearsal import rehearse
 from rekey.rehearse.report import RehearsalReport
+from tests.madeup import users
 from tests.oddrows import generic
 
 pytestmark = pytest.mark.azurite

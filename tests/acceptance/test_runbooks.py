@@ -22,11 +22,11 @@ from azure.data.tables import TableServiceClient
 
 from rekey.cli.main import run as rekey
 from rekey.model import Row, content_of, key_of
-from rekey.rehearse.generate import users
 from rekey.tables.azure import AzureTableService
 from rekey.tables.credentials import SharedKey
 from tests import documents
 from tests.documents import ROOT, USUAL_FOLDER, USUAL_PORT, Command, UsualAzurite
+from tests.madeup import users
 
 pytestmark = pytest.mark.azurite
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rekey.rehearse.azurite import Azurite
-from rekey.rehearse.generate import users
 from tests.acceptance.support import Project
+from tests.madeup import users
 
 pytestmark = pytest.mark.azurite
 ROWS = 10_000

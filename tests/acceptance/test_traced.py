@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from rekey.cli.demo import SCRIPT
-from rekey.rehearse.generate import users
 from tests.acceptance.tracing import CONFIDENTIAL, ROOT, Trace, traced
 from tests.canaries import Canaries
+from tests.madeup import users
 
 pytestmark = pytest.mark.azurite
 ROWS = 240

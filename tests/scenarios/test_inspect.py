@@ -19,11 +19,11 @@ from rekey.inspect.report import Inspection
 from rekey.inspect.shapes import Shape
 from rekey.model import EntityKey, Row
 from rekey.present.text import WIDTH
-from rekey.rehearse.generate import posts, telemetry, users
 from rekey.tables.azure import AzureTableService
 from rekey.tables.sent import Kind
 from tests.bigtable import MadeUpTable
 from tests.fakeclock import FakeClock
+from tests.madeup import posts, telemetry, users
 from tests.memory import MemoryTableService
 from tests.planning import fill
 

@@ -21,12 +21,12 @@ from rekey.plan.render import plan_text
 from rekey.plan.subject import PlanOptions, Subject
 from rekey.present.text import WIDTH
 from rekey.project.config import Limits
-from rekey.rehearse.generate import GENERATORS
 from rekey.state.models import Segment
 from rekey.tables.azure import AzureTableService
 from rekey.tables.sent import Kind
 from tests.fakeclock import FakeClock
 from tests.faults import Call
+from tests.madeup import GENERATORS
 from tests.memory import MemoryTableService
 from tests.oddrows import generic
 from tests.planning import FINGERPRINTS, IDS, SMALL_SAMPLE, codes, fill, plan_one, subject

@@ -17,12 +17,12 @@ from rekey.plan.planfile import read_plan, write_plan
 from rekey.plan.render import plan_text
 from rekey.plan.subject import PlanOptions
 from rekey.present.text import WIDTH
-from rekey.rehearse.generate import GENERATORS
 from rekey.state.models import PLAN_FACT
 from tests.advising import planned
 from tests.commands import Commands
 from tests.documents import ROOT
 from tests.fakeclock import FakeClock
+from tests.madeup import GENERATORS
 from tests.memory import MemoryTableService
 from tests.planning import fill, plan_one, subject
 from tests.projects import USERS_SCRIPT, Project

@@ -13,10 +13,10 @@ import pytest
 from rekey.errors import ServiceError
 from rekey.model import Row
 from rekey.phases import Phase
-from rekey.rehearse.generate import posts, telemetry, users
 from rekey.state.store import State
 from rekey.tables.sent import Kind
 from tests.commands import Commands
+from tests.madeup import posts, telemetry, users
 from tests.planning import fill
 from tests.projects import Project
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from rekey.model import Row
-from rekey.rehearse.generate import posts, telemetry, users
 from tests.browser import complaints, drawn, needs_browser, opened
 from tests.commands import Commands
+from tests.madeup import posts, telemetry, users
 from tests.planning import fill
 from tests.projects import USERS_SCRIPT, Project
 

@@ -78,7 +78,7 @@ BESIDE_A_BACKFILL = [
     ("users, dual_write, absent: old insert", "no faults", 2),
     ("posts, dual_write: old move", "no faults", 0),
 ]
-"""Worlds with the preemptions that take seconds; `make soak` searches each with four, in up to half an hour."""
+"""Worlds with the preemptions that take seconds; `make soak` searches each with four: up to half an hour."""
 
 
 @pytest.mark.parametrize(("name", "faults", "bound"), TWO_CLIENTS)

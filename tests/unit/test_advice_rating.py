@@ -8,9 +8,9 @@ from rekey import Migration, keys, query
 from rekey.declaration.query import Query
 from rekey.declaration.scripts import load_script
 from rekey.plan.advice.queries import rated
-from rekey.rehearse.generate import posts, telemetry
 from tests.advising import facts, migration
 from tests.documents import ROOT
+from tests.madeup import posts, telemetry
 from tests.unit.test_advice import at, hidden, rows
 
 POSTS = load_script(ROOT / "migrations/0002_posts_by_month.py").migration

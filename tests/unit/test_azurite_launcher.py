@@ -69,14 +69,6 @@ def test_a_port_that_was_taken_meanwhile_is_given_up_for_another(monkeypatch: py
             assert azurite.port != port
 
 
-@pytest.mark.azurite
-def test_tables_can_be_kept_on_disk(tmp_path: Path) -> None:
-    with Azurite(keep_on_disk=True) as azurite:
-        command = psutil.Process(azurite.pid).cmdline()
-        assert "--inMemoryPersistence" not in command
-        assert "--location" in command
-
-
 def executable(path: Path, text: str) -> Path:
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)

@@ -13,8 +13,8 @@ import click
 import pytest
 
 from rekey.cli.main import rekey, run
-from rekey.cli.progress import Bars, Logged, progress_on
-from rekey.cli.shell import Shell, Surroundings, command
+from rekey.cli.progress import Bars, Logged
+from rekey.cli.shell import Shell, command
 from rekey.errors import ExitCode
 from rekey.present.text import WIDTH, duration
 from rekey.status.tell import field
@@ -49,7 +49,7 @@ def test_every_command_has_help_with_an_example_and_the_common_options(
 def test_help_of_all_and_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--help"]) == 0
     said = capsys.readouterr().out
-    assert all(f"  {name.split()[0]} " in said for name in COMMANDS)
+    assert [name for name in COMMANDS if f"  {name.split()[0]} " not in said] == []
     assert not any(line.endswith("...") for line in said.splitlines()[1:])  # no summary is cut off
     assert run(["--version"]) == 0
     assert capsys.readouterr().out.startswith("rekey ")
@@ -183,10 +183,10 @@ def test_commands_that_are_named_carry_the_configuration_that_was_said(
 
 
 def test_bars_are_drawn_on_a_terminal_only_and_not_when_unwanted() -> None:
-    assert isinstance(progress_on(Terminal(), bars=True, note=print), Bars)
-    assert isinstance(progress_on(Terminal(), bars=False, note=print), Logged)
-    assert isinstance(progress_on(io.StringIO(), bars=True, note=print), Logged)
-    assert isinstance(Shell(Surroundings(), json=True, stderr=Terminal()).progress(), Logged)
+    assert isinstance(Shell(stderr=Terminal()).progress(), Bars)
+    assert isinstance(Shell(stderr=Terminal(), bars=False).progress(), Logged)
+    assert isinstance(Shell(stderr=io.StringIO()).progress(), Logged)
+    assert isinstance(Shell(stderr=Terminal(), json=True).progress(), Logged)
 
 
 def test_a_bar_shows_rows_rate_and_expected_end() -> None:
@@ -233,7 +233,20 @@ def test_durations_as_people_say_them(seconds: float, text: str) -> None:
 def test_a_field_is_wrapped_within_the_width() -> None:
     lines = field("safe", "word " * 60)
     assert max(map(len, lines)) <= WIDTH
-    assert all(line.startswith(" " * 16) for line in lines[1:])
+    assert len(lines) > 1
+    assert {line[:16] for line in lines[1:]} == {" " * 16}
+
+
+def test_the_help_of_all_says_of_a_command_what_its_own_help_begins_with(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run(["--help"])
+    said = capsys.readouterr().out
+    context = click.Context(rekey)
+    commands = [rekey.get_command(context, name) for name in rekey.list_commands(context)]
+    summaries = [one.get_short_help_str(WIDTH) for one in commands if one is not None]
+    assert summaries
+    assert [text for text in summaries if text not in said] == []
 
 
 def test_the_group_lists_commands_in_the_order_of_a_migration() -> None:

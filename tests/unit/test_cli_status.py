@@ -52,7 +52,6 @@ def upto(phase: Phase) -> tuple[Phase, ...]:
 def facts(phase: ControlPhase | None = None, last: Phase | None = None, **more: Any) -> Facts:
     made = Facts(
         declared=DECLARED,
-        known=phase is not None,
         applied=upto(last) if last else (),
         control=None if phase is None else control(phase),
         lease=None,
@@ -208,25 +207,25 @@ def test_each_state_says_if_it_is_safe_and_what_comes_next(
     known: Facts, safe: bool, sentence: str, command: str
 ) -> None:
     status = judge(known)
-    assert status.safe is safe
-    assert sentence in status.sentence
-    assert status.command == command
+    assert status.verdict.safe is safe
+    assert sentence in status.verdict.sentence
+    assert status.verdict.command == command
     assert status.as_json()["next"]["command"] == (f"rekey {command}" if command else "")
 
 
 def test_after_cutover_the_way_back_is_named_and_without_one_it_is_not() -> None:
-    assert "rekey rollback 0001_users --writers-stopped" in judge(facts(C, Phase.CUTOVER)).remark
+    assert "rekey rollback 0001_users --writers-stopped" in judge(facts(C, Phase.CUTOVER)).verdict.remark
     final = replace(DECLARED, migration=replace(USERS, reverse=False))
-    assert judge(facts(C, Phase.CUTOVER, declared=final)).remark == ""
+    assert judge(facts(C, Phase.CUTOVER, declared=final)).verdict.remark == ""
 
 
 def test_the_retention_period_is_said_with_its_end() -> None:
     row = control(ControlPhase.COMPLETE, completed_at=HOUR_AGO)
     waiting = judge(facts(ControlPhase.COMPLETE, Phase.COMPLETE, control=row, gates=Gates(retention_s=7200)))
     assert waiting.retention_ends_at == "2024-01-02T01:00:00.0000000Z"
-    assert waiting.retention_ends_at in waiting.remark
+    assert waiting.retention_ends_at in waiting.verdict.remark
     over = judge(facts(ControlPhase.COMPLETE, Phase.COMPLETE, control=row, gates=Gates(retention_s=60)))
-    assert over.remark == "this deletes Users"
+    assert over.verdict.remark == "this deletes Users"
 
 
 def test_the_control_row_is_believed_before_the_ledger() -> None:
@@ -344,8 +343,8 @@ def test_clients_are_shown_with_what_they_go_by_and_how_long_they_may_still_act(
 def test_an_epoch_of_another_run_is_behind() -> None:
     status = judge(dual(D, Phase.RECONCILE, replace(WEB, run_id="before", epoch=9), verification=verified()))
     assert [one.current for one in status.clients] == [False]
-    assert status.command == "status 0001_users"
-    assert "why web (process 12 on host-b) does not follow" in status.remark
+    assert status.verdict.command == "status 0001_users"
+    assert "why web (process 12 on host-b) does not follow" in status.verdict.remark
 
 
 def test_many_clients_are_counted_and_only_some_are_listed() -> None:
@@ -357,8 +356,8 @@ def test_many_clients_are_counted_and_only_some_are_listed() -> None:
 
 def test_without_clients_it_is_said_that_no_write_is_followed() -> None:
     known = dual(D, Phase.RECONCILE, aged(300), verification=verified())
-    assert "No client of the application is registered" in judge(known).sentence
-    assert "--writers-stopped" in judge(known).remark
+    assert "No client of the application is registered" in judge(known).verdict.sentence
+    assert "--writers-stopped" in judge(known).verdict.remark
     assert "none is registered" in told(dual(D, Phase.RECONCILE))
     assert "clients" not in told(facts(D, Phase.RECONCILE)), "there are none in capture delta"
 
@@ -366,19 +365,19 @@ def test_without_clients_it_is_said_that_no_write_is_followed() -> None:
 def test_a_client_that_refuses_writes_needs_somebody_now_and_in_source_before_it_does() -> None:
     refusing = replace(WEB, refuses="digest-moved")
     now = judge(dual(D, Phase.RECONCILE, WEB, refusing, verification=verified()))
-    assert (now.safe, now.command) == (False, "status 0001_users")
-    assert "web (process 12 on host-b) refuses writes (`digest-moved`)" in now.sentence
-    assert now.remark == "first deploy the script that the migration was begun with, unchanged"
+    assert (now.verdict.safe, now.verdict.command) == (False, "status 0001_users")
+    assert "web (process 12 on host-b) refuses writes (`digest-moved`)" in now.verdict.sentence
+    assert now.verdict.remark == "first deploy the script that the migration was begun with, unchanged"
     soon = judge(dual(ControlPhase.SOURCE, Phase.PREPARE, refusing))
-    assert soon.safe
-    assert "will refuse writes" in soon.sentence
+    assert soon.verdict.safe
+    assert "will refuse writes" in soon.verdict.sentence
     gone = judge(dual(C, Phase.CUTOVER, replace(WEB, refuses="control-gone")))
-    assert "restart it" in gone.remark
+    assert "restart it" in gone.verdict.remark
     assert "refuses dual writes (`digest-moved`)" in " ".join(
         told(dual(D, Phase.RECONCILE, refusing)).split()
     )
     ended = judge(dual(D, Phase.RECONCILE, aged(300, refuses="digest-moved"), WEB))
-    assert ended.safe, "it is over"
+    assert ended.verdict.safe, "it is over"
 
 
 def test_the_journal_tells_how_far_replicas_are_behind() -> None:
@@ -406,23 +405,23 @@ def test_what_clients_have_counted_is_added_up_also_of_those_that_ended() -> Non
 def test_a_freeze_says_whom_it_waits_for_and_until_when_at_most() -> None:
     frozen = control(ControlPhase.FREEZE, came_from=D, frozen_at="2024-01-01T23:59:59Z")
     known = dual(ControlPhase.FREEZE, Phase.RECONCILE, WEB, control=frozen, lease=LIVE)
-    assert judge(known).remark == "look again in a few seconds"
+    assert judge(known).verdict.remark == "look again in a few seconds"
     busy = replace(known, clients=(replace(WEB, epoch=2, in_flight=1), WEB))
-    assert judge(busy).remark == "it waits for web (process 12 on host-b) to end what it has begun"
+    assert judge(busy).verdict.remark == "it waits for web (process 12 on host-b) to end what it has begun"
     silent = replace(known, clients=(WEB, aged(20, name="batch", epoch=2)))
-    assert judge(silent).remark == (
+    assert judge(silent).verdict.remark == (
         "batch (process 12 on host-b) is silent, and is waited for until 2024-01-02T00:00:30.0000000Z at most"
     )
     impatient = replace(silent, gates=Gates(freeze_timeout_s=10))
-    assert "the freeze is given up at 2024-01-02T00:00:09.0000000Z" in judge(impatient).remark
+    assert "the freeze is given up at 2024-01-02T00:00:09.0000000Z" in judge(impatient).verdict.remark
     over = replace(known, clients=(WEB, aged(300, epoch=2)))
-    assert judge(over).remark == "look again in a few seconds"
+    assert judge(over).verdict.remark == "look again in a few seconds"
 
 
 def test_after_cutover_clients_keep_the_source_current_and_a_rollback_stops_no_writers() -> None:
     status = judge(dual(C, Phase.CUTOVER, WEB))
-    assert "clients keep Users current" in status.sentence
-    assert status.remark.endswith("rekey rollback 0001_users")
+    assert "clients keep Users current" in status.verdict.sentence
+    assert status.verdict.remark.endswith("rekey rollback 0001_users")
 
 
 async def test_clients_and_journal_are_looked_at_in_capture_dual_write_only(
