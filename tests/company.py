@@ -29,6 +29,7 @@ from rekey.phases import ControlPhase, Phase
 from rekey.project.secrets_source import fingerprint
 from rekey.protocol.control import ControlRow, ControlStore
 from rekey.protocol.propagate import Propagator
+from rekey.protocol.registry import Registry
 from rekey.protocol.rules import View
 from rekey.runner import commands
 from rekey.runner.commands import Mode
@@ -240,7 +241,8 @@ class Client:
         self.writer: Writer | None = None
         self.counters = Counters()
         self.lease = ClientLease(
-            project.restricted,
+            ControlStore(project.restricted, company.script_id),
+            Registry(project.restricted, company.script_id),
             ClientFacts(
                 company.script_id,
                 digest or declared.digest,

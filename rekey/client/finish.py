@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from rekey.client.authority import MARGIN_S, Flow
+from rekey.client.lease import Permit
 from rekey.client.replicas import leave, propagate, release
 from rekey.client.work import WIDTH, ClientParts, IntentRef, State, Work
 from rekey.core.concurrency import cancel
@@ -29,9 +30,8 @@ from rekey.errors import RekeyError
 from rekey.phases import ControlPhase
 from rekey.protocol.effects import in_turns
 from rekey.protocol.operations import may_travel
-from rekey.protocol.permits import Permit
+from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.rules import Side, authority
-from rekey.protocol.sweeper import Settler
 from rekey.tables.allowance import while_allowed
 
 MAX_KEPT = 1_000
@@ -85,11 +85,11 @@ class Finisher:
 
     Attributes:
         client: whose writes they are.
-        settler: settles the key of an intent.
+        reverse: settles the key of an intent.
     """
 
     client: ClientParts
-    settler: Settler
+    reverse: ReversePropagator
     _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
     # In the order in which they came, so that what happens once can be made to happen again.
     _kept: dict[Leftover, None] = field(default_factory=dict, init=False)
@@ -256,7 +256,7 @@ class Finisher:
                 async with asyncio.timeout(self.client.longest_operation_s):
                     intent = left.intent
                     await self.client.journal.touch(intent.id, now.epoch, intent.side, intent.key)
-                    done = await self.settler.settle(left.authority, intent.side, intent.key)
+                    done = await self.reverse.settle(left.authority, intent.side, intent.key)
                     self.client.counters.propagated += 1
                     if done.open:
                         left.travels_s = self._travel_s

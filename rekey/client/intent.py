@@ -42,8 +42,7 @@ from rekey.protocol.effects import side_by_side
 from rekey.protocol.inverse import STAND_IN, inverse
 from rekey.protocol.journal import Journal
 from rekey.protocol.operations import CREATES, as_stored, is_conditional, is_lost_race, row_after
-from rekey.protocol.replicas import same_content
-from rekey.protocol.reverse import source_place
+from rekey.protocol.replicas import same_content, source_place
 from rekey.protocol.rules import SOURCE, Side
 from rekey.tables.base import Operation, Verb
 from rekey.tables.rules import check_batch
@@ -183,7 +182,7 @@ class CrossView(Flow):
         wanted = None if work.place is None else (work.expected or {}).get(work.place)
         if work.place is None or wanted is None:
             return
-        now = await self.authority.forward.table(work.place.table).get(work.place.key)
+        now = await self.authority.replicas.table(work.place.table).get(work.place.key)
         timed = frozenset[str]()
         if work.place.table >= 0:
             timed = self.authority.mapper.timestamp_copies[work.place.table]
@@ -256,7 +255,7 @@ class NewViewFirst(CrossView):
         try:
             desired = inverse(self.authority.mapper, work.old_key, after, work.before, cure=_CURE)
         except RowRefused as refused:
-            raise refused.for_row(self.authority.target_id(work.key)) from None
+            raise refused.for_row(self.authority.replicas.target_id(work.key)) from None
         content = content_of(desired)
         if work.before is None:
             work.sent = [Operation(Verb.INSERT, content)]
@@ -297,7 +296,7 @@ class OldViewAfter(CrossView):
         try:
             main, *indexes = self.authority.mapper.map(timed)
         except RowRefused as refused:
-            raise refused.for_row(self.authority.forward.row_id(work.key)) from None
+            raise refused.for_row(self.authority.replicas.row_id(work.key)) from None
         row = dict(main.row)
         for name in self.authority.mapper.timestamp_copies[0]:
             # A new Timestamp cannot be foreseen: what the target row says of the source's is kept.
@@ -323,7 +322,7 @@ class OldViewAfter(CrossView):
                 "the write would move its row to another partition of the new table, and no transaction"
                 " spans partitions",
                 cure="do this write in the new view, or delete the row and insert it again",
-                row_id=self.authority.forward.row_id(work.key),
+                row_id=self.authority.replicas.row_id(work.key),
             )
         await side_by_side(
             [

@@ -67,7 +67,7 @@ async def _write_conditionally(flow: Flow, work: Work) -> bool:
 
     async def write(place: TargetKey, operation: Operation) -> Outcome:
         try:
-            outcome, etag = await apply_for_etag(flow.authority.forward.table(place.table), operation)
+            outcome, etag = await apply_for_etag(flow.authority.replicas.table(place.table), operation)
         except ServiceError as error:
             work.open = work.open or may_travel(error)
             raise

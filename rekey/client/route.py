@@ -23,15 +23,14 @@ from functools import partial
 from rekey.client.authority import Flow, SourceAuthority, TargetAuthority, send
 from rekey.client.finish import Finisher
 from rekey.client.intent import NewViewFirst, OldViewAfter, SameView, prepare, works_of
+from rekey.client.lease import Permit
 from rekey.client.replicas import follow
 from rekey.client.work import ROW_TOO_BUSY, ClientParts, IntentRef, State
 from rekey.errors import ServiceError, Unavailable
 from rekey.phases import FOLLOWED
 from rekey.protocol.effects import apply_operations
-from rekey.protocol.permits import Permit
 from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.rules import SOURCE, Route, View, authority, refusal, refusal_code, route
-from rekey.protocol.sweeper import Settler
 from rekey.tables.allowance import while_allowed
 from rekey.tables.base import Operation
 
@@ -51,7 +50,7 @@ class Writer:
         """Take what the writes of a client work with."""
         reverse = ReversePropagator(client.propagator)
         self.client = client
-        self.finisher = Finisher(client, Settler(client.propagator, reverse))
+        self.finisher = Finisher(client, reverse)
         self._source = SourceAuthority(client.propagator)
         self._target = TargetAuthority(reverse, client.longest_operation_s)
 

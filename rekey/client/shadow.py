@@ -22,12 +22,12 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rekey.client.lease import Permit
 from rekey.client.work import ClientParts
 from rekey.core.concurrency import cancel
 from rekey.errors import RekeyError, RowRefused
 from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, EntityKey, Row, key_of
 from rekey.phases import ControlPhase
-from rekey.protocol.permits import Permit
 from rekey.protocol.replicas import same_content
 from rekey.protocol.rules import SOURCE, TARGET, Side, View, authority
 
@@ -167,7 +167,7 @@ class Shadow:
             return None
         if permit.phase is ControlPhase.CUTOVER and not self._mapper.reversible:
             return None
-        return Permit(permit.phase, permit.epoch, permit.copied)
+        return permit
 
     async def _other_side(self, seen: _Seen) -> _Pair:
         mapping = self.client.propagator.mapping

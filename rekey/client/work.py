@@ -14,10 +14,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from enum import Enum
 
+from rekey.client.lease import Permits
 from rekey.mapping.rows import Forward, TargetKey
 from rekey.model import EntityKey, Row
 from rekey.protocol.journal import Journal
-from rekey.protocol.permits import Permits
 from rekey.protocol.propagate import Propagator
 from rekey.protocol.replicas import Rows
 from rekey.protocol.rules import Side, View

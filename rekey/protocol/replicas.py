@@ -20,7 +20,7 @@ from types import MappingProxyType
 
 from rekey.core.edm import canonical_content
 from rekey.mapping.rows import TargetKey
-from rekey.model import Row, etag_of
+from rekey.model import EntityKey, Row, etag_of
 from rekey.tables.base import Operation, Verb
 
 SOURCE_TABLE = -1
@@ -40,6 +40,11 @@ class Follow:
 
     writes: list[tuple[TargetKey, Operation]]
     look_again: bool
+
+
+def source_place(source_key: EntityKey) -> TargetKey:
+    """Return how the source row of a key is named where it is a replica."""
+    return TargetKey(SOURCE_TABLE, *source_key)
 
 
 def follow(

@@ -9,10 +9,10 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from rekey.client.lease import Permits
 from rekey.client.reading import LeaseSettings
 from rekey.client.sdk.core import OtherRun, _PermitsOfRun
 from rekey.errors import Ambiguous, EndpointDown, RowExists, Unavailable, WritesRefused
-from rekey.protocol.permits import Permits
 from rekey.protocol.registry import is_current
 from tests.faults import Call
 from tests.leasing import LEASE_S, LONGEST_S, C, D, F, World, epoch_of, refused

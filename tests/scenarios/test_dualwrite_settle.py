@@ -56,7 +56,7 @@ async def test_settling_waits_for_the_attempt_under_way_and_not_for_the_pause_be
         await fails.wait()
         raise Unavailable("busy", code="ServerBusy", status=503)
 
-    monkeypatch.setattr(writer.finisher.settler, "settle", settle)
+    monkeypatch.setattr(writer.finisher.reverse, "settle", settle)
     memory.faults = PlannedFaults(Planned(Fault(FaultKind.NOT_SENT), table="UsersV2", times=1_000))
     await writer.write([insert(user("ann@example.com"))])
     await tried.wait()

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 
-from rekey.client.lease import ClientLease
+from rekey.client.lease import ClientLease, Permit
 from rekey.client.reading import closed
 from rekey.client.route import Writer
 from rekey.client.sdk.calls import Read
@@ -29,13 +29,12 @@ from rekey.client.shadow import Shadow
 from rekey.client.work import ClientParts, Counters
 from rekey.errors import Moved, WritesRefused
 from rekey.mapping.rows import JOURNAL_TABLE
-from rekey.migration.opening import open_migration
+from rekey.migration.opening import OpenMigration, open_migration
 from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow
 from rekey.protocol.effects import apply_operations
 from rekey.protocol.journal import Journal
-from rekey.protocol.permits import Permit
-from rekey.protocol.registry import SAFETY_S
+from rekey.protocol.registry import SAFETY_S, Registry
 from rekey.protocol.rules import NEW_VIEW_CLOSED, View, index_write_refused, reads_refused, refusal
 from rekey.tables.allowance import while_allowed
 from rekey.tables.base import Accounts, Operation
@@ -93,32 +92,31 @@ class _Working:
 class ClientCore:
     """Writes, permits and shadow reads of one client."""
 
-    def __init__(self, plan: Plan, connect: Callable[[Plan], Accounts]) -> None:
+    def __init__(self, plan: Plan, connect: Callable[[], Accounts]) -> None:
         """Take the plan, and what connects the accounts when they are first needed."""
         self.plan, self.table = plan, plan.table
         self.counters = Counters()
         self._connect = connect
         self._opening = asyncio.Lock()
         self._making = asyncio.Lock()
-        self._accounts: Accounts | None = None
+        self._migration: OpenMigration | None = None
         self._lease: ClientLease | None = None
         self._working: _Working | None = None
         self._closed = False
 
     async def open(self) -> ClientLease:
         """Register and look at the control row for the first time; later calls only return the lease."""
-        if self._lease is None:
-            async with self._opening:
-                if self._lease is None:
-                    self._lease = await self._started()
-        return self._lease
+        async with self._opening:
+            if self._lease is None:
+                self._lease = await self._started()
+            return self._lease
 
     async def close(self) -> None:
         """Settle and close. Idempotent; a client that was closed refuses."""
         self._closed = True
         async with self._opening:  # a client that is registering now would go on beating for ever
-            working, lease, accounts = self._working, self._lease, self._accounts
-        self._accounts = None
+            working, lease, migration = self._working, self._lease, self._migration
+        self._migration = None
         if working is not None:
             await working.shadow.close()
         try:
@@ -127,8 +125,8 @@ class ClientCore:
             if self._working is not None:
                 await self._working.writer.close()
         finally:
-            if accounts is not None:
-                await accounts.close()
+            if migration is not None:
+                await migration.accounts.close()
 
     # --- writes -------------------------------------------------------------------------------------------
 
@@ -161,7 +159,7 @@ class ClientCore:
                 code = NEW_VIEW_CLOSED if self.plan.view is View.NEW else ""
             if code:
                 raise refusal(code, self.table)
-            table = self._tables().tables.table(self.table)
+            table = self._opened().accounts.tables.table(self.table)
             with while_allowed(partial(lease.check, permit)):
                 async with asyncio.timeout(self.plan.settings.sending_s):
                     etags = await apply_operations(table, operations)
@@ -226,14 +224,16 @@ class ClientCore:
     async def _started(self) -> ClientLease:
         if self._closed:
             raise closed(self.plan.declared.script_id).error()
-        self._accounts = accounts = self._connect(self.plan)
+        accounts = self._connect()
+        self._migration = migration = open_migration(self.plan.prepared, accounts)
         lease = ClientLease(
-            self._accounts.restricted,
+            migration.control,
+            Registry(accounts.restricted, migration.declared.script_id),
             self.plan.facts,
             settings=self.plan.settings,
             settle=self._settle,
             counters=self.counters.as_dict,
-            left=self._left,
+            left=lambda: 0 if self._working is None else self._working.writer.left,
             late_s=lambda: max(accounts.tables.late_s, accounts.restricted.late_s),
         )
         await lease.start()
@@ -242,7 +242,7 @@ class ClientCore:
                 await self._worker(lease, lease.control)
         except BaseException:
             await lease.close()  # else it would go on beating
-            await self._accounts.close()
+            await accounts.close()
             raise
         return lease
 
@@ -261,8 +261,8 @@ class ClientCore:
             return working
 
     async def _made(self, lease: ClientLease, control: ControlRow) -> _Working:
-        accounts, plan = self._tables(), self.plan
-        migration = open_migration(plan.prepared, accounts)
+        migration, plan = self._opened(), self.plan
+        accounts = migration.accounts
         try:
             mapping = await migration.mapping(control)
         except Moved as error:
@@ -283,14 +283,11 @@ class ClientCore:
         shadow = Shadow(client, plan.shadow_reads, plan.shadow_seed)
         return _Working(control.run_id, Writer(client), shadow)
 
-    def _tables(self) -> Accounts:
-        if self._accounts is None:
+    def _opened(self) -> OpenMigration:
+        if self._migration is None:
             raise closed(self.plan.declared.script_id).error()
-        return self._accounts
+        return self._migration
 
     async def _settle(self) -> None:
         if self._working is not None:
             await self._working.writer.settle()
-
-    def _left(self) -> int:
-        return 0 if self._working is None else self._working.writer.left
