@@ -44,6 +44,7 @@ from rekey.protocol.journal import Journal
 from rekey.protocol.operations import CREATES, as_stored, is_conditional, is_lost_race, row_after
 from rekey.protocol.replicas import same_content, source_place
 from rekey.protocol.rules import SOURCE, Side
+from rekey.tables.answers import error_of
 from rekey.tables.base import Operation, Verb
 from rekey.tables.rules import check_batch
 
@@ -210,11 +211,7 @@ class CrossView(Flow):
             self.client.counters.propagated += 1
             work.open = work.open or done.open
             if is_conditional(work.given):
-                raise ConditionFailed(
-                    "the row was changed meanwhile (UpdateConditionNotSatisfied)",
-                    code="UpdateConditionNotSatisfied",
-                    status=412,
-                )
+                raise error_of(412, "UpdateConditionNotSatisfied", "the row was changed meanwhile")
             return False
         after = row_after(work.given, view_row)
         if after is not None:

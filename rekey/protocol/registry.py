@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -229,10 +230,8 @@ class Registry:
 
     async def delete(self, client_id: str) -> None:
         """Delete a client's row. Only for the client itself, once nothing of it is under way."""
-        try:
+        with suppress(RowMissing, TableMissing):
             await self._table.delete(EntityKey(self.script_id, CLIENT_PREFIX + client_id))
-        except (RowMissing, TableMissing):
-            return
 
     async def purge(self, now: int, *, after_s: float = PURGE_AFTER_S) -> int:
         """Delete the rows of clients that have been over for `after_s` seconds; return how many.
@@ -244,9 +243,7 @@ class Registry:
             if now < max(over_at(client) + _ticks(after_s), refused_at(client)):
                 continue
             key = EntityKey(self.script_id, CLIENT_PREFIX + client.client_id)
-            try:
+            with suppress(ConditionFailed, RowMissing):
                 await self._table.delete(key, etag=client.etag)
-            except (ConditionFailed, RowMissing):
-                continue
-            purged += 1
+                purged += 1
         return purged

@@ -193,8 +193,10 @@ class Play:
         line = Line(
             draw, self.hand, self.spawn, draw.choice((0.02, 0.5, 5.0, 12.0)), draw.choice((0.0, 0.05))
         )
+        service: Any = FarService(self.service, line)
         made = self.lease(
-            FarService(self.service, line),  # type: ignore[arg-type]
+            ControlStore(service, SCRIPT),
+            Registry(service, SCRIPT),
             FACTS,
             settings=SETTINGS,
             settle=lambda: line.hand.sleep(draw.random()),
