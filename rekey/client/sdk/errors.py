@@ -224,18 +224,17 @@ def _listed(method: Callable[..., Any]) -> Callable[..., Any]:
     def calling(*args: Any, **kwargs: Any) -> Any:
         paged = method(*args, **kwargs)
         kind: Any = AsyncItemPaged if isinstance(paged, AsyncItemPaged) else ItemPaged
-        pages: Any = _AsyncPages if isinstance(paged, AsyncItemPaged) else _Pages
 
         def by_page(continuation_token: Any = None) -> Any:
-            return pages(paged.by_page(continuation_token))
+            return _Pages(paged.by_page(continuation_token))
 
         return kind(page_iterator_class=by_page)
 
     return calling
 
 
-class _PagesOfTheSDK:
-    """One of the SDK's iterators over pages."""
+class _Pages(Iterator[Any], AsyncIterator[Any]):
+    """One of the SDK's iterators over pages, of either client, raising refusals as such."""
 
     def __init__(self, pages: Any) -> None:
         self._pages = pages
@@ -243,17 +242,9 @@ class _PagesOfTheSDK:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pages, name)
 
-
-class _Pages(_PagesOfTheSDK, Iterator[Any]):
-    """Pages, raising refusals as such."""
-
     def __next__(self) -> Any:
         with _raising():
             return next(self._pages)
-
-
-class _AsyncPages(_PagesOfTheSDK, AsyncIterator[Any]):
-    """Pages of the asynchronous client, raising refusals as such."""
 
     async def __anext__(self) -> Any:
         with _raising():
