@@ -283,7 +283,7 @@ class Client:
     async def _write(self, operations: Sequence[Operation]) -> list[str | None]:
         control = self.lease.control
         if self.writer is None and control is not None:
-            self.writer = await self._writer()
+            self.writer = await self._writer(control)
         if self.writer is not None:
             return await self.writer.write(operations)
         async with self.lease.operation(writes=True):
@@ -291,7 +291,7 @@ class Client:
             table = self.company.project.tables.table(self.company.mapper.migration.source)
             return await table.transact([operation])
 
-    async def _writer(self) -> Writer:
+    async def _writer(self, control: ControlRow) -> Writer:
         project, mapper = self.company.project, self.company.mapper
         mapping = await project.mapping(self.company.script_id)
         propagator = Propagator(
@@ -307,6 +307,7 @@ class Client:
                 propagator=propagator,
                 journal=await project.journal(self.company.script_id),
                 permits=self.lease,
+                run_id=control.run_id,
                 counters=self.counters,
                 sleep=project.clock.sleep,
             )

@@ -157,7 +157,7 @@ class Finisher:
             await asyncio.wait(tasks)
         due = [left for left in kept if left in self._kept and not left.travels_s]
         await in_turns([partial(self._try, left) for left in due], _LEFTOVERS_AT_ONCE)
-        now = self.client.permits.current()
+        now = self.client.current()
         for left in kept:
             if now is None or left.permit.epoch != now.epoch:
                 self._kept.pop(left, None)
@@ -243,7 +243,7 @@ class Finisher:
 
     async def _try(self, left: Leftover) -> None:
         """Look at a key once; it is forgotten when there is nothing left to be done here."""
-        now = self.client.permits.current()
+        now = self.client.current()
         if now is None:
             return
         if not left.is_decided_by(now):

@@ -33,14 +33,9 @@ import secrets
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-    asynccontextmanager,
-    contextmanager,
-)
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from rekey.client.reading import LEASE_LOST, ClientFacts, LeaseSettings, Reading, closed, reading
 from rekey.core.clock import rising_seconds
@@ -82,49 +77,6 @@ class Permit:
     number: int = field(default=0, compare=False)
     sends_until: float = field(default=float("-inf"), compare=False)
     until: float = field(default=float("-inf"), compare=False)
-
-
-class Permits(Protocol):
-    """Gives out permits. The writer knows only this; how a permit comes about is the lease's matter."""
-
-    def operation(self, *, writes: bool) -> AbstractAsyncContextManager[Permit]:
-        """Enter an operation; leaving it gives the permit back.
-
-        Args:
-            writes: whether the operation writes. Writes wait in a freeze, as long as the settings say.
-
-        Raises:
-            WritesRefused: on entering, when the freeze lasts too long, or lease, epoch, declaration or
-                secrets are not as they must be.
-        """
-
-    def hold(self, permit: Permit) -> AbstractContextManager[None]:
-        """Keep a permit in use beyond its operation, until the context is left. Never waits.
-
-        Entered while the permit is still in use, or with what `current` has just returned.
-        """
-
-    def check(self, permit: Permit) -> None:
-        """Raise WritesRefused when nothing may be sent under a permit any more: a process that was held up
-        must not write. Asked in the moment in which a request is sent."""
-
-    def in_time(self, permit: Permit) -> bool:
-        """Tell whether an operation under this permit cannot have been given up yet."""
-
-    async def look_again(self) -> Permit:
-        """Look at the control row now, and return the permit of what it says.
-
-        Raises:
-            RekeyError: that could not be had.
-        """
-
-    def current(self) -> Permit | None:
-        """Return the permit that the last trusted reading of the control row gives, at once.
-
-        None when the lease is over or something else would make `operation` refuse. In a freeze it is a
-        permit that says so. Asked by work in the background, before it begins; also from within
-        `Writer.settle`, when the newest epoch is read but not acknowledged yet.
-        """
 
 
 class InFlight:
@@ -178,7 +130,7 @@ async def _nothing_to_settle() -> None:
 
 @dataclass(eq=False, repr=False)
 class ClientLease:
-    """Gives the operations of one client their permits (`Permits`).
+    """Gives the operations of one client their permits.
 
     Nothing is asked of the service before `start` or `poll`.
 
@@ -244,7 +196,16 @@ class ClientLease:
 
     @asynccontextmanager
     async def operation(self, *, writes: bool) -> AsyncIterator[Permit]:
-        """Enter an operation, see `Permits.operation`. The caller bounds it by the longest operation."""
+        """Enter an operation; leaving it gives the permit back. The caller bounds it by the longest
+        operation.
+
+        Args:
+            writes: whether the operation writes. Writes wait in a freeze, as long as the settings say.
+
+        Raises:
+            WritesRefused: on entering, when the freeze lasts too long, or lease, epoch, declaration or
+                secrets are not as they must be.
+        """
         permit = await self._enter(writes)
         try:
             yield permit
@@ -257,7 +218,9 @@ class ClientLease:
 
     @contextmanager
     def hold(self, permit: Permit) -> Iterator[None]:
-        """Keep a permit in use beyond its operation, see `Permits.hold`.
+        """Keep a permit in use beyond its operation, until the context is left. Never waits.
+
+        Entered while the permit is still in use, or with what `current` has just returned.
 
         Raises:
             WritesRefused: a newer epoch was acknowledged, so the runner waits for this work no more.
@@ -271,11 +234,17 @@ class ClientLease:
             self._leave(permit.number)
 
     def current(self) -> Permit | None:
-        """Return the permit of the last trusted reading, None when `operation` would refuse a write."""
+        """Return the permit that the last trusted reading of the control row gives, at once.
+
+        None when the lease is over or something else would make `operation` refuse. In a freeze it is a
+        permit that says so. Asked by work in the background, before it begins; also from within `settle`,
+        when the newest epoch is read but not acknowledged yet.
+        """
         return self._grant() if self.trusted and self._reading.refusal is None else None
 
     def check(self, permit: Permit) -> None:
-        """Refuse when the time of a permit is over: a process that was held up must not go on writing."""
+        """Raise WritesRefused when nothing may be sent under a permit any more: a process that was held up
+        must not write. Asked in the moment in which a request is sent."""
         if self.monotonic() >= permit.sends_until:
             raise self._too_late()
 
@@ -284,7 +253,11 @@ class ClientLease:
         return self.monotonic() < permit.until
 
     async def look_again(self) -> Permit:
-        """Look at the control row now, see `Permits.look_again`."""
+        """Look at the control row now, and return the permit of what it says.
+
+        Raises:
+            RekeyError: that could not be had.
+        """
         await self._look()
         if self._reading.refusal is not None:
             raise self._reading.refusal.error()

@@ -38,6 +38,10 @@ MAX_TRIES = 20
 """How often a write is worked out anew before its row is called too busy."""
 
 
+class OtherRun(Exception):
+    """The permit is of another run than the writer: make another writer."""
+
+
 class Writer:
     """Writes in one view of one migration: every write goes through here, in every phase.
 
@@ -66,25 +70,30 @@ class Writer:
             operations: 1 to 100, of one partition of the view, each row once.
 
         Raises:
+            OtherRun: the permit is of another run than this writer.
             WritesRefused: not in this phase, or not by this client.
             RowRefused: the mapping cannot be applied to a row, or the other view cannot express it.
             Collision: a row maps to a key that belongs to another row.
             ServiceError: as tables do. Of a transaction, with the `index` of the operation.
         """
-        client = self.client
-        async with client.permits.operation(writes=True) as permit:
-            reverse = client.propagator.mapper.reversible
-            taken = route(permit.phase, client.view, copied=permit.copied, reverse=reverse)
-            if taken in (Route.REFUSED, Route.WAIT):
-                raise refusal(refusal_code(client.view, taken, copied=permit.copied), client.table.name)
-            deadline = asyncio.get_running_loop().time() + client.longest_operation_s
-            with while_allowed(partial(client.permits.check, permit)):
-                if taken is Route.PLAIN:
-                    etags = await self._plain(operations, deadline)
-                else:
-                    etags = await self._dual(self._flow(operations, permit, taken, deadline))
-            if not client.permits.in_time(permit):
-                await self.announce_late(operations, permit)
+        async with self.client.permits.operation(writes=True) as permit:
+            if permit.run_id == self.client.run_id:
+                return await self._write(operations, permit)
+        raise OtherRun
+
+    async def _write(self, operations: Sequence[Operation], permit: Permit) -> list[str | None]:
+        client, reverse = self.client, self.client.propagator.mapper.reversible
+        taken = route(permit.phase, client.view, copied=permit.copied, reverse=reverse)
+        if taken in (Route.REFUSED, Route.WAIT):
+            raise refusal(refusal_code(client.view, taken, copied=permit.copied), client.table.name)
+        deadline = asyncio.get_running_loop().time() + client.longest_operation_s
+        with while_allowed(partial(client.permits.check, permit)):
+            if taken is Route.PLAIN:
+                etags = await self._plain(operations, deadline)
+            else:
+                etags = await self._dual(self._flow(operations, permit, taken, deadline))
+        if not client.permits.in_time(permit):
+            await self.announce_late(operations, permit)
         client.counters.writes += len(operations)
         return etags
 
@@ -97,6 +106,8 @@ class Writer:
         client = self.client
         try:
             now = await client.permits.look_again()
+            if now.run_id != client.run_id:
+                raise OtherRun
             if now.phase in FOLLOWED:
                 keys, side = [one.key for one in operations], client.view.side
                 with while_allowed(partial(client.permits.check, now)):

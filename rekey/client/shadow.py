@@ -156,7 +156,7 @@ class Shadow:
 
     def _comparable(self) -> Permit | None:
         """Return the permit while one side follows the other completely."""
-        permit = self.client.permits.current()
+        permit = self.client.current()
         if permit is None or permit.phase not in _FOLLOWED or not permit.copied:
             return None
         if permit.phase is ControlPhase.CUTOVER and not self._mapper.reversible:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from enum import Enum
 
-from rekey.client.lease import Permits
+from rekey.client.lease import ClientLease, Permit
 from rekey.mapping.rows import Forward, TargetKey
 from rekey.model import EntityKey, Row
 from rekey.protocol.journal import Journal
@@ -68,6 +68,7 @@ class ClientParts:
         propagator: the tables, the mapping and the mapper.
         journal: the migration's journal.
         permits: its lease.
+        run_id: the run of the migration that it is made for; under a permit of another one it does nothing.
         counters: what is counted.
         longest_operation_s: after how many seconds an operation ends, one way or the other.
         sleep: how leftovers wait.
@@ -78,7 +79,8 @@ class ClientParts:
     _: KW_ONLY
     propagator: Propagator
     journal: Journal
-    permits: Permits
+    permits: ClientLease
+    run_id: str = ""
     counters: Counters
     longest_operation_s: float = LONGEST_OPERATION_S
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
@@ -87,6 +89,11 @@ class ClientParts:
     def table(self) -> Table:
         """The table that the view addresses."""
         return self.propagator.source if self.view is View.OLD else self.propagator.targets[0]
+
+    def current(self) -> Permit | None:
+        """Return what `ClientLease.current` does, None also for a permit of another run."""
+        permit = self.permits.current()
+        return permit if permit is not None and permit.run_id == self.run_id else None
 
 
 class State(Enum):

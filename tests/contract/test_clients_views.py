@@ -29,7 +29,7 @@ from azure.data.tables import (
 
 from rekey import DualWriteRefused, DualWriteTableClient, Index, LeaseSettings, Migration, Target, keys, props
 from rekey.aio import DualWriteTableClient as AsyncDualWriteTableClient
-from rekey.client.sdk.core import OtherRun
+from rekey.client.route import OtherRun
 from rekey.errors import ConfigurationError, DeclarationError, SecretMissing
 from rekey.model import EntityKey
 from rekey.phases import ControlPhase

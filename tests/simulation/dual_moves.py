@@ -186,6 +186,7 @@ class MovingWorld(DualWorld):
                 propagator=self.propagator(),
                 journal=self.journal(name),
                 permits=permits,
+                run_id="run",
                 counters=Counters(),
             )
         )

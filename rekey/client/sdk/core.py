@@ -22,7 +22,7 @@ from http import HTTPStatus
 
 from rekey.client.lease import ClientLease, Permit
 from rekey.client.reading import closed
-from rekey.client.route import Writer
+from rekey.client.route import OtherRun, Writer
 from rekey.client.sdk.calls import Read
 from rekey.client.sdk.plan import Plan
 from rekey.client.shadow import Shadow
@@ -44,40 +44,6 @@ TABLE_IN_USE = "table-in-use"
 WRAPPING_KEY_MOVED = "wrapping-key-moved"
 _REPLICAS_AT_ONCE = 8
 """Rows of one key that are read or written at the same time."""
-
-
-class OtherRun(Exception):
-    """The permit is of another run than the writer: make another writer."""
-
-
-class _PermitsOfRun:
-    """The lease's permits, of one run alone."""
-
-    def __init__(self, lease: ClientLease, run_id: str) -> None:
-        self._lease = lease
-        self._run_id = run_id
-        self.hold, self.check, self.in_time = lease.hold, lease.check, lease.in_time
-
-    @asynccontextmanager
-    async def operation(self, *, writes: bool) -> AsyncIterator[Permit]:
-        async with self._lease.operation(writes=writes) as permit:
-            if self._is_current():
-                yield permit
-                return
-        raise OtherRun
-
-    def current(self) -> Permit | None:
-        return self._lease.current() if self._is_current() else None
-
-    async def look_again(self) -> Permit:
-        permit = await self._lease.look_again()
-        if not self._is_current():
-            raise OtherRun
-        return permit
-
-    def _is_current(self) -> bool:
-        control = self._lease.control
-        return control is not None and control.run_id == self._run_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +242,8 @@ class ClientCore:
             lease.client_id,
             propagator=propagator,
             journal=journal,
-            permits=_PermitsOfRun(lease, control.run_id),
+            permits=lease,
+            run_id=control.run_id,
             counters=self.counters,
             longest_operation_s=plan.settings.sending_s,
         )
