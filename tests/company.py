@@ -11,7 +11,8 @@ import contextvars
 import random
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -252,7 +253,7 @@ class Client:
             ),
             settings=settings,
             settle=self._settle,
-            counters=self.counters.as_dict,
+            counters=partial(asdict, self.counters),
             left=lambda: self.writer.left if self.writer is not None else 0,
             monotonic=lambda: clock.ticks() / TICKS_PER_SECOND,
             sleep=clock.sleep,

@@ -46,7 +46,6 @@ PURE = {
     "doctor.judge_machine",
     "doctor.observed",
     "doctor.render",
-    "protocol.inverse",
     "protocol.operations",
     "protocol.replicas",
     "protocol.rules",

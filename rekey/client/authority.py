@@ -47,10 +47,9 @@ from rekey.errors import RekeyError, RequestRejected, RowRefused, ServiceError, 
 from rekey.mapping.rows import Forward, Reservation, TargetKey, pointer_of
 from rekey.model import TIMESTAMP, EntityKey, Row
 from rekey.protocol.effects import apply_operations, side_by_side
-from rekey.protocol.inverse import STAND_IN
 from rekey.protocol.operations import CREATES, FULL, MERGES, as_sent, may_travel, row_after
 from rekey.protocol.propagate import MAX_ROUNDS, Propagator, version_of
-from rekey.protocol.replicas import SOURCE_TABLE, Rows, source_place
+from rekey.protocol.replicas import SOURCE_TABLE, STAND_IN, Rows, source_place
 from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.rules import SOURCE, TARGET, Side
 from rekey.tables.base import Operation, Verb
@@ -246,19 +245,14 @@ class Authority(ABC):
         """Read the authority's row as it is before the write."""
         work.before = await self.table.get(found(work.authority_key))
 
-    async def owner_of(self, main: EntityKey) -> EntityKey | None:
-        """Return the old key that owns a main target key."""
-        owner = await self.mapping.owner(main)
-        return None if owner is None else owner.source
-
     async def find_owner(self, work: Work, main: EntityKey, *, claims: bool) -> None:
         """Read which old key owns a main target key; at the same time claim it if none is known to."""
         source_key = work.old_key
         if not claims or self._owners.get(main) == source_key:
-            work.owner = await self.owner_of(main)
+            work.owner = await self.replicas.owner_of(main)
         else:
             owner, claimed = await side_by_side(
-                [self.owner_of(main), self.mapping.claim_absent(source_key, main)]
+                [self.replicas.owner_of(main), self.mapping.claim_absent(source_key, main)]
             )
             work.owner = source_key if claimed else owner
         if work.owner == source_key:
@@ -296,19 +290,15 @@ class Authority(ABC):
                 await self.replicas.yield_or_collide(work.old_key, target, row)
                 work.ours.add(target)
 
-    def gives(self, work: Work, source_row: Row | None = None) -> Rows:
-        """Return the replicas' rows by the authority's row as read. Raises RowRefused.
+    def given_before(self, work: Work, source_row: Row | None = None) -> Rows:
+        """Return the replicas' rows by the authority's row as read; nothing where that cannot be told.
 
         Args:
             work: the key.
-            source_row: the source row as it is, where that is a replica: it keeps what the mapping drops.
+            source_row: the source row as it is, where that is a replica.
         """
-        return self.replicas.expected_of(work.old_key, work.before, source_row)
-
-    def given_before(self, work: Work, source_row: Row | None = None) -> Rows:
-        """Return what `gives` does, or nothing where that cannot be told."""
         try:
-            return self.gives(work, source_row)
+            return self.replicas.expected_of(work.old_key, work.before, source_row)
         except RowRefused:
             return {}
 
@@ -425,7 +415,7 @@ class TargetAuthority(Authority):
             await self._prepare_row(work, operation.row)
         elif operation.verb is Verb.DELETE:
             work.expected = {}  # a row without an owner has nothing that follows it
-            work.owner, _ = await side_by_side([self.owner_of(work.key), self.read_before(work)])
+            work.owner, _ = await side_by_side([self.replicas.owner_of(work.key), self.read_before(work)])
             work.source_key = work.owner
         else:
             await self.read_before(work)

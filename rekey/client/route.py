@@ -91,7 +91,12 @@ class Writer:
             if taken is Route.PLAIN:
                 etags = await self._plain(operations, deadline)
             else:
-                etags = await self._dual(self._flow(operations, permit, taken, deadline))
+                kind: type[Flow] = SameView
+                if taken is Route.CROSS_VIEW:
+                    kind = NewViewFirst if client.view is View.NEW else OldViewAfter
+                side = self._source if authority(permit.phase) == SOURCE else self._target
+                works = works_of(operations, client.journal)
+                etags = await self._dual(kind(works, client, side, permit, deadline))
         if not client.permits.in_time(permit):
             await self.announce_late(operations, permit)
         client.counters.writes += len(operations)
@@ -130,18 +135,6 @@ class Writer:
     async def close(self) -> None:
         """Settle, once no operation is running any more. What cannot be settled stays in the journal."""
         await self.finisher.close()
-
-    def _flow(self, operations: Sequence[Operation], permit: Permit, taken: Route, deadline: float) -> Flow:
-        kind: type[Flow] = SameView
-        if taken is Route.CROSS_VIEW:
-            kind = NewViewFirst if self.client.view is View.NEW else OldViewAfter
-        return kind(
-            works_of(operations, self.client.journal),
-            self.client,
-            self._source if authority(permit.phase) == SOURCE else self._target,
-            permit,
-            deadline,
-        )
 
     async def _plain(self, operations: Sequence[Operation], deadline: float) -> list[str | None]:
         try:

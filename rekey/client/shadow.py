@@ -168,8 +168,7 @@ class Shadow:
         if side == SOURCE:
             other, key = TARGET, await self._main_key(seen)
         else:
-            other, owner = SOURCE, await self.client.propagator.mapping.owner(seen.key)
-            key = None if owner is None else owner.source
+            other, key = SOURCE, await self.client.propagator.owner_of(seen.key)
             if key is None and seen.row is not None:
                 key = self._mapper.source_key(seen.row)
         row = None if key is None else await self._tables[other].get(key)

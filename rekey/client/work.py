@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, asdict, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
+from typing import TypeVar
 
 from rekey.client.lease import ClientLease, Permit
 from rekey.mapping.rows import Forward, TargetKey
@@ -22,6 +23,8 @@ from rekey.protocol.propagate import Propagator
 from rekey.protocol.replicas import Rows
 from rekey.protocol.rules import Side, View
 from rekey.tables.base import Operation, Table
+
+K = TypeVar("K")
 
 LONGEST_OPERATION_S = 30.0
 ROW_TOO_BUSY = "RowTooBusy"
@@ -52,10 +55,6 @@ class Counters:
     matched: int = 0
     mismatched: int = 0
     ignored: int = 0
-
-    def as_dict(self) -> dict[str, int]:
-        """Return the counts by name."""
-        return asdict(self)
 
 
 @dataclass(eq=False, repr=False)
@@ -202,8 +201,8 @@ class Work:
         return {target.key for target in places if target.table == 0}
 
 
-def found(key: EntityKey | None) -> EntityKey:
-    """Return a key that an earlier step has found."""
+def found(key: K | None) -> K:
+    """Return a key, or a place, that an earlier step has found."""
     if key is None:
         raise AssertionError("a key is asked for before it was found")
     return key

@@ -55,14 +55,11 @@ async def in_turns(calls: Sequence[Callable[[], Awaitable[T]]], width: int) -> l
     return results
 
 
-async def apply_one(table: Table, operation: Operation) -> Outcome:
-    """Apply one conditional operation. Raises what else the table answers."""
-    outcome, _ = await apply_for_etag(table, operation)
-    return outcome
-
-
 async def apply_for_etag(table: Table, operation: Operation) -> tuple[Outcome, str | None]:
-    """Apply one conditional operation; return also the row's new ETag, None for deletes and failures."""
+    """Apply one conditional operation; return also the row's new ETag, None for deletes and failures.
+
+    Raises what else the table answers.
+    """
     try:
         return Outcome.DONE, await apply_operation(table, operation)
     except (RowExists, RowMissing, ConditionFailed):

@@ -28,7 +28,7 @@ from rekey.errors import Ambiguous, RowRefused, ServiceError, Unavailable
 from rekey.mapping.rows import TargetKey, pointer_of
 from rekey.mapping.store import MappingStore
 from rekey.model import ETAG, EntityKey, Row, key_of
-from rekey.protocol.effects import Outcome, apply_one, in_turns
+from rekey.protocol.effects import Outcome, apply_for_etag, in_turns
 from rekey.protocol.replicas import SOURCE_TABLE, Rows, difference, source_place
 from rekey.tables.allowance import while_also
 from rekey.tables.base import Operation, Table, Verb
@@ -158,17 +158,14 @@ class Propagator:
         raise self.too_busy(source_key)
 
     def expected_of(
-        self,
-        source_key: EntityKey,
-        authority: Row | None,
-        source_row: Row | None = None,  # noqa: ARG002 - the authority itself here
+        self, source_key: EntityKey, authority: Row | None, _source_row: Row | None = None
     ) -> Rows:
         """Return the replicas' rows as they should be when the authority's row is `authority`.
 
         Args:
             source_key: the old key.
             authority: the authority's row, None when there is none.
-            source_row: the source row as it is, where that is a replica: it keeps what the mapping drops.
+            _source_row: the source row as it is, where that is a replica: it keeps what the mapping drops.
 
         Raises:
             RowRefused: the mapping cannot be applied to it; names it by safe id.
@@ -207,7 +204,7 @@ class Propagator:
         """Carry out conditional writes, `width` at a time; True when all are done."""
 
         async def apply(number: int, operation: Operation) -> bool:
-            outcome = await apply_one(self.table(number), operation)
+            outcome, _ = await apply_for_etag(self.table(number), operation)
             tally.add(operation, outcome)
             return bool(outcome)
 
@@ -231,15 +228,19 @@ class Propagator:
 
     async def is_owner(self, source_key: EntityKey, target_key: EntityKey) -> bool:
         """Tell whether a main target key belongs to a source key."""
+        return await self.owner_of(target_key) == source_key
+
+    async def owner_of(self, target_key: EntityKey) -> EntityKey | None:
+        """Return the source key that a main target key belongs to."""
         owner = await self.mapping.owner(target_key)
-        return owner is not None and owner.source == source_key
+        return None if owner is None else owner.source
 
     async def yield_or_collide(self, source_key: EntityKey, target: TargetKey, found: Row) -> None:
         """An index row of another main row stands where ours belongs: a collision while that row's source
         still maps there; otherwise it is a leftover and may be replaced. Raises Collision."""
-        owner = await self.mapping.owner(pointer_of(found))
-        if owner is not None and owner.source != source_key and await self.still_owns(owner.source, target):
-            raise self.mapping.collision(target, owner.source, source_key)
+        owner = await self.owner_of(pointer_of(found))
+        if owner is not None and owner != source_key and await self.still_owns(owner, target):
+            raise self.mapping.collision(target, owner, source_key)
 
     async def _authority(self, source_key: EntityKey) -> Row | None:
         return await self.source.get(source_key)
@@ -255,11 +256,7 @@ class Propagator:
         now = await self._authority(source_key)
         return version_of(now) == version_of(authority)
 
-    async def _read_replicas(
-        self,
-        source_key: EntityKey,  # noqa: ARG002 - here it is the key of the authority
-        listed: frozenset[TargetKey],
-    ) -> Rows:
+    async def _read_replicas(self, _source_key: EntityKey, listed: frozenset[TargetKey]) -> Rows:
         """Return the rows that stand where replicas of a key may stand, by what its forward row lists."""
         rows = await self.read(sorted(listed))
         return {target: row for target, row in rows.items() if row is not None}

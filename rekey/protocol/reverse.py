@@ -17,9 +17,8 @@ from __future__ import annotations
 from rekey.errors import RowRefused
 from rekey.mapping.rows import Forward, TargetKey
 from rekey.model import EntityKey, Row, content_of, key_of
-from rekey.protocol.inverse import inverse
 from rekey.protocol.propagate import Propagated, Propagator
-from rekey.protocol.replicas import Rows, source_place
+from rekey.protocol.replicas import Rows, inverse, source_place
 from rekey.protocol.rules import SOURCE, Side
 
 
@@ -50,10 +49,10 @@ class ReversePropagator(Propagator):
         """
         if side != SOURCE:
             # A main target key without an owner was never written under: owners come before rows.
-            owner = await self.mapping.owner(key)
+            owner = await self.owner_of(key)
             if owner is None:
                 return Propagated()
-            key = owner.source
+            key = owner
         return await (self.forward if authority == SOURCE else self).propagate(key)
 
     async def authority(self, forward: Forward | None) -> Row | None:

@@ -66,7 +66,7 @@ def unconditional() -> Any:
             operation = replace(operation, etag="*")
         return await _apply_for_etag(table, operation)
 
-    return _in((effects, replicas), "apply_for_etag", apply_for_etag)
+    return _in((propagate, replicas), "apply_for_etag", apply_for_etag)
 
 
 def no_last_look() -> Any:

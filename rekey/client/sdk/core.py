@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from http import HTTPStatus
 
@@ -198,7 +198,7 @@ class ClientCore:
             self.plan.facts,
             settings=self.plan.settings,
             settle=self._settle,
-            counters=self.counters.as_dict,
+            counters=partial(asdict, self.counters),
             left=lambda: 0 if self._working is None else self._working.writer.left,
             late_s=lambda: max(accounts.tables.late_s, accounts.restricted.late_s),
         )
