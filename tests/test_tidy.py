@@ -49,6 +49,7 @@ PURE = {
     "protocol.operations",
     "protocol.replicas",
     "protocol.rules",
+    "protocol.stored",
     "core.edm",
     "core.plain",
     "errors",

@@ -43,7 +43,7 @@ from rekey.model import (
     key_of,
 )
 from rekey.protocol.rules import SOURCE, TARGET, Side
-from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, Page, Table, Verb
+from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, Table, Verb
 
 _LAST = "\uffff"
 _system = SystemClock()
@@ -154,13 +154,13 @@ class Journal:
             return False
         return True
 
-    async def scan(self, client_id: str | None = None) -> AsyncIterator[list[Intent]]:
-        """Iterate over the intents of the migration (or of one client), oldest first within a client.
+    async def scan(self) -> AsyncIterator[list[Intent]]:
+        """Iterate over the intents of the migration, oldest first within a client.
 
         Raises:
             SealedUnreadable: an intent was altered, or its data key is gone.
         """
-        async for page in self._pages(client_id):
+        async for page in self.table.scan(intents_of(self.script_id)):
             if self.keyring is not None:
                 await self.keyring.learn(page.rows)
             yield [self._read(row) for row in page.rows]
@@ -174,19 +174,12 @@ class Journal:
     async def times(self) -> AsyncIterator[list[tuple[int, bool]]]:
         """Iterate over when the intents were made or last touched, in ticks, and whether they are settled and
         only kept; no key is opened."""
-        async for page in self._pages(None):
+        async for page in self.table.scan(intents_of(self.script_id)):
             yield [(ticks_of(row[TIMESTAMP]), "Settled" in row) for row in page.rows]
-
-    def _pages(self, client_id: str | None) -> AsyncIterator[Page]:
-        bounds = intents_of(self.script_id)
-        if client_id is not None:
-            partition = _partition(self.script_id, client_id)
-            bounds = KeyRange(EntityKey(partition, ""), EntityKey(partition, _LAST))
-        return self.table.scan(bounds)
 
     async def clear(self) -> None:
         """Remove all intents of the migration, settled or not: when the targets are dropped."""
-        async for page in self._pages(None):
+        async for page in self.table.scan(intents_of(self.script_id)):
             by_client: dict[str, list[EntityKey]] = {}
             for row in page.rows:
                 by_client.setdefault(row[PARTITION_KEY], []).append(key_of(row))

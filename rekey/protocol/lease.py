@@ -40,6 +40,7 @@ from rekey.state.filelock import FileLock
 from rekey.tables.base import SIGNED_S, TableService
 
 DURATION_S = 60
+"""For how long others wait for a runner that does not renew."""
 RENEW_EVERY_S = 15.0
 RETRY_S = 2.0
 SAFETY_S = 5
@@ -86,13 +87,13 @@ class Holder:
         return cls(socket.gethostname(), _boot_id(), os.getpid(), _PROCESS, lock, _namespace())
 
 
-def to_row(script_id: str, lease_id: str, holder: Holder, duration_s: int) -> Row:
+def to_row(script_id: str, lease_id: str, holder: Holder) -> Row:
     """Return the wire row of a lease."""
     return {
         PARTITION_KEY: script_id,
         ROW_KEY: LEASE_ROW_KEY,
         "LeaseId": lease_id,
-        "DurationSeconds": duration_s,
+        "DurationSeconds": DURATION_S,
         "Host": holder.host,
         "Boot": holder.boot,
         "Pid": holder.pid,
@@ -151,8 +152,6 @@ class RunnerLease:
         restricted: tables of the restricted account; nothing is asked of them before the lease is entered.
         script_id: the migration.
         lock: the held file lock on the state file.
-        duration_s: how long others wait for a runner that does not renew.
-        renew_every_s: pause between renewals.
         holder, is_alive, monotonic, sleep: this process, the process table and the clock; for tests.
     """
 
@@ -160,8 +159,6 @@ class RunnerLease:
     script_id: str
     lock: FileLock
     _: KW_ONLY
-    duration_s: int = DURATION_S
-    renew_every_s: float = RENEW_EVERY_S
     holder: Holder | None = None
     is_alive: Callable[[int], bool] = process_exists
     monotonic: Callable[[], float] = rising_seconds
@@ -221,12 +218,12 @@ class RunnerLease:
             if row is not None and row["LeaseId"] == self.lease_id:
                 # written by an attempt whose answer was lost, nobody knows by which
                 self._etag = etag_of(row)
-                self._trusted_until = first_began + self.duration_s
+                self._trusted_until = first_began + DURATION_S
                 return
             if row is not None:
                 await self._require_free(row)
             began = self.monotonic()
-            wanted = to_row(self.script_id, self.lease_id, self._holder, self.duration_s)
+            wanted = to_row(self.script_id, self.lease_id, self._holder)
             try:
                 if row is None:
                     self._etag = await self._table.insert(wanted)
@@ -237,7 +234,7 @@ class RunnerLease:
             except (Ambiguous, Unavailable) as error:
                 problem = error
             else:
-                self._trusted_until = began + self.duration_s
+                self._trusted_until = began + DURATION_S
                 return
         if isinstance(problem, Ambiguous | Unavailable):
             raise problem
@@ -272,7 +269,7 @@ class RunnerLease:
                 "the runner lease on %s could not be given back (%s); it ends by itself in %d s",
                 self.script_id,
                 error.code or type(error).__name__,
-                self.duration_s + SAFETY_S,
+                DURATION_S + SAFETY_S,
             )
         self._trusted_until = 0.0
 
@@ -299,10 +296,10 @@ class RunnerLease:
 
     async def _keep(self) -> None:
         """Renew until the lease is lost or the task is cancelled."""
-        pause = self.renew_every_s
+        pause = RENEW_EVERY_S
         while not self.lost.is_set():
             await self.sleep(pause)
-            pause = self.renew_every_s
+            pause = RENEW_EVERY_S
             try:
                 await self._renew()
             except ServiceError as error:
@@ -324,7 +321,7 @@ class RunnerLease:
         self._renewals += 1
         change: Row = {PARTITION_KEY: self._key.partition, ROW_KEY: self._key.row, "Renewals": self._renewals}
         self._etag = await self._table.merge(change, etag=self._etag)
-        self._trusted_until = began + self.duration_s
+        self._trusted_until = began + DURATION_S
 
 
 def _namespace() -> str:

@@ -19,7 +19,6 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from types import MappingProxyType
 
 from rekey.core.edm import canonical_content
 from rekey.declaration.mapper import Mapper
@@ -99,7 +98,7 @@ def same_content(one: Row, other: Row, ignoring: frozenset[str] = frozenset()) -
 
 
 def difference(
-    expected: Rows, found: Rows, ignoring: Mapping[int, frozenset[str]] = MappingProxyType({})
+    expected: Rows, found: Rows, ignoring: Mapping[int, frozenset[str]]
 ) -> list[tuple[int, Operation]]:
     """Return the conditional writes, each with its table, that turn `found` into `expected`.
 
