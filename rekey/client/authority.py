@@ -43,7 +43,7 @@ from typing import TypeVar
 
 from rekey.client.lease import Permit
 from rekey.client.work import ROW_TOO_BUSY, ClientParts, State, Work, found
-from rekey.errors import RekeyError, RequestRejected, RowRefused, ServiceError, Unavailable
+from rekey.errors import RekeyError, RowRefused, ServiceError, Unavailable
 from rekey.mapping.rows import Forward, Reservation, TargetKey, pointer_of
 from rekey.model import TIMESTAMP, EntityKey, Row
 from rekey.protocol.effects import apply_operations, side_by_side
@@ -52,7 +52,7 @@ from rekey.protocol.propagate import MAX_ROUNDS, Propagator, version_of
 from rekey.protocol.replicas import SOURCE_TABLE, STAND_IN, Rows, source_place
 from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.rules import SOURCE, TARGET, Side
-from rekey.tables.base import Operation, Verb
+from rekey.tables.base import Operation, Verb, rejected
 
 V = TypeVar("V")
 
@@ -133,10 +133,9 @@ async def send(flow: Flow) -> bool:
 def check_one_partition(partitions: set[str]) -> None:
     """Refuse a transaction over several partitions of the authority. Raises RequestRejected."""
     if len(partitions) > 1:
-        raise RequestRejected(
+        raise rejected(
+            "CommandsInBatchActOnDifferentPartitions",
             "rows of one transaction lie in several partitions of the table that is written first",
-            code="CommandsInBatchActOnDifferentPartitions",
-            status=400,
             hint="while the migration runs, write these rows one by one or in the other view",
         )
 

@@ -62,7 +62,7 @@ class Leftover:
     decided: bool
     travels_s: float
     attempts: int = 0
-    task: asyncio.Task[None] | None = None
+    task: asyncio.Task[None] = field(init=False)
     trying: bool = False
     ends: bool = False
 
@@ -150,11 +150,10 @@ class Finisher:
         kept = list(self._kept)
         for left in kept:
             left.ends = True
-            if left.task is not None and not left.trying:
+            if not left.trying:
                 left.task.cancel()
-        tasks = [left.task for left in kept if left.task is not None]
-        if tasks:
-            await asyncio.wait(tasks)
+        if kept:
+            await asyncio.wait([left.task for left in kept])
         due = [left for left in kept if left in self._kept and not left.travels_s]
         await in_turns([partial(self._try, left) for left in due], _LEFTOVERS_AT_ONCE)
         now = self.client.current()
@@ -169,7 +168,7 @@ class Finisher:
         """Settle, and forget all leftovers: what could not be settled stays in the journal."""
         await self.settle()
         kept, self._kept = list(self._kept), {}
-        await cancel(left.task for left in kept if left.task is not None)
+        await cancel(left.task for left in kept)
 
     async def wait(self) -> None:
         """Wait for the work in the background."""

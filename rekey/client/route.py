@@ -146,7 +146,18 @@ class Writer:
     async def _dual(self, flow: Flow) -> list[str | None]:
         try:
             async with asyncio.timeout_at(flow.deadline):
-                await _decide(flow)
+                for _ in range(MAX_TRIES):
+                    if await prepare(flow) and await send(flow):
+                        break
+                    for work in flow.works:
+                        work.begin_again()
+                else:
+                    raise Unavailable(
+                        f"the row kept changing in {MAX_TRIES} attempts to write it; nothing was written",
+                        code=ROW_TOO_BUSY,
+                        status=503,
+                        hint="repeat the operation",
+                    )
         except BaseException as error:
             self.finisher.give_up(flow)
             if isinstance(error, TimeoutError):
@@ -172,22 +183,3 @@ class Writer:
             hint = "read the row before you repeat the operation"
         what = f"the write to {self.client.table.name} took too long{said}"
         return Unavailable(what, code="OperationTimedOut", status=500, hint=hint)
-
-
-async def _decide(flow: Flow) -> None:
-    """Go as far as the authority's answer.
-
-    Raises:
-        RekeyError: the caller's answer. Unless `flow.sent` says otherwise, nothing was written.
-    """
-    for _ in range(MAX_TRIES):
-        if await prepare(flow) and await send(flow):
-            return
-        for work in flow.works:
-            work.begin_again()
-    raise Unavailable(
-        f"the row kept changing in {MAX_TRIES} attempts to write it; nothing was written",
-        code=ROW_TOO_BUSY,
-        status=503,
-        hint="repeat the operation",
-    )

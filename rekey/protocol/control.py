@@ -63,7 +63,7 @@ class ControlRow:
         source, targets: table names; targets main first.
         fingerprints: secret name to fingerprint.
         id_key: 32 random bytes, the key of the safe ids.
-        copied: every row of the source is in the targets; before that nobody may read them.
+        copied: every row of the source is in the targets; before that they must not be read.
         came_from: during a freeze, the phase before it.
         frozen_at, cutover_at, completed_at: when it last became so, the service's time; None if it is not so.
         updated_at: the last move, or the making, the service's time.
@@ -138,7 +138,7 @@ def from_row(row: Row) -> ControlRow:
         raise StateUnusable(
             f"the control row of {row.get(PARTITION_KEY)} in {CONTROL_TABLE} cannot be read by this program",
             kept="the row, unchanged",
-            hint="install the rekey that wrote it; nobody else may write to the restricted store",
+            hint="install the rekey that wrote it; no other program may write to the restricted store",
         ) from None
 
 
@@ -163,7 +163,7 @@ class ControlStore:
     async def create(self, control: ControlRow) -> ControlRow:
         """Insert the row if there is none, and return the row that is there then.
 
-        A row that was there is returned as it is: whoever calls compares run and digest.
+        A row that was there is returned as it is: the caller compares run and digest.
         """
         await self._service.create_table(CONTROL_TABLE)
         made = replace(
@@ -247,7 +247,7 @@ class ControlStore:
         else:
             return replace(after, etag=etag)
         there = await self.read()
-        # `copied` may have been set since: that is no move, and nobody takes it back without one.
+        # `copied` may have been set since: that is no move, and it is not taken back without one.
         if there is not None and there.move_id == after.move_id and there.copied >= after.copied:
             return there
         raise problem

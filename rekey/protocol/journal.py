@@ -3,11 +3,11 @@
 Rules kept here:
 
 * An intent is durable before anything else is written for its key, and is removed only when the replicas are
-  known to be what the authority says. Whatever dies in between leaves the intent, and the sweeper finishes.
+  known to be what the authority says. What dies in between leaves the intent, and the sweeper finishes.
 * In the restricted table `rekeyjournal`: PartitionKey `<script>.j.<client>`, so that the intents of one
   transaction go in one transaction; RowKey by time of making, unique within the client.
 * The age of an intent is told by the service's Timestamp, never by this machine's clock, and the intent says
-  how long what it announces may be under way. Whoever works on a key again `touch`es its intent first: so a
+  how long what it announces may be under way. Before a key is worked on again its intent is `touch`ed: so a
   sweeper that takes only those whose time is over meets no work under way.
 * With a keyring the key in an intent is sealed, bound to the intent's own key: `times` needs no key to open
   it, everything that settles does.

@@ -1,4 +1,4 @@
-"""The runner lease: one runner on a migration, whatever machine it runs on.
+"""The runner lease: one runner on a migration, on any machine.
 
 Rules kept here:
 
@@ -216,7 +216,7 @@ class RunnerLease:
         for _ in range(ATTEMPTS):
             row = await self._table.get(self._key)
             if row is not None and row["LeaseId"] == self.lease_id:
-                # written by an attempt whose answer was lost, nobody knows by which
+                # written by an attempt whose answer was lost; it is unknown by which
                 self._etag = etag_of(row)
                 self._trusted_until = first_began + DURATION_S
                 return
@@ -230,7 +230,7 @@ class RunnerLease:
                 else:
                     self._etag = await self._table.replace(wanted, etag=etag_of(row))
             except (RowExists, RowMissing, ConditionFailed) as error:
-                problem = error  # somebody was faster, or our own write lost its answer: look again
+                problem = error  # another runner was faster, or our own write lost its answer: look again
             except (Ambiguous, Unavailable) as error:
                 problem = error
             else:

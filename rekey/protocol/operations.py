@@ -50,7 +50,7 @@ NOT_APPLIED = (
     Collision,
     WritesRefused,
 )
-"""Errors that say that the request behind them changed nothing, and will not."""
+"""Errors that say that the request changed nothing, and will not."""
 
 
 def as_stored(operation: Operation) -> Operation:
@@ -113,5 +113,5 @@ def is_lost_race(error: RekeyError, given: Operation, sent: Operation) -> bool:
 
 
 def may_travel(error: BaseException) -> bool:
-    """Tell whether the request behind an error may have been applied, or may be yet."""
+    """Tell whether a request that ended with this error may have been applied, or may be yet."""
     return not isinstance(error, NOT_APPLIED)

@@ -12,8 +12,8 @@ Rules kept here (ADR 0017; each was found by searching all interleavings):
 * A target key is claimed in the mapping before a row is written under it, and after a claim the round starts
   again, because the replicas must be read before the authority.
 * Only rows that the source key owns are touched: a main row by its reverse row, an index row by its pointer.
-* Whoever has no intent of its own for the key (the runner) announces it before the first write, and ends that
-  only when no outcome stayed open: what is cut off, or still under way, is found in the journal.
+* A caller without an intent of its own for the key (the runner) announces it before the first write, and ends
+  that only when no outcome stayed open: what is cut off, or still under way, is found in the journal.
 """
 
 from __future__ import annotations

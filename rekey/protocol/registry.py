@@ -32,7 +32,7 @@ from rekey.tables.base import SIGNED_S, TableService
 
 CLIENT_PREFIX = "client."
 _BEHIND_ALL = "client.~"
-"""Behind every client's row: ids are hexadecimal."""
+"""After every client's row: ids are hexadecimal."""
 FORMAT = 1
 _COUNTS = Kind(
     MAPPING.write, lambda text: {str(name): int(number) for name, number in json.loads(text).items()}
@@ -55,7 +55,7 @@ class ClientRow:
         version: of rekey.
         epoch: the newest it has acknowledged: nothing of an older one runs in it. 0: of none yet.
         lease_s: seconds for which it trusts what it read.
-        longest_s: seconds within which whatever it begins has taken effect, or never does.
+        longest_s: seconds within which all that it begins has taken effect, or never does.
         beat_at: its last beat, in ticks of the service's clock; 0 for a row that was not read.
         in_flight: operations under way.
         left: writes whose replicas it still has to bring up to date.
@@ -106,7 +106,7 @@ def over_at(row: ClientRow) -> int:
 
 
 def refused_at(row: ClientRow) -> int:
-    """Return from when on the service refuses whatever a client has signed that does not beat again, in ticks
+    """Return from when on the service refuses all that a client has signed that does not beat again, in ticks
     of the service's clock."""
     return over_at(row) + _ticks(row.late_s)
 
@@ -155,8 +155,8 @@ def from_row(row: Row) -> ClientRow:
             f"the row of a client of {row.get(PARTITION_KEY)} in {CONTROL_TABLE} cannot be read by this"
             " program",
             kept="the row, unchanged",
-            hint="bring rekey to the same version in the application and here; nobody else may write to the"
-            " restricted store",
+            hint="bring rekey to the same version in the application and here; no other program may write to"
+            " the restricted store",
         ) from None
 
 
@@ -188,7 +188,7 @@ class Registry:
         return found
 
     async def beat(self, client: ClientRow) -> None:
-        """Write the client's row, whatever is there; makes the table if there is none yet."""
+        """Write the client's row, over what is there; makes the table if there is none yet."""
         row = to_row(self.script_id, client)
         try:
             await self._table.upsert(row)

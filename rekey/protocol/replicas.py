@@ -6,9 +6,9 @@ Rules kept here:
   source, which is a replica too once the target is the authority.
 * Every write of a replica is conditional on what was read: replace and delete on the ETag, insert on absence.
 * What was read before the authority was written is older than that write, so it may be overwritten. What was
-  read beside it may be somebody's newer row: it is overwritten only if it holds what was expected before.
+  read during it may be another writer's newer row: overwritten only if it holds what was expected before.
 * A row that is as it should be is written all the same right after a write of the authority: its new ETag
-  stops whoever read it before and would overwrite it.
+  stops a writer that read it before and would overwrite it.
 * Where there is nothing to write because nothing was found, that has to be looked at once more.
 * A target row is expressed in the source only if mapping the source row forward again gives exactly this
   target row, key and content. What would lose anything is refused. Properties that hold the source's
@@ -56,7 +56,7 @@ def follow(
     Args:
         expected: the rows as they should be now.
         early: rows read before the authority was written.
-        late: rows read beside that.
+        late: rows read during that.
         before: the rows as they should have been before the write, as far as known.
         ours: rows of `early` and `late` that belong to this key. Others are left alone.
     """

@@ -7,8 +7,8 @@ Rules kept here:
   key is listed in the mapping before a row is written under it.
 * The main target row of a source key is, of all main keys it ever had, the one that it owns and that exists.
   So the list of those keys is part of what the authority says: it is read again whenever the authority is,
-  behind the replicas. With an older list a row that moved meanwhile looks deleted, and so would its replicas.
-* Only what the mapping knows is touched: a source row whose key was never claimed is nobody's replica.
+  after the replicas. With an older list a row that moved meanwhile looks deleted, and so would its replicas.
+* Only what the mapping knows is touched: a source row whose key was never claimed is no replica.
 * A target row goes back only if nothing of it is lost (`inverse`).
 """
 

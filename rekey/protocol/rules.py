@@ -7,7 +7,7 @@ Rules kept here (ADR 0017):
   `cutover`.
 * The new view opens when the backfill is done (`copied`): before that it would miss rows.
 * Where there is no way back (`reverse=False`) nothing follows the target after cutover: writes in the new
-  view are plain then, and the old view, which nobody keeps current, is over.
+  view are plain then, and the old view, which is not kept current, is over.
   Before cutover, writes in the new view are refused there: nothing says what they are in the source.
 * In a freeze writes wait and reads go on.
 """

@@ -1,10 +1,10 @@
-"""Settling intents: whatever a write left unfinished is finished from what the authority says.
+"""Settling intents: what a write left unfinished is finished from what the authority says.
 
 Rules kept here:
 
 * Nothing is assumed about what the write did or did not do: propagate reads both sides afresh.
-* An intent is removed only after its key was propagated without an open outcome, and only if nobody touched
-  it since it was read.
+* An intent is removed only after its key was propagated without an open outcome, and only if it was not
+  touched since it was read.
 * Only intents whose time is over are taken: what a younger one announces may still be under way.
 * An intent of a client that has given no sign since is settled, and kept: its process may only stand still,
   and send when it goes on. It is settled again from time to time until the client was heard of, or the
@@ -135,9 +135,19 @@ class Sweeper:
         kept, self._kept = self._kept, {}
 
         async def settle(intents: list[Intent]) -> None:
-            if await self._settle(authority, intents, swept, hopeless):
-                for intent in intents:
-                    await (self._keep(intent) if company.keeps(intent) else self._end(intent, swept))
+            try:
+                propagated = await self._reverse.settle(authority, intents[0].side, intents[0].key)
+            except (Findings, ServiceError) as error:
+                if hopeless is None or isinstance(error, ServiceError):
+                    swept.leave(intents, failed=True)
+                    return
+                await hopeless(error)
+            else:
+                if propagated.open:
+                    swept.leave(intents)
+                    return
+            for intent in intents:
+                await (self._keep(intent) if company.keeps(intent) else self._end(intent, swept))
 
         check()
         async for page in self._journal.scan():
@@ -154,22 +164,6 @@ class Sweeper:
             check()
         swept.kept = len(self._kept)
         return swept
-
-    async def _settle(
-        self, authority: Side, intents: list[Intent], swept: Swept, hopeless: Hopeless | None
-    ) -> bool:
-        """Propagate the key of some intents; tell whether they are needed no more."""
-        try:
-            propagated = await self._reverse.settle(authority, intents[0].side, intents[0].key)
-        except (Findings, ServiceError) as error:
-            if hopeless is None or isinstance(error, ServiceError):
-                swept.leave(intents, failed=True)
-                return False
-            await hopeless(error)
-            return True
-        if propagated.open:
-            swept.leave(intents)
-        return not propagated.open
 
     async def _keep(self, intent: Intent) -> None:
         self._kept[intent.id] = self._monotonic()

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from http import HTTPStatus
@@ -73,9 +73,32 @@ class ClientCore:
     async def open(self) -> ClientLease:
         """Register and look at the control row for the first time; later calls only return the lease."""
         async with self._opening:
-            if self._lease is None:
-                self._lease = await self._started()
-            return self._lease
+            if self._lease is not None:
+                return self._lease
+            if self._closed:
+                raise closed(self.plan.declared.script_id).error()
+            accounts = self._connect()
+            self._migration = migration = open_migration(self.plan.prepared, accounts)
+            lease = ClientLease(
+                migration.control,
+                Registry(accounts.restricted, migration.declared.script_id),
+                self.plan.facts,
+                settings=self.plan.settings,
+                settle=self._settle,
+                counters=partial(asdict, self.counters),
+                left=lambda: 0 if self._working is None else self._working.writer.left,
+                late_s=lambda: max(accounts.tables.late_s, accounts.restricted.late_s),
+            )
+            await lease.start()
+            try:
+                if lease.control is not None:
+                    await self._worker(lease, lease.control)
+            except BaseException:
+                await lease.close()  # else it would go on beating
+                await accounts.close()
+                raise
+            self._lease = lease
+            return lease
 
     async def close(self) -> None:
         """Settle and close. Idempotent; a client that was closed refuses."""
@@ -104,12 +127,10 @@ class ClientCore:
                 etags = await self._write_alone(lease, operations)
                 if etags is not None:
                     return etags
-                continue
-            working = await self._worker(lease, lease.control)
-            try:
-                return await working.writer.write(operations)
-            except OtherRun:
-                continue
+            else:
+                working = await self._worker(lease, lease.control)
+                with suppress(OtherRun):  # then the control row is that of another run by now
+                    return await working.writer.write(operations)
 
     async def _write_alone(
         self, lease: ClientLease, operations: Sequence[Operation]
@@ -187,31 +208,6 @@ class ClientCore:
 
     # --- parts --------------------------------------------------------------------------------------------
 
-    async def _started(self) -> ClientLease:
-        if self._closed:
-            raise closed(self.plan.declared.script_id).error()
-        accounts = self._connect()
-        self._migration = migration = open_migration(self.plan.prepared, accounts)
-        lease = ClientLease(
-            migration.control,
-            Registry(accounts.restricted, migration.declared.script_id),
-            self.plan.facts,
-            settings=self.plan.settings,
-            settle=self._settle,
-            counters=partial(asdict, self.counters),
-            left=lambda: 0 if self._working is None else self._working.writer.left,
-            late_s=lambda: max(accounts.tables.late_s, accounts.restricted.late_s),
-        )
-        await lease.start()
-        try:
-            if lease.control is not None:
-                await self._worker(lease, lease.control)
-        except BaseException:
-            await lease.close()  # else it would go on beating
-            await accounts.close()
-            raise
-        return lease
-
     async def _worker(self, lease: ClientLease, control: ControlRow) -> _Working:
         """Return what works for the run of a control row; made anew for another run."""
         if self._working is not None and self._working.run_id == control.run_id:
@@ -220,35 +216,33 @@ class ClientCore:
             before = self._working
             if before is not None and before.run_id == control.run_id:
                 return before
-            self._working = working = await self._made(lease, control)
+            migration, plan = self._opened(), self.plan
+            accounts = migration.accounts
+            try:
+                mapping = await migration.mapping(control)
+            except Moved as error:
+                raise WritesRefused(WRAPPING_KEY_MOVED, error.what, hint=error.hint) from None
+            client = ClientParts(
+                plan.view,
+                lease.client_id,
+                propagator=migration.propagator(mapping, accounts.tables.table, width=_REPLICAS_AT_ONCE),
+                journal=Journal(
+                    accounts.restricted.table(JOURNAL_TABLE),
+                    plan.declared.script_id,
+                    mapping.keyring,
+                    open_s=plan.settings.longest_operation_s + SAFETY_S,
+                ),
+                permits=lease,
+                run_id=control.run_id,
+                counters=self.counters,
+                longest_operation_s=plan.settings.sending_s,
+            )
+            shadow = Shadow(client, plan.shadow_reads, plan.shadow_seed)
+            self._working = working = _Working(control.run_id, Writer(client), shadow)
             if before is not None:
                 await before.shadow.close()
                 await before.writer.close()
             return working
-
-    async def _made(self, lease: ClientLease, control: ControlRow) -> _Working:
-        migration, plan = self._opened(), self.plan
-        accounts = migration.accounts
-        try:
-            mapping = await migration.mapping(control)
-        except Moved as error:
-            raise WritesRefused(WRAPPING_KEY_MOVED, error.what, hint=error.hint) from None
-        propagator = migration.propagator(mapping, accounts.tables.table, width=_REPLICAS_AT_ONCE)
-        open_s = plan.settings.longest_operation_s + SAFETY_S
-        journal_table = accounts.restricted.table(JOURNAL_TABLE)
-        journal = Journal(journal_table, plan.declared.script_id, mapping.keyring, open_s=open_s)
-        client = ClientParts(
-            plan.view,
-            lease.client_id,
-            propagator=propagator,
-            journal=journal,
-            permits=lease,
-            run_id=control.run_id,
-            counters=self.counters,
-            longest_operation_s=plan.settings.sending_s,
-        )
-        shadow = Shadow(client, plan.shadow_reads, plan.shadow_seed)
-        return _Working(control.run_id, Writer(client), shadow)
 
     def _opened(self) -> OpenMigration:
         if self._migration is None:
