@@ -387,8 +387,7 @@ class SourceAuthority(Authority):
     def expect(self, work: Work, row: Row) -> None:
         timed = {**row, TIMESTAMP: STAND_IN} if self.mapper.needs_timestamp else row
         work.expected = self.replicas.expected_of(work.old_key, timed)
-        if self.mapper.needs_timestamp:
-            work.slow = True
+        work.slow = work.slow or self.mapper.needs_timestamp
 
 
 class TargetAuthority(Authority):
@@ -441,15 +440,12 @@ class TargetAuthority(Authority):
         if work.source_key is None:
             return
         place = source_place(work.source_key)
-        places = self.followers(work) | self.listed(work)
+        places, reads = self.followers(work) | self.listed(work), []
         if work.given.verb is Verb.DELETE:
             places |= _indexes(self.given_before(work))
-            reads = [self.read(work, places, early=False)]
             if work.forward is None:
-                reads.append(self.find_forward(work))
-            await side_by_side(reads)
-        else:
-            await self.read(work, places, early=False)
+                reads = [self.find_forward(work)]
+        await side_by_side([self.read(work, places, early=False), *reads])
         work.ours.add(place)
         work.previous = self.given_before(work, work.early.get(place) or work.late.get(place))
 

@@ -30,11 +30,10 @@ class ReversePropagator(Propagator):
     def __init__(self, forward: Propagator) -> None:
         """Take the forward propagator: tables, mapping, mapper, and what it announces are the same."""
         super().__init__(
-            *(forward.source, forward.targets, forward.mapper, forward.mapping, forward.width),
-            announce=forward.announce,
-            ignoring=dict(enumerate(forward.mapper.timestamp_copies)),
+            forward.source, forward.targets, forward.mapper, forward.mapping, forward.width, forward.announce
         )
         self.forward = forward
+        self.ignoring = dict(enumerate(forward.mapper.timestamp_copies))
 
     async def settle(self, authority: Side, side: Side, key: EntityKey) -> Propagated:
         """Make the replicas of a key equal what the authority says, whichever side that is.
