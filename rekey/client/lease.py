@@ -11,6 +11,8 @@ Rules kept here (ADR 0018):
   does: the writer bounds operations and background work alike by that. So a client is over at a known moment.
 * A process may stand still at any step, for longer than that, and be given up. So whether it may write is
   asked when a request is sent, and an operation that ends after its time looks at the control row again.
+* An operation runs from beginning to end under one permit; work that goes on after the caller has its answer
+  holds that permit on.
 * What the client has read is numbered (`Permit.number`): one more with each epoch or run. Epochs alone
   would not do: another run counts them from 1 again.
 * A newer epoch is acknowledged when nothing of an older one is in flight, in the background neither, and
