@@ -80,9 +80,7 @@ async def test_copied_is_taken_over_without_a_new_epoch(world: World) -> None:
         assert (permit.epoch, permit.copied) == (2, True)
 
 
-async def test_an_epoch_is_acknowledged_when_nothing_older_is_under_way_in_the_background_neither(
-    world: World,
-) -> None:
+async def test_an_epoch_is_acknowledged_when_nothing_older_is_under_way(world: World) -> None:
     control = await world.begin(D)
     lease = await world.started()
     async with lease.operation(writes=True) as old:

@@ -124,9 +124,7 @@ async def test_what_is_left_is_not_tried_once_another_side_may_decide(
     assert world.intents == (0 if tried else 1)
 
 
-async def test_an_open_outcome_of_a_replica_keeps_the_intent_until_nothing_travels_any_more(
-    memory: MemoryTableService,
-) -> None:
+async def test_an_open_outcome_of_a_replica_keeps_the_intent(memory: MemoryTableService) -> None:
     """The insert's answer is lost and the request lands after the row was deleted: the row must not stay."""
     world = await memory_world(USERS, memory).prepare()
     late: list[Row] = []
