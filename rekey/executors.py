@@ -70,7 +70,7 @@ def _begin_process() -> None:
     _logging.enter_context(configured())
     try:
         importlib.import_module("rekey.copy.workers.work")
-    except Exception as error:  # noqa: BLE001 - whatever it is: the runner is told that this process ended
+    except Exception as error:  # noqa: BLE001 - in any case the runner is told that this process ended
         _LOG.error("a worker cannot import rekey (%s)", type(error).__name__)
         os._exit(1)
 
@@ -106,8 +106,8 @@ def dask_cluster() -> Executor:
     """Return an executor on the dask cluster that dask's own configuration names.
 
     Raises:
-        ConfigurationError: dask is not installed, no address is configured, it is not encrypted, or nobody
-            answers there.
+        ConfigurationError: dask is not installed, no address is configured, it is not encrypted, or
+            nothing answers there.
     """
     try:
         import dask.config

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from rekey.core.clock import TICKS_PER_SECOND, ticks_of
-from rekey.doctor.finding import Finding
 from rekey.doctor.judge import examine
 from rekey.doctor.observed import (
     AccountSeen,
@@ -20,10 +19,11 @@ from rekey.doctor.observed import (
     ScriptSeen,
     SecretSeen,
     StateSeen,
-    StoreSeen,
     VersionsSeen,
     Writing,
 )
+from rekey.doctor.report import Finding
+from rekey.project.config import AZURITE_ACCOUNT, Account
 from rekey.tables.probe import Heard
 
 NOW = ticks_of("2024-06-01T12:00:00Z")
@@ -52,25 +52,32 @@ def heard(status: int = 401, code: str = "NoAuthenticationInformation", **more: 
 
 def account(section: str, **more: Any) -> AccountSeen:
     """An account in Azure, opened with a token; it takes no shared keys."""
-    name = "contoso" + section
     usual = {
+        "account": Account(f"https://contoso{section}.table.core.windows.net"),
         "anonymous": heard(),
         "listing": heard(200, ""),
         "made_up": heard(403, "KeyBasedAuthenticationNotPermitted"),
     }
-    return AccountSeen(section, f"https://{name}.table.core.windows.net", name, **{**usual, **more})
+    return AccountSeen(section, **{**usual, **more})
 
 
-def azurite(section: str, version: str = "3.35.0", **more: Any) -> AccountSeen:
-    """An account of an Azurite."""
+def keyed_account(section: str, **more: Any) -> AccountSeen:
+    """An account in Azure, opened with a shared key."""
+    seen = account(section, made_up=None, **more)
+    return replace(seen, account=replace(seen.account, key_env="KEY"))
+
+
+def azurite(section: str, version: str = "3.35.0", name: str = AZURITE_ACCOUNT) -> AccountSeen:
+    """An account of an Azurite, by default the one whose key is published."""
     said = {"server": f"Azurite-Table/{version}", "tls": "", "certificate_ends": None}
-    seen = account(section, anonymous=heard(403, "AuthorizationFailure", **said), made_up=None)
-    return replace(seen, endpoint=f"http://127.0.0.1:10002/{seen.name}", **more)
+    key_env = None if name == AZURITE_ACCOUNT else "KEY"
+    here = Account(f"http://127.0.0.1:10002/{name}", key_env)
+    return account(section, account=here, anonymous=heard(403, "AuthorizationFailure", **said), made_up=None)
 
 
 def script(**more: Any) -> ScriptSeen:
-    """A script whose source is there."""
-    return replace(ScriptSeen("0001_users", "Users", Reading.READ), **more)
+    """A script."""
+    return replace(ScriptSeen("0001_users", "Users"), **more)
 
 
 def migration(**more: Any) -> MigrationSeen:
@@ -80,9 +87,9 @@ def migration(**more: Any) -> MigrationSeen:
     )
 
 
-def store(*migrations: MigrationSeen, **readings: Reading) -> StoreSeen:
-    """A restricted store whose tables are there."""
-    return StoreSeen({**dict.fromkeys(STORE, Reading.READ), **readings}, migrations)
+def store(**readings: Reading) -> dict[str, Reading]:
+    """Tables of a restricted store, which are there but for these."""
+    return {**dict.fromkeys(STORE, Reading.READ), **readings}
 
 
 SOUND = Observed(
@@ -116,7 +123,9 @@ SOUND = Observed(
         scripts=(script(),),
         named_secrets=frozenset({"users"}),
     ),
-    store=store(migration()),
+    sources={"Users": Reading.READ},
+    store=store(),
+    stored=(migration(),),
     writing=Writing("rekeycontrol"),
     crossing=Crossing(tried=True),
 )

@@ -12,13 +12,15 @@ from typing import Any
 
 import bagit
 import pytest
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from rekey.declaration.migration import Declared
 from rekey.evidence import bag, contents, note, signing, statement
 from rekey.evidence.export import export, record_verified
 from rekey.evidence.keys import Ed25519Signer, PublicKey, Signer
-from rekey.evidence.log import checkpoint_over
+from rekey.evidence.log import Tree
 from rekey.evidence.verify import Trusted, Verdict, verify
 from rekey.model import Row
 from rekey.project.config import Config
@@ -27,6 +29,18 @@ from tests.commands import Commands
 
 SCRIPT = "0001_users"
 TO_CUTOVER = ("apply", "0001", "--to", "cutover", "--writers-stopped")
+
+
+class P256Signer:
+    """Signs with a P-256 key, as Key Vault does."""
+
+    def __init__(self) -> None:
+        self._private = ec.generate_private_key(ec.SECP256R1())
+        self.public = PublicKey(self._private.public_key())
+
+    def sign(self, data: bytes) -> bytes:
+        """Return the DER signature over the SHA-256 of some bytes."""
+        return self._private.sign(data, ec.ECDSA(hashes.SHA256()))
 
 
 def rows(number: int, *, mail: str = "mail.example") -> list[Row]:
@@ -102,10 +116,10 @@ def restated(folder: Path, signer: Signer | None, **said: Any) -> None:
 def forge(signer: Signer, folder: Path, lines: Sequence[bytes]) -> None:
     """Make a whole bundle of other events, signed by somebody: what passes for whoever trusts his key."""
     events = [json.loads(line) for line in lines]
-    head = checkpoint_over(lines)
+    head = Tree(lines).checkpoint
     made = {
         contents.EVENTS: b"".join(line + b"\n" for line in lines),
-        contents.CHECKPOINT: note.signed(head, signer.public, signer.sign).text.encode(),
+        contents.CHECKPOINT: note.signed(head, signer).text.encode(),
         contents.EARLIER: b"",
         contents.PROOFS: contents.as_json(contents.proofs(SCRIPT, lines, events, head)),
         contents.GATES: contents.as_json(contents.told(events, SCRIPT, "gate")),

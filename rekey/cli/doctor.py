@@ -31,7 +31,6 @@ def doctor(shell: Shell, strict: bool, read_only: bool) -> ExitCode:
     """
     from rekey.doctor.judge import examine
     from rekey.doctor.observe import observe
-    from rekey.doctor.render import report_text
     from rekey.project.config import load_config
     from rekey.tables.probe import ask
 
@@ -40,4 +39,4 @@ def doctor(shell: Shell, strict: bool, read_only: bool) -> ExitCode:
     observed = shell.do(observe(config, connect=shell.connect, ask=asking, writes=not read_only))
     report = examine(observed)
     code = ExitCode.FINDINGS if report.fails(strict=strict) else ExitCode.DONE
-    return shell.emit({"strict": strict, **report.as_json()}, report_text(report), code)
+    return shell.emit({"strict": strict, **report.as_json()}, report.as_text(), code)

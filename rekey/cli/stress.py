@@ -20,7 +20,7 @@ from rekey.cli.project import no_such_table, open_project
 from rekey.cli.shell import Shell, command
 from rekey.core.limits import TABLE_NAME_CURE, table_name_problem
 from rekey.errors import ConfigurationError, ExitCode, Locked, Refused, TableMissing
-from rekey.stress.report import Bounds
+from rekey.stress.steps import Bounds
 
 if TYPE_CHECKING:
     from rekey.declaration.migration import Declared
@@ -101,7 +101,6 @@ def stress(
     """
     from rekey.project.config import load_config
     from rekey.state.filelock import FileLock
-    from rekey.stress.render import stress_text
     from rekey.stress.run import Notes
 
     subject: str | Declared
@@ -131,7 +130,7 @@ def stress(
         ) from None
     report = replace(report, declared=load.get("writes_per_second"))
     code = ExitCode.FINDINGS if report.too_little else ExitCode.DONE
-    return shell.emit(report.as_json(), stress_text(report), code)
+    return shell.emit(report.as_json(), report.as_text(), code)
 
 
 async def _stress(
@@ -210,7 +209,7 @@ async def _refuse_others(shell: Shell, config: Config) -> None:
     account = config.tables
     asking = shell.surroundings.ask or functools.partial(ask, clock=shell.clock)
     answer = await asking(account.endpoint, "Tables?$top=1", None)
-    kind = AccountSeen("tables", account.endpoint, account.name, anonymous=answer).kind
+    kind = AccountSeen("tables", account, answer).kind
     if kind is not Kind.AZURITE:
         raise Refused(
             f"the account {account.name} does not say that it is Azurite ({kind}); a stress test costs money"

@@ -1,5 +1,5 @@
 """`rekey doctor`: what can be checked before a migration, without owning the accounts.
 
-`observe*.py` look and return values (`observed.py`); `judge*.py` make findings and facts of these
-(`finding.py`); `render.py` tells them.
+`observe.py` looks and returns values (`observed.py`); `judge.py` makes findings and facts of these, with the
+texts of `findings.toml`; `report.py` tells them.
 """

@@ -1,4 +1,4 @@
-"""Judging what was observed: accounts, access, clock and restricted store here, this machine next door. Pure.
+"""Judging what was observed: a generator of findings and facts for each family of checks. Pure.
 
 Rules kept here:
 
@@ -6,38 +6,152 @@ Rules kept here:
   the data plane, but for one: a service that refuses a key because keys are switched off says so.
 * A refusal of the list of tables is no fault with a token: a role on single tables has no right to it.
 * Only what was tried is claimed. A test that could not be made is told as not made.
-* The credential of `[tables]` must open nothing of the restricted account.
+* The credential of `[tables]` must open nothing of the restricted account. One account for both sections
+  protects the old keys from no one; on Azurite it costs nothing and is a note.
+* Of a file's mode only what lets in others than the owner is said. Root reads everything and is never
+  mentioned.
+* A secret that a script needs is judged with the scripts; with the configuration those that no script names.
+* What is wanted of packages comes from the installed distribution itself, so that it is said once.
+* The state file holds source keys (cursors) and the record of what was done: others must not read or change
+  it. A lock that is held is no fault: another command works.
 * Of the restricted store numbers only: no key, no name of a client's rows. Whether a migration is safe and
-  what comes next is said by `rekey status`, not here.
+  what comes next is said by `rekey status`, what a script declares is judged by `rekey plan`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+
+from packaging.requirements import Requirement
 
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks
 from rekey.core.severity import Severity
-from rekey.doctor import judge_machine
-from rekey.doctor.finding import (
-    Code,
-    Examined,
-    Fact,
-    Finding,
-    Report,
-    Told,
-    error,
-    listed,
-    note,
-    unusable,
-    warning,
+from rekey.doctor.observed import (
+    KEYS_OFF,
+    AccountSeen,
+    FileSeen,
+    Kind,
+    MigrationSeen,
+    Observed,
+    Reading,
+    SecretSeen,
+    StateSeen,
 )
-from rekey.doctor.observed import KEYS_OFF, AccountSeen, Kind, MigrationSeen, Observed, Reading
+from rekey.doctor.report import Fact, Finding, Report, Told, found, listed
+from rekey.errors import RekeyError
 from rekey.mapping.retention import WHOLE
 from rekey.phases import ControlPhase
 from rekey.tables.probe import BAD_CERTIFICATE, Heard
+from rekey.tables.wire import API_VERSION
+
+
+def examine(observed: Observed) -> Report:
+    """Return what all checks say, by family, in the order in which one would mend what is found."""
+    families: dict[str, Callable[[Observed], Iterator[Told]]] = {
+        "configuration": _configuration,
+        "accounts": _accounts,
+        "access": _access,
+        "clock": _clock,
+        "versions": _versions,
+        "state": _state,
+        "migrations": _migrations,
+        "restricted store": _store,
+    }
+    return Report({family: tuple(judge(observed)) for family, judge in families.items()})
+
+
+def _unusable(code: str, about: str, error: RekeyError, **values: object) -> Finding:
+    """Return the finding for what failed with an error, whose hint is the remedy."""
+    return found(code, about, seen=error.what, do=error.hint, **values)
+
+
+# --- configuration -------------------------------------------------------------------------------------
+
+GOOD_BYTES = 32
+FEW_DISTINCT = 8
+"""32 hexadecimal digits drawn by chance have about 14 different ones, and practically never fewer than 8."""
+
+
+def _configuration(observed: Observed) -> Iterator[Told]:
+    seen, file = observed.configuration, observed.configuration.file
+    yield Fact("file", file.path)
+    if seen.same_account:
+        azurite = observed.restricted.kind is Kind.AZURITE
+        but = "; on Azurite it does not matter" if azurite else ""
+        severity = Severity.NOTE if azurite else None
+        yield found("same-account", "[restricted]", severity, on_azurite=but)
+    elif seen.same_key:
+        severity = Severity.NOTE if observed.tables.has_published_key else None
+        yield found("same-key", "[restricted]", severity)
+    for account in observed.accounts:
+        yield from _account_key(account, f"[{account.section}]")
+    if file.writers:
+        yield found("config-writable", "rekey.toml", path=file.path, described=file.described)
+    for secret in seen.secrets:
+        yield from _secret(secret, named=secret.name in observed.migrations.named_secrets)
+    if seen.wrapping is not None:
+        harm = "anyone with this key who reads the restricted store finds every old key"
+        do = "generate one at random, name this one under [sealing.previous], and run `rekey apply`"
+        yield from _guessable_or_open(seen.wrapping, "[sealing]", harm, do)
+    if seen.evidence_trouble is not None:
+        yield _unusable("evidence-key-unusable", "[evidence]", seen.evidence_trouble)
+    if not seen.evidence_configured:
+        yield found("evidence-unsigned", "[evidence]")
+    yield from _open_file(seen.evidence_file, "[evidence]", "anyone with this key can sign another history")
+
+
+def _account_key(seen: AccountSeen, section: str) -> Iterator[Finding]:
+    if seen.trouble is not None:
+        yield _unusable("key-unusable", section, seen.trouble)
+    elif seen.account.is_https and seen.account.key_env is not None:
+        yield found("key-where-token", section, key_env=seen.account.key_env, section=section)
+    elif seen.has_published_key:
+        yield found("published-key", section)
+
+
+def _secret(secret: SecretSeen, *, named: bool) -> Iterator[Finding]:
+    about = f"[secrets.{secret.name}]"
+    if secret.trouble is not None and not named:
+        do = secret.trouble.hint or "mend it, or remove the section"
+        yield found("secret-unreadable", about, seen=secret.trouble.what, do=do)
+    if secret.trouble is None and secret.length < GOOD_BYTES:
+        yield found("secret-short", about, length=secret.length)
+    harm = "anyone with the secret can compute the id of every old key that can be guessed"
+    do = (
+        "generate one at random before the migration begins; one that has begun must keep its secret, and"
+        " its ids count as guessable"
+    )
+    yield from _guessable_or_open(secret, about, harm, do)
+
+
+def _guessable_or_open(secret: SecretSeen, about: str, harm: str, do: str) -> Iterator[Finding]:
+    if secret.trouble is None and secret.distinct < FEW_DISTINCT:
+        yield found("secret-guessable", about, distinct=secret.distinct, harm=harm, do=do)
+    yield from _open_file(secret.file, about, harm)
+
+
+def _open_file(file: FileSeen | None, about: str, harm: str, kind: str = "file") -> Iterator[Finding]:
+    """Judge a file that only its owner may read.
+
+    Args:
+        file: None: there is none to judge.
+        about: what it is.
+        harm: why it matters who reads it.
+        kind: begins the codes of findings.
+    """
+    if file is None or file.mode is None:
+        return
+    said = {"path": file.path, "described": file.described, "harm": harm}
+    access = {"read": file.readers, "written": file.writers}
+    may = " and ".join(f"{verb} by {listed(others)}" for verb, others in access.items() if others)
+    if may:
+        severity = Severity.ERROR if file.writers else None
+        yield found(f"{kind}-open", about, severity, access=may, **said)
+    if not file.ours:
+        yield found(f"{kind}-foreign", about, **said)
+
 
 # --- accounts ------------------------------------------------------------------------------------------
-
 
 CERTIFICATE_DAYS = 14
 _OLD_TLS = frozenset({"SSLv3", "TLSv1", "TLSv1.1"})
@@ -45,302 +159,130 @@ _DAY_TICKS = 86_400 * TICKS_PER_SECOND
 
 
 def _accounts(observed: Observed) -> Iterator[Told]:
-    """The accounts: reachable, encrypted, whose service it is, which credentials they take."""
+    """Judge accounts: reachable, encrypted, whose service it is, which credentials they take."""
     for account in observed.accounts:
-        for judge in (_described, _reached, _connection, _credential, _kind, _shared_keys, _scope):
-            yield from judge(account)
+        for judge in (_reached, _connection, _credential, _kind, _roles):
+            yield from judge(account, f"[{account.section}]")
 
 
-def _described(account: AccountSeen) -> Iterator[Told]:
-    heard, section = account.anonymous, f"[{account.section}]"
-    how = heard.tls or ("https" if account.is_https else "http, on this machine only")
-    version = f" {account.azurite_version}" if account.kind is Kind.AZURITE else ""
-    yield Fact(section, f"{account.endpoint}: {account.kind}{version}, {how}")
+def _reached(seen: AccountSeen, section: str) -> Iterator[Told]:
+    heard, endpoint = seen.anonymous, seen.account.endpoint
+    if heard.failure == BAD_CERTIFICATE:
+        yield found("certificate-refused", section, endpoint=endpoint)
+    elif seen.listing is not None and seen.status == 404:
+        said = {"endpoint": endpoint, "name": seen.account.name, "answer": seen.listing.code}
+        yield found("account-unknown", section, **said)
+    elif not heard.answered or seen.is_failing:
+        yield found("unreachable", section, endpoint=endpoint, answer=heard.failure or seen.status)
+    if heard.accepted:
+        yield found("anonymous-accepted", section, endpoint=endpoint)
+
+
+def _connection(seen: AccountSeen, section: str) -> Iterator[Told]:
+    heard = seen.anonymous
+    how = heard.tls or ("https" if seen.account.is_https else "http, on this machine only")
+    version = f" {seen.azurite_version}" if seen.kind is Kind.AZURITE else ""
+    yield Fact(section, f"{seen.account.endpoint}: {seen.kind}{version}, {how}")
+    if heard.tls in _OLD_TLS:
+        yield found("tls-old", section, tls=heard.tls, name=seen.account.name)
     if heard.certificate_ends is not None:
-        yield Fact(section, f"its certificate ends {format_ticks(heard.certificate_ends)[:10]}")
-    if account.takes_no_keys:
+        day = format_ticks(heard.certificate_ends)[:10]
+        yield Fact(section, f"its certificate ends {day}")
+        if heard.certificate_ends - heard.received_at < CERTIFICATE_DAYS * _DAY_TICKS:
+            yield found("certificate-ends", section, day=day)
+    if seen.takes_no_keys:
         yield Fact(section, "shared keys are switched off")
 
 
-def _reached(account: AccountSeen) -> Iterator[Told]:
-    heard, section = account.anonymous, f"[{account.section}]"
-    if heard.failure == BAD_CERTIFICATE:
-        yield error(
-            Code.CERTIFICATE_REFUSED,
-            section,
-            f"the certificate of {account.endpoint} is not trusted",
-            "the server cannot prove to be the service; nothing was sent to it",
-            "check the host's name, this machine's clock and its certificate authorities; behind a proxy that"
-            " opens TLS, its authority must be trusted here",
-        )
-    elif not heard.answered or (account.is_failing and account.status != 404):
-        yield error(
-            Code.UNREACHABLE,
-            section,
-            f"{account.endpoint} does not answer as it must ({heard.failure or account.status})",
-            "nothing else can be checked of this account, and no command can work on it",
-            "check the name, the network, HTTPS_PROXY and NO_PROXY, and the account's firewall; a local"
-            " Azurite must be running",
-        )
-    elif account.listing is not None and account.listing.status == 404:
-        yield error(
-            Code.ACCOUNT_UNKNOWN,
-            section,
-            f"{account.endpoint} answers, and knows no account {account.name} ({account.listing.code})",
-            "no command can work on it",
-            "check the account's name in the endpoint; an Azurite knows the accounts of AZURITE_ACCOUNTS",
-        )
-    if heard.accepted:
-        yield error(
-            Code.ANONYMOUS_ACCEPTED,
-            section,
-            f"{account.endpoint} lists its tables for who has no credential",
-            "everybody who reaches the endpoint may read",
-            "find out who answers there: no table service does that; a proxy may add a credential of its own",
-        )
-
-
-def _connection(account: AccountSeen) -> Iterator[Told]:
-    heard, section = account.anonymous, f"[{account.section}]"
-    if heard.tls in _OLD_TLS:
-        yield warning(
-            Code.TLS_OLD,
-            section,
-            f"the connection is {heard.tls}",
-            "it can be broken into on the way",
-            "allow TLS 1.2 and newer only; a proxy on the way may be what is old",
-            f"az storage account update --name {account.name} --min-tls-version TLS1_2",
-        )
-    ends = heard.certificate_ends
-    if ends is not None and ends - heard.received_at < CERTIFICATE_DAYS * _DAY_TICKS:
-        yield warning(
-            Code.CERTIFICATE_ENDS,
-            section,
-            f"its certificate ends {format_ticks(ends)[:10]}",
-            "from then on nothing connects, in the middle of a migration as well",
-            "renew it if it is yours (a proxy's, an own domain's); Azure renews its own in time",
-        )
-
-
-def _credential(account: AccountSeen) -> Iterator[Told]:
-    listing = account.listing
-    if listing is None or not account.is_refused:
+def _credential(seen: AccountSeen, section: str) -> Iterator[Told]:
+    listing = seen.listing
+    if listing is None or not seen.is_refused:
         return
-    said = listing.failure or f"{listing.status} {listing.code}".strip()
-    if account.uses_token:
-        cure = "run `az login`, or give the process a managed identity of the account's tenant"
+    if seen.takes_no_keys or listing.code == KEYS_OFF:
+        do = "this account takes no shared keys: remove `key_env` and use a token"
     else:
-        cure = "put the account's present key where `key_env` says; a renewed key ends the old one"
-    if listing.code == "AuthorizationFailure" and account.is_https:
-        cure += "; or let this machine through the account's firewall, which answers the same"
-    if account.takes_no_keys or listing.code == KEYS_OFF:
-        cure = "this account takes no shared keys: remove `key_env` and use a token"
-    yield error(
-        Code.CREDENTIAL_REFUSED,
-        f"[{account.section}]",
-        f"the account refuses the configured credential ({said})",
-        "no command can read or write it",
-        cure,
-    )
+        do = "put the account's present key where `key_env` says; a renewed key ends the old one"
+        if seen.uses_token:
+            do = "run `az login`, or give the process a managed identity of the account's tenant"
+        if listing.code == "AuthorizationFailure" and seen.account.is_https:
+            do += "; or let this machine through the account's firewall, which answers the same"
+    answer = listing.failure or f"{listing.status} {listing.code}".strip()
+    yield found("credential-refused", section, answer=answer, do=do)
 
 
-def _kind(account: AccountSeen) -> Iterator[Told]:
-    section = f"[{account.section}]"
-    match account.kind:
-        case Kind.AZURITE:
-            yield note(
-                Code.AZURITE,
-                section,
-                f"this is Azurite: it says so itself ({account.anonymous.server})",
-                "it has no roles and no throttling, does not check several limits, deletes tables at once,"
-                " and when it is killed it loses what it was sent in the last seconds",
-                "nothing, for a rehearsal; what it cannot show, the account in Azure will",
-            )
-        case Kind.COSMOS:
-            yield error(
-                Code.COSMOS,
-                section,
-                "this is Cosmos DB for Table: its host says so",
-                "it returns rows in no order, and rekey goes on after the last key it read: rows could be"
-                " passed over. It also takes RowKeys of 255 bytes at most, batches of 2 MB, tokens of another"
-                " kind, and answers 429 instead of 503",
-                "do not migrate it with this version; rekey is made for, and tested against, Table storage",
-            )
-        case Kind.UNKNOWN:
-            server = account.anonymous.server[:60]
-            said = f"Server: {server}" if server else "no header `Server`"
-            yield warning(
-                Code.SERVICE_UNKNOWN,
-                section,
-                f"what answers says neither Azure Table Storage nor Azurite ({said})",
-                "something between may change requests and answers, or it imitates the service: order of"
-                " rows, ETags and conditions are then not known to be kept",
-                "ask its operator what is in between; rehearse on it before a migration",
-            )
-        case Kind.STORAGE | Kind.SILENT:
-            return
+def _kind(seen: AccountSeen, section: str) -> Iterator[Told]:
+    server = seen.anonymous.server
+    if seen.kind is Kind.AZURITE:
+        yield found("azurite", section, answer=server)
+    elif seen.kind is Kind.COSMOS:
+        yield found("cosmos", section)
+    elif seen.kind is Kind.UNKNOWN:
+        answer = f"Server: {server[:60]}" if server else "no header `Server`"
+        yield found("service-unknown", section, answer=answer)
 
 
-def _shared_keys(account: AccountSeen) -> Iterator[Told]:
-    if account.kind is not Kind.STORAGE or not account.is_https:
+def _roles(seen: AccountSeen, section: str) -> Iterator[Told]:
+    if seen.kind is not Kind.STORAGE or not seen.account.is_https:
         return
-    section, show = f"[{account.section}]", f"az storage account show --name {account.name}"
-    if account.key_env is not None and account.listing is not None and account.listing.accepted:
-        yield Finding(
-            Severity.WARNING if account.section == "restricted" else Severity.NOTE,
-            Code.SHARED_KEY_ACCEPTED,
-            section,
-            "the account takes shared keys: the configured one was accepted",
-            "who has a key, or may list keys (Owner and Contributor may), reads everything",
-            "use a token, then switch shared keys off; look first that nothing else needs them",
-            f"az storage account update --name {account.name} --allow-shared-key-access false",
-        )
-    elif account.uses_token and not account.takes_no_keys:
-        yield note(
-            Code.SHARED_KEY_UNKNOWN,
-            section,
-            "whether shared keys are switched off cannot be seen from here",
-            "a request with a key made up for it was refused for its signature, which says neither; who has a"
-            " key reads everything, in spite of all roles",
-            "look with the command; anything but `false` means that keys are taken",
-            f"{show} --query allowSharedKeyAccess",
-        )
-
-
-def _scope(account: AccountSeen) -> Iterator[Told]:
-    if account.kind is not Kind.STORAGE or not account.uses_token:
+    name, accepted = seen.account.name, seen.listing is not None and seen.listing.accepted
+    if not seen.uses_token:
+        if accepted:
+            severity = None if seen.section == "restricted" else Severity.NOTE
+            yield found("shared-key-accepted", section, severity, name=name)
         return
-    section = f"[{account.section}]"
-    if account.section == "tables" and account.listing is not None and account.listing.accepted:
-        yield note(
-            Code.ACCOUNT_WIDE,
-            section,
-            "this identity may list all tables: its role is on the account or above, not on single tables",
-            "each process that runs as it reads every table of the account; the runner makes tables and needs"
-            " that, an application does not",
-            "give the application an identity of its own, with roles on the tables it uses",
-        )
-    path = f"/storageAccounts/{account.name}"
-    yield note(
-        Code.ROLES_NOT_VISIBLE,
-        section,
-        "who else has which role on this account cannot be seen from here",
-        "tables answer for who asks; roles, firewall and the least TLS version are kept by the control plane",
-        "look who is in the list; on the restricted account only the runner and the application's clients"
-        " belong there",
-        f"az role assignment list --all --query \"[?contains(scope, '{path}') ||"
-        " !contains(scope, '/storageAccounts/')].[principalName, roleDefinitionName, scope]\" --output table",
-    )
+    if not seen.takes_no_keys:
+        yield found("shared-key-unknown", section, name=name)
+    if seen.section == "tables" and accepted:
+        yield found("account-wide", section)
+    yield found("roles-not-visible", section, name=name)
 
 
 # --- access --------------------------------------------------------------------------------------------
 
 
-_ROLE = "the role Storage Table Data Contributor on the account (new roles take up to 30 minutes)"
-
-
 def _access(observed: Observed) -> Iterator[Told]:
-    read = [one.source for one in observed.migrations.scripts if one.reading is Reading.READ]
-    if read:
-        yield Fact("[tables]", f"read: {listed(read)}")
-    if observed.writing.where and observed.writing.trouble is None:
-        yield Fact("[restricted]", f"a row was written to {observed.writing.where} and removed")
-    if observed.crossing.tried and not observed.crossing.read:
+    yield from _sources(observed)
+    refused = (Reading.REFUSED, Reading.FAILED)
+    closed = [name for name, reading in observed.store.items() if reading in refused]
+    if closed:
+        yield found("restricted-unreadable", "[restricted]", tables=listed(closed))
+    writing, trouble = observed.writing, observed.writing.trouble
+    if trouble is not None:
+        cure = {"do": trouble.hint} if trouble.hint else {}
+        said = {"table": writing.where, "problem": trouble.what}
+        yield found("restricted-unwritable", "[restricted]", **said, **cure)
+    elif writing.where:
+        yield Fact("[restricted]", f"a row was written to {writing.where} and removed")
+    elif observed.restricted.listing is not None:
+        yield found("writing-not-tried", "[restricted]")
+    if writing.left:
+        yield found("left-behind", "[restricted]", left=writing.left)
+    crossing = observed.crossing
+    if crossing.read:
+        azurite = observed.tables.has_published_key and observed.restricted.has_published_key
+        severity = Severity.NOTE if azurite else None
+        yield found("restricted-open", "[restricted]", severity, read=listed(crossing.read))
+    elif crossing.same_identity:
+        yield found("same-identity", "[restricted]")
+    elif crossing.tried:
         yield Fact("[restricted]", "the credential of [tables] reads nothing here")
 
 
 def _sources(observed: Observed) -> Iterator[Told]:
-    known: dict[str, MigrationSeen] = {one.script_id: one for one in observed.store.migrations}
-    for script in observed.migrations.scripts:
-        begun = known.get(script.script_id)
-        if script.reading in (Reading.REFUSED, Reading.FAILED):
-            yield error(
-                Code.SOURCE_UNREADABLE,
-                script.script_id,
-                f"its source {script.source} cannot be read ({script.reading})",
-                "neither `plan` nor `apply` can begin",
-                f"give the identity that runs rekey {_ROLE}; Reader is enough for `plan`",
-            )
-        if script.reading is Reading.MISSING and (begun is None or begun.phase != ControlPhase.RETIRED):
-            yield warning(
-                Code.SOURCE_MISSING,
-                script.script_id,
-                f"its source {script.source} is not in this account",
-                "there is nothing to migrate; a new table made under this name would be migrated instead",
-                "check the name in the script, and [tables] endpoint",
-            )
-
-
-def _store_readable(observed: Observed) -> Iterator[Told]:
-    closed = [
-        name
-        for name, reading in observed.store.tables.items()
-        if reading in (Reading.REFUSED, Reading.FAILED)
-    ]
-    if closed:
-        yield error(
-            Code.RESTRICTED_UNREADABLE,
-            "[restricted]",
-            f"{listed(closed)} cannot be read",
-            "no command knows where a migration stands, and clients of the application refuse to write",
-            f"give the identity that runs rekey, and the application's clients, {_ROLE}",
-        )
-
-
-def _writing(observed: Observed) -> Iterator[Told]:
-    writing = observed.writing
-    if writing.trouble is not None:
-        yield error(
-            Code.RESTRICTED_UNWRITABLE,
-            "[restricted]",
-            f"a row could not be written and removed in {writing.where}: {writing.trouble.what}",
-            "`apply` keeps phase, mapping and leases there, and cannot begin",
-            writing.trouble.cure or f"give the identity that runs rekey {_ROLE}",
-        )
-    elif not writing.where and observed.restricted.listing is not None:
-        yield note(
-            Code.WRITING_NOT_TRIED,
-            "[restricted]",
-            "whether it can be written was not tried",
-            "`apply` needs to make tables and to write rows there",
-            "run `rekey doctor` without `--read-only`, with the identity that will run `apply`",
-        )
-    if writing.left:
-        yield error(
-            Code.LEFT_BEHIND,
-            "[restricted]",
-            f"{writing.left} was written by this check and could not be removed",
-            "it does no harm, but nothing of a check should stay",
-            "delete it by hand",
-        )
-
-
-def _crossing(observed: Observed) -> Iterator[Told]:
-    crossing = observed.crossing
-    if crossing.read:
-        azurite = observed.tables.published_key and observed.restricted.published_key
-        yield Finding(
-            Severity.NOTE if azurite else Severity.ERROR,
-            Code.RESTRICTED_OPEN,
-            "[restricted]",
-            f"the credential of [tables] reads {listed(crossing.read)} of the restricted account",
-            "who may open the application's tables reads which old key became which id",
-            "renew the keys of the restricted account, give it none in common, and take the role of the"
-            " application's identity away",
-        )
-    elif crossing.same_identity:
-        yield note(
-            Code.SAME_IDENTITY,
-            "[restricted]",
-            "one identity opens both accounts: what the application's own identity may read is not known",
-            'the runner needs both; an application in capture "delta" needs nothing of this account',
-            "run `rekey doctor --read-only` as the application's identity: `restricted-unreadable` is then"
-            " what you want to see",
-        )
+    scripts, sources = observed.migrations.scripts, observed.sources
+    read = [one.source for one in scripts if sources.get(one.source) is Reading.READ]
+    if read:
+        yield Fact("[tables]", f"read: {listed(read)}")
+    retired = {one.script_id for one in observed.stored if one.phase == ControlPhase.RETIRED}
+    for script in scripts:
+        reading = sources.get(script.source)
+        if reading in (Reading.REFUSED, Reading.FAILED):
+            yield found("source-unreadable", script.script_id, source=script.source, reading=reading)
+        if reading is Reading.MISSING and script.script_id not in retired:
+            yield found("source-missing", script.script_id, source=script.source)
 
 
 # --- clock ---------------------------------------------------------------------------------------------
-
 
 WARNING_S = 30.0
 ERROR_S = 600.0
@@ -363,145 +305,174 @@ def ahead_s(heard: Heard) -> float | None:
 
 def _clock(observed: Observed) -> Iterator[Told]:
     for account in observed.accounts:
-        off, section = ahead_s(account.anonymous), f"[{account.section}]"
-        if off is None:
+        ahead, section = ahead_s(account.anonymous), f"[{account.section}]"
+        if ahead is None:
             continue
-        told = "this machine's clock is right to the second"
-        if off:
-            told = f"this machine's clock is {abs(off):,.1f} s {'ahead' if off > 0 else 'behind'}, at least"
-        yield Fact(section, told)
-        if abs(off) >= WARNING_S:
-            yield Finding(
-                Severity.ERROR if abs(off) >= ERROR_S else Severity.WARNING,
-                Code.CLOCK_OFF,
-                section,
-                told,
-                "the service refuses signatures that are 15 minutes off, and tokens seem expired or not yet"
-                " valid; audit events, checkpoints and verifications carry this machine's time. Phases,"
-                " leases, delta passes and retention go by the service's clock and are not touched",
-                "have this machine's time kept (NTP), then look again",
-            )
+        off = "right to the second"
+        if ahead:
+            off = f"{abs(ahead):,.1f} s {'ahead' if ahead > 0 else 'behind'}, at least"
+        yield Fact(section, f"this machine's clock is {off}")
+        if abs(ahead) >= WARNING_S:
+            severity = Severity.ERROR if abs(ahead) >= ERROR_S else None
+            yield found("clock-off", section, severity, off=off)
+
+
+# --- versions ------------------------------------------------------------------------------------------
+
+TESTED_PYTHON = ((3, 11), (3, 14))
+TESTED_AZURITE = "3.35"
+_SHOWN = ("azure-data-tables", "azure-core", "aiohttp", "yoyo-migrations", "sqlalchemy")
+
+
+def is_unmet(requirement: Requirement, packages: Mapping[str, str]) -> bool:
+    """Tell whether an installed package is outside what is wanted. A requirement of an extra never counts."""
+    have = packages.get(requirement.name.lower())
+    if have is None or (requirement.marker is not None and not requirement.marker.evaluate({"extra": ""})):
+        return False
+    return not requirement.specifier.contains(have, prereleases=True)
+
+
+def _versions(observed: Observed) -> Iterator[Told]:
+    seen = observed.versions
+    python = ".".join(map(str, seen.python))
+    yield Fact("rekey", f"{seen.rekey or 'unknown'} on Python {python}")
+    shown = ", ".join(f"{name} {seen.packages[name]}" for name in _SHOWN if name in seen.packages)
+    yield Fact("packages", f"{shown}, SQLite {seen.sqlite}")
+    oldest, newest = TESTED_PYTHON
+    if not oldest <= seen.python[:2] <= newest:
+        tested = {"oldest": "{}.{}".format(*oldest), "newest": "{}.{}".format(*newest)}
+        yield found("python-untested", "Python", python=python, **tested)
+    for wanted in map(Requirement, seen.wanted):
+        if is_unmet(wanted, seen.packages):
+            said = {"version": seen.packages[wanted.name.lower()], "wanted": wanted.specifier}
+            yield found("package-outside", wanted.name, package=wanted.name, **said)
+    for account in observed.accounts:
+        section, api = f"[{account.section}]", account.anonymous.api_version
+        azurite = account.kind is Kind.AZURITE
+        if api and api < API_VERSION:
+            do = "find out what answers there; Azure speaks newer versions"
+            if azurite:
+                do = "renew it: `npx azurite@3.35.0 --skipApiVersionCheck`"
+            yield found("api-version-old", section, version=api, spoken=API_VERSION, do=do)
+        version = account.azurite_version
+        if azurite and not f"{version}.".startswith(f"{TESTED_AZURITE}."):
+            yield found("azurite-untested", section, version=version, tested=TESTED_AZURITE)
+
+
+# --- state ---------------------------------------------------------------------------------------------
+
+LOW_BYTES = 1024**3
+FULL_BYTES = 100 * 1024**2
+NETWORK = frozenset(
+    {"9p", "afs", "ceph", "cifs", "fuse.glusterfs", "fuse.s3fs", "fuse.sshfs", "glusterfs", "lustre", "ncpfs"}
+    | {"nfs", "nfs4", "smb2", "smb3", "smbfs", "virtiofs", "vboxsf"}
+)
+"""Types of file systems whose locks may not reach other machines. (A blobfuse mount says `fuse.blobfuse`.)"""
+
+
+def _state(observed: Observed) -> Iterator[Told]:
+    seen, about = observed.state, "state file"
+    if seen.file is None:
+        yield Fact(about, f"{seen.path}: there is none yet; the first `apply` makes it")
+    elif seen.trouble is None:
+        yield Fact(about, f"{seen.path}: schema {seen.schema}, {seen.file.described}")
+    yield from _state_access(seen)
+    if seen.free_bytes is not None:
+        system = seen.file_system or "unknown"
+        yield Fact("disk", f"{seen.free_bytes / 1024**3:,.1f} GiB free, file system {system}")
+        if seen.free_bytes < LOW_BYTES:
+            severity = Severity.ERROR if seen.free_bytes < FULL_BYTES else None
+            yield found("disk-low", "disk", severity, mebibytes=seen.free_bytes / 1024**2)
+    if seen.file_system in NETWORK or seen.file_system.startswith("fuse.blobfuse"):
+        yield found("network-file-system", "disk", system=seen.file_system)
+    if seen.trouble is not None:
+        yield _unusable("state-unusable", about, seen.trouble)
+    if seen.held_by:
+        yield found("lock-held", about, holder=seen.held_by)
+    if 0 < seen.schema < seen.newest_schema:
+        yield found("schema-older", about, schema=seen.schema, newest=seen.newest_schema)
+    if seen.broken_at is not None:
+        yield found("audit-broken", about, event=seen.broken_at)
+
+
+def _state_access(seen: StateSeen) -> Iterator[Told]:
+    harm = "it holds old keys where a scan goes on, and the log of what was done"
+    for file in (seen.file, *seen.siblings):
+        yield from _open_file(file, "state file", harm, "state")
+    folder = seen.folder
+    if folder is not None and folder.writers:
+        yield found(
+            "state-open",
+            "state folder",
+            seen=f"others may put files into {folder.path} ({folder.described})",
+            why="anyone who may write to the folder can put another state file in place of this one",
+            do="let only its owner write it, or keep the state in a folder of its own",
+            command=f"chmod go-w {folder.path}",
+        )
+
+
+# --- migrations ----------------------------------------------------------------------------------------
+
+
+def _migrations(observed: Observed) -> Iterator[Told]:
+    seen = observed.migrations
+    if seen.trouble is not None:
+        yield _unusable("scripts-broken", "scripts", seen.trouble)
+    elif seen.scripts:
+        yield Fact("scripts", listed([one.script_id for one in seen.scripts]))
+    else:
+        yield found("no-scripts", "scripts")
+    writable = [file for file in (seen.folder, *seen.files) if file is not None and file.writers]
+    if writable:
+        first, folder = writable[0], seen.folder or writable[0]
+        more = f", and {len(writable) - 1} more" if len(writable) > 1 else ""
+        said = {"path": first.path, "described": first.described, "more": more}
+        yield found("scripts-writable", "scripts", **said, folder=folder.path)
+    for script in seen.scripts:
+        for name, trouble in script.unresolved.items():
+            yield _unusable("secret-unresolved", script.script_id, trouble, secret=name)
+    for script in seen.scripts:
+        if script.unsealed is not None:
+            yield _unusable("wrapping-key-missing", script.script_id, script.unsealed)
 
 
 # --- restricted store ----------------------------------------------------------------------------------
 
 
 def _store(observed: Observed) -> Iterator[Told]:
-    seen = observed.store
-    there = [name for name, reading in seen.tables.items() if reading is Reading.READ]
-    if seen.tables:
+    tables, migrations = observed.store, observed.stored
+    there = [name for name, reading in tables.items() if reading is Reading.READ]
+    gone = [name for name, reading in tables.items() if reading is Reading.MISSING]
+    if tables:
         yield Fact("tables", f"{listed(there)} are there" if there else "none yet; `apply` makes them")
-    for one in seen.migrations:
-        if one.trouble is None and one.phase:
-            clients = f"{one.live} live, {one.silent} silent, {one.over} over"
-            yield Fact(
-                one.script_id,
-                f"`{one.phase}`, epoch {one.epoch}; clients: {clients}; {one.intents:,} intents",
-            )
-        elif one.trouble is None:
-            yield Fact(one.script_id, "not begun")
-
-
-def _store_tables(observed: Observed) -> Iterator[Told]:
-    seen = observed.store
-    begun = [one.script_id for one in seen.migrations if one.phase not in ("", ControlPhase.SOURCE)]
-    gone = [name for name, reading in seen.tables.items() if reading is Reading.MISSING]
+    begun = [one.script_id for one in migrations if one.phase not in ("", ControlPhase.SOURCE)]
     if begun and gone:
-        yield error(
-            Code.STORE_INCOMPLETE,
-            "tables",
-            f"{listed(gone)} gone, although {listed(begun)} is under way",
-            "the mapping says which old key became which new one, the journal which writes are open; neither"
-            " can be made again from the tables alone",
-            "find out who deleted it; do not apply before. The runbook on resuming says what can be had back",
-            f"rekey status {begun[0]}",
-        )
+        said = {"tables": listed(gone), "scripts": listed(begun), "script": begun[0]}
+        yield found("store-incomplete", "tables", **said)
+    for one in migrations:
+        if one.trouble is not None:
+            yield _unusable("control-unreadable", one.script_id, one.trouble)
+        else:
+            yield from _migration(one, one.script_id, observed.versions.rekey)
 
 
-def _migrations_stored(observed: Observed) -> Iterator[Told]:
-    for one in observed.store.migrations:
-        yield from _migration(one, observed.versions.rekey)
-        if one.trouble is None:
-            yield from _mapping_kept(one)
-
-
-def _migration(one: MigrationSeen, version: str) -> Iterator[Finding]:
-    if one.trouble is not None:
-        why = "neither the runner nor the application's clients know what to do"
-        yield from unusable(Code.CONTROL_UNREADABLE, one.script_id, one.trouble, why)
-        return
-    others = sorted({other for other in one.versions if version and other != version})
-    if others:
-        yield warning(
-            Code.CLIENT_VERSION,
-            one.script_id,
-            f"clients of the application run rekey {listed(others)}; here it is {version}",
-            "runner and clients follow one protocol together; only one version of it is tested at a time",
-            "bring the application and this machine to one version before the next move",
-        )
+def _migration(one: MigrationSeen, script: str, version: str) -> Iterator[Told]:
+    said = "not begun"
+    if one.phase:
+        clients = f"{one.live} live, {one.silent} silent, {one.over} over"
+        said = f"`{one.phase}`, epoch {one.epoch}; clients: {clients}; {one.intents:,} intents"
+    yield Fact(script, said)
+    others = sorted(set(one.versions) - {version})
+    if others and version:
+        yield found("client-version", script, others=listed(others), version=version)
     if one.silent:
-        yield note(
-            Code.CLIENTS_SILENT,
-            one.script_id,
-            f"{one.silent} client{'s are' if one.silent > 1 else ' is'} silent",
-            "a move waits until nothing of it can take effect any more",
-            "nothing, if it was stopped on purpose; otherwise look after its process",
-            f"rekey status {one.script_id}",
-        )
+        clients = f"{one.silent} client{'s are' if one.silent > 1 else ' is'}"
+        yield found("clients-silent", script, clients=clients, script=script)
     if one.intents and not one.live + one.silent:
-        yield note(
-            Code.INTENTS_WITHOUT_CLIENTS,
-            one.script_id,
-            f"{one.intents:,} intents are in the journal, and no client is there",
-            "writes were cut off before their replicas were brought up to date",
-            "let the runner settle them",
-            f"rekey apply {one.script_id}",
-        )
-
-
-def _mapping_kept(one: MigrationSeen) -> Iterator[Finding]:
-    """Judge how long the mapping is kept, and whether what was shredded stays so."""
+        yield found("intents-without-clients", script, intents=one.intents, script=script)
     if one.due:
         months = "" if one.due == (WHOLE,) else f" of {listed(one.due)}"
-        yield warning(
-            Code.MAPPING_OVER,
-            one.script_id,
-            f"the mapping{months} is kept longer than [gates] mapping_retention says",
-            "who may open it can still find out which old key became which id",
-            "erase what is over",
-            f"rekey expire {one.script_id} --confirm {one.script_id}",
-        )
+        yield found("mapping-over", script, months=months, script=script)
     if one.returned:
-        yield error(
-            Code.DATA_KEY_RETURNED,
-            one.script_id,
-            f"the data key of {listed(one.returned)} was shredded, as the audit log says, and stands there",
-            "an old copy was put into the restricted store: what was erased can be opened again",
-            "find out who, and shred it again",
-            f"rekey expire {one.script_id} --cohort {one.returned[0]} --reason 'put back'",
-        )
-
-
-# --- all of them -----------------------------------------------------------------------------------------
-
-FAMILIES: dict[str, tuple[Callable[[Observed], Iterator[Told]], ...]] = {
-    "configuration": judge_machine.CONFIGURATION,
-    "accounts": (_accounts,),
-    "access": (_access, _sources, _store_readable, _writing, _crossing),
-    "clock": (_clock,),
-    "versions": judge_machine.VERSIONS,
-    "state": judge_machine.STATE,
-    "migrations": judge_machine.MIGRATIONS,
-    "restricted store": (_store, _store_tables, _migrations_stored),
-}
-"""In the order in which one would mend what is found."""
-
-
-def examine(observed: Observed) -> Report:
-    """Return what all checks say, by family."""
-    examined = []
-    for family, judges in FAMILIES.items():
-        told = [one for judge in judges for one in judge(observed)]
-        findings = tuple(one for one in told if isinstance(one, Finding))
-        examined.append(Examined(family, findings, tuple(one for one in told if isinstance(one, Fact))))
-    return Report(tuple(examined))
+        said = listed(one.returned)
+        yield found("data-key-returned", script, months=said, script=script, first=one.returned[0])

@@ -2,9 +2,12 @@
 
 Rules kept here:
 
-* An account that cannot be asked leaves its observations out; the other one is looked at all the same. A
-  service that does not answer one request is not asked the next ones: each would wait in vain.
+* What cannot be looked at is told as the error it gave; nothing here ends the command. An account that cannot
+  be asked leaves its observations out; the other one is looked at all the same. A service that does not
+  answer one request is not asked the next ones: each would wait in vain.
 * The two accounts are connected one by one, so that a missing key of one does not hide the other.
+* On this machine nothing is written. Of a secret only its length and the number of its different bytes leave
+  this module. The lock is looked at, not taken.
 * To the account of the application's tables nothing is ever written. To the restricted account one row is
   written and removed, in `rekeycontrol` or, while there is none, in a table made and deleted for it; with
   `writes=False` not even that.
@@ -13,48 +16,66 @@ Rules kept here:
 
 from __future__ import annotations
 
+import json
+import os
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import shutil
+import socket
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from typing import TypeAlias
+from functools import partial
+from importlib.metadata import PackageNotFoundError, distributions, requires
+from pathlib import Path
+from typing import TypeAlias, TypeVar
 
 from rekey.core.clock import ticks_of
-from rekey.doctor.observe_machine import (
-    see_configuration,
-    see_migrations,
-    see_state,
-    see_versions,
-    trouble_of,
-)
+from rekey.core.distribution import DISTRIBUTION
+from rekey.declaration.migration import required_secrets
+from rekey.declaration.scripts import load_scripts
 from rekey.doctor.observed import (
     AccountSeen,
+    ConfigurationSeen,
     Crossing,
+    FileSeen,
     Kind,
     MigrationSeen,
     MigrationsSeen,
     Observed,
     Reading,
     ScriptSeen,
-    StoreSeen,
+    SecretSeen,
+    StateSeen,
+    VersionsSeen,
     Writing,
 )
 from rekey.errors import ConfigurationError, CredentialRefused, RekeyError, ServiceError
+from rekey.evidence.signing import open_signer
 from rekey.mapping.keyring import cohorts_kept
 from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE
-from rekey.migration.opening import credential_for
+from rekey.migration.opening import credential_for, open_wrapping, read_wrapping
 from rekey.model import PARTITION_KEY, ROW_KEY, key_of
-from rekey.project.config import AZURITE_ACCOUNT, Account, Config, Gates, account_key
+from rekey.project.config import Account, Config, Gates, account_key, resolve_secret
+from rekey.project.secrets_source import SecretKind, SecretSource
 from rekey.protocol.control import ControlStore
 from rekey.protocol.journal import intents_of
+from rekey.protocol.lease import process_exists
 from rekey.protocol.registry import Registry, Standing, standing
+from rekey.state.audit import erasures
+from rekey.state.backend import SCHEMA_FOLDER, schema_version, sqlite_version
+from rekey.state.store import State
 from rekey.tables.base import Accounts, TableService
 from rekey.tables.credentials import Credential, SharedKey
 from rekey.tables.probe import Heard
 
+T = TypeVar("T")
 STORE = (CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE)
 _LIST = "Tables?$top=1"
 _MADE_UP_BYTES = 64
+_SIBLINGS = ("-wal", "-shm", ".lock")
+_MOUNTS = Path("/proc/self/mountinfo")
 
 Ask: TypeAlias = Callable[[str, str, Credential | None], Awaitable[Heard]]
 """Sends one GET request: endpoint, path below it, credential or None (`rekey.tables.probe.ask`)."""
@@ -75,18 +96,29 @@ async def observe(
     migrations = see_migrations(config, configuration.secrets)
     tables = await see_account("tables", config.tables, ask)
     restricted = await see_account("restricted", config.restricted, ask)
-    if _can_be_used(tables):
-        async with _connected(config, config.tables, connect) as accounts:
-            migrations = await _read_sources(accounts.tables, migrations)
-    store, writing = StoreSeen(), Writing()
-    if _can_be_used(restricted):
-        async with _connected(config, config.restricted, connect) as accounts:
-            store = await read_store(accounts.restricted, migrations, config.gates)
+    sources: dict[str, Reading] = {}
+    if tables.is_usable:
+        # One account alone, so that the other cannot be what fails.
+        async with connect(replace(config, restricted=config.tables)) as accounts:
+            for script in migrations.scripts:
+                sources[script.source] = await _read_table(accounts.tables, script.source)
+    store: dict[str, Reading] = {}
+    stored: tuple[MigrationSeen, ...] = ()
+    writing = Writing()
+    if restricted.is_usable:
+        async with connect(replace(config, tables=config.restricted)) as accounts:
+            service = accounts.restricted
+            store = {name: await _read_table(service, name) for name in STORE}
+            has_control = store[CONTROL_TABLE] is Reading.READ
+            if has_control:
+                has_journal = store[JOURNAL_TABLE] is Reading.READ
+                see = partial(see_migration, service, gates=config.gates, has_journal=has_journal)
+                stored = tuple([await see(script) for script in migrations.scripts])
             if writes:
-                writing = await _try_writing(accounts.restricted, store)
+                writing = await _try_writing(service, has_control=has_control)
     crossing = Crossing()
     if not configuration.same_account:
-        crossing = await _try_crossing(config, tables, restricted, ask)
+        crossing = await _try_crossing(tables, restricted, ask)
     return Observed(
         configuration=configuration,
         tables=tables,
@@ -94,66 +126,276 @@ async def observe(
         versions=see_versions(),
         state=see_state(config.state),
         migrations=migrations,
+        sources=sources,
         store=store,
+        stored=stored,
         writing=writing,
         crossing=crossing,
     )
 
 
-@asynccontextmanager
-async def _connected(
-    config: Config, account: Account, connect: Callable[[Config], Accounts]
-) -> AsyncIterator[Accounts]:
-    """Connect one account alone, so that the other cannot be what fails."""
-    accounts = connect(replace(config, tables=account, restricted=account))
+def _tried(call: Callable[[], T]) -> tuple[T | None, RekeyError | None]:
+    """Return what a call gives, or why it gives nothing."""
     try:
-        yield accounts
-    finally:
-        await accounts.close()
+        return call(), None
+    except RekeyError as error:
+        return None, error
+
+
+# --- configuration --------------------------------------------------------------------------------------
+
+
+def see_configuration(config: Config) -> ConfigurationSeen:
+    """Look at the configuration file, its secrets and the key of evidence. May ask Key Vault."""
+    tables_key, restricted_key = (
+        _tried(partial(account_key, account))[0] for account in (config.tables, config.restricted)
+    )
+    wrapping = config.sealing.key
+    if wrapping is not None and wrapping.kind is SecretKind.KEY_VAULT:
+        wrapping = None  # it never leaves Key Vault
+    evidence = config.evidence
+    return ConfigurationSeen(
+        file=see_file(config.path) or FileSeen(str(config.path)),
+        same_account=config.tables.is_same_as(config.restricted),
+        same_key=tables_key is not None and tables_key == restricted_key,
+        secrets=tuple(
+            _see_secret(name, source, partial(resolve_secret, config, name))
+            for name, source in sorted(config.secrets.items())
+        ),
+        wrapping=None
+        if wrapping is None
+        else _see_secret("sealing", wrapping, partial(read_wrapping, wrapping)),
+        evidence_file=None if evidence.key_file is None else see_file(evidence.key_file),
+        evidence_configured=evidence.key_file is not None or evidence.key_vault is not None,
+        evidence_trouble=_tried(partial(open_signer, config))[1],
+    )
+
+
+def _see_secret(name: str, source: SecretSource, read: Callable[[], bytes]) -> SecretSeen:
+    file = see_file(Path(source.where)) if source.kind is SecretKind.FILE else None
+    secret, trouble = _tried(read)
+    return SecretSeen(name, file, len(secret or b""), len(set(secret or b"")), trouble)
+
+
+def see_file(path: Path) -> FileSeen | None:
+    """Return who may do what with a file or folder, None when there is none (or it cannot be looked at)."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    if sys.platform == "win32":
+        return FileSeen(str(path))
+
+    def named(name: Callable[[], str], number: int) -> str:
+        try:
+            return name()
+        except KeyError:
+            return str(number)
+
+    return FileSeen(
+        str(path),
+        mode=status.st_mode & 0o7777,
+        owner=named(path.owner, status.st_uid),
+        group=named(path.group, status.st_gid),
+        ours=status.st_uid in (0, os.geteuid()),
+    )
+
+
+# --- state ----------------------------------------------------------------------------------------------
+
+
+def see_state(path: Path) -> StateSeen:
+    """Look at the state file and its surroundings, and read it as it is at this moment."""
+    existing = next(one for one in (path.parent, *path.parents, Path(path.anchor)) if one.exists())
+    siblings = (see_file(path.with_name(path.name + suffix)) for suffix in _SIBLINGS)
+    free: int | None = None
+    with suppress(OSError):
+        free = shutil.disk_usage(existing).free
+    seen = StateSeen(
+        path=str(path),
+        file=see_file(path),
+        siblings=tuple(one for one in siblings if one is not None),
+        folder=see_file(path.parent),
+        free_bytes=free,
+        file_system=file_system_of(existing),
+        held_by=_held_by(path.with_name(path.name + ".lock")),
+        newest_schema=schema_version(one.stem for one in SCHEMA_FOLDER.glob("*.sql")),
+    )
+    try:
+        with State.open(path, read_only=True) as state:
+            return replace(seen, schema=state.schema_version, broken_at=state.check_chain())
+    except RekeyError as error:
+        return replace(seen, trouble=error)
+
+
+def file_system_of(path: Path, mounts: str | None = None) -> str:
+    """Return the type of the file system that a path is on, "" where that is not told.
+
+    Args:
+        path: it exists.
+        mounts: the system's table of mounts (`/proc/self/mountinfo`, see proc(5)), read when None.
+    """
+    if mounts is None:
+        try:
+            mounts = _MOUNTS.read_text("utf-8", "replace")
+        except OSError:
+            return ""
+    where = str(path.resolve())
+    found, longest = "", -1
+    for line in mounts.splitlines():
+        fields, _, rest = line.partition(" - ")
+        words = fields.split(" ")
+        if len(words) < 5 or not rest:
+            continue
+        # the table writes a space as \040, and so on
+        point = words[4].encode("latin-1", "replace").decode("unicode_escape", "replace")
+        if (where == point or where.startswith(point.rstrip("/") + "/")) and len(point) >= longest:
+            found, longest = rest.split(" ")[0], len(point)
+    return found
+
+
+def _held_by(lock: Path) -> str:
+    """Return who holds the lock file, "" when it is free, or when that cannot be told without taking it.
+
+    Only while the process that signed it still runs is it asked of the system whether it is held, by a shared
+    lock that is given back at once.
+    """
+    try:
+        holder = json.loads(lock.read_text("utf-8"))
+        pid, host, since = int(holder["pid"]), str(holder["host"]), str(holder["since"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    # A lock of another machine does not reach this one, or cannot be told from here.
+    if sys.platform == "win32" or host != socket.gethostname() or not process_exists(pid):
+        return ""
+    import fcntl  # not there on Windows
+
+    try:
+        with lock.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return f"process {pid}, since {since[:19].replace('T', ' ')}Z,"
+    except OSError:
+        return ""
+    return ""
+
+
+# --- versions and scripts -------------------------------------------------------------------------------
+
+
+def see_versions() -> VersionsSeen:
+    """Look at what is installed."""
+    try:
+        wanted = tuple(requires(DISTRIBUTION) or ())
+    except PackageNotFoundError:
+        wanted = ()
+    packages = {one.metadata["Name"].lower(): one.version for one in distributions() if one.metadata["Name"]}
+    return VersionsSeen(
+        python=sys.version_info[:3],
+        rekey=packages.get(DISTRIBUTION, ""),
+        packages=packages,
+        wanted=wanted,
+        sqlite=sqlite_version(),
+    )
+
+
+def see_migrations(config: Config, configured: Sequence[SecretSeen]) -> MigrationsSeen:
+    """Load the scripts and look at their secrets. Executes scripts, as every command does.
+
+    Args:
+        config: the configuration.
+        configured: its secrets, as looked at; none is read again.
+    """
+    folder = see_file(config.migrations)
+    paths = sorted(config.migrations.glob("*.py")) if folder is not None else ()
+    files = tuple(seen for seen in map(see_file, paths) if seen is not None)
+    declared, trouble = _tried(partial(load_scripts, config.migrations))
+    if declared is None:
+        return MigrationsSeen(folder, files, trouble=trouble)
+    named = {one.script_id: required_secrets(one.migration) for one in declared}
+    troubles = {secret.name: secret.trouble for secret in configured}
+    for name in {name for names in named.values() for name in names} - troubles.keys():
+        troubles[name] = _tried(partial(resolve_secret, config, name))[1]
+    shredded: dict[str, frozenset[str]] = {}
+    try:
+        with State.open(config.state, read_only=True) as state:
+            for script_id in named:
+                shredded[script_id] = frozenset(erasures(state.audit_events(script_id)).cohorts)
+    except RekeyError:
+        shredded = {}  # what is wrong with the state file is told by `see_state`
+    scripts = [
+        ScriptSeen(
+            one.script_id,
+            one.migration.source,
+            unresolved={
+                name: error for name in named[one.script_id] if (error := troubles[name]) is not None
+            },
+            unsealed=_tried(partial(open_wrapping, config))[1] if one.migration.is_sealed else None,
+            sealed=one.migration.is_sealed,
+            shredded=shredded.get(one.script_id, frozenset()),
+        )
+        for one in declared
+    ]
+    return MigrationsSeen(
+        folder, files, tuple(scripts), frozenset(name for names in named.values() for name in names)
+    )
+
+
+# --- accounts -------------------------------------------------------------------------------------------
 
 
 async def see_account(section: str, account: Account, ask: Ask) -> AccountSeen:
     """Ask an account without a credential, with its own and, where a token is used, with a made-up key."""
-    seen = AccountSeen(
-        section,
-        account.endpoint,
-        account.name,
-        anonymous=await ask(account.endpoint, _LIST, None),
-        key_env=account.key_env,
-        published_key=account.key_env is None and not account.is_https and account.name == AZURITE_ACCOUNT,
-    )
+    seen = AccountSeen(section, account, anonymous=await ask(account.endpoint, _LIST, None))
     try:
         account_key(account)
     except ConfigurationError as error:
-        return replace(seen, trouble=trouble_of(error))
+        return replace(seen, trouble=error)
     if not seen.anonymous.answered:
         return seen
-    seen = replace(seen, listing=await _with_own(account, _LIST, ask))
+    async with _own_credential(account) as own:
+        seen = replace(seen, listing=await ask(account.endpoint, _LIST, own))
     if seen.uses_token and seen.kind is Kind.STORAGE:
         made_up = SharedKey(account.name, secrets.token_bytes(_MADE_UP_BYTES))
         seen = replace(seen, made_up=await ask(account.endpoint, _LIST, made_up))
     return seen
 
 
-def _can_be_used(seen: AccountSeen) -> bool:
-    """Tell whether asking the account for more makes sense."""
-    return seen.listing is not None and seen.listing.answered and not (seen.is_refused or seen.is_failing)
-
-
-async def _with_own(account: Account, path: str, ask: Ask) -> Heard:
+@asynccontextmanager
+async def _own_credential(account: Account) -> AsyncIterator[Credential]:
     credential = credential_for(account)
     try:
-        return await ask(account.endpoint, path, credential)
+        yield credential
     finally:
-        await _close(credential)
+        if (close := getattr(credential, "close", None)) is not None:
+            await close()
 
 
-async def _close(credential: Credential) -> None:
-    if (close := getattr(credential, "close", None)) is not None:
-        await close()
+async def _try_crossing(tables: AccountSeen, restricted: AccountSeen, ask: Ask) -> Crossing:
+    """Try to read the restricted account with the credential of the application's tables.
+
+    A key is tried under both accounts' names: names are no secret.
+    """
+    if tables.trouble is not None or not restricted.anonymous.answered:
+        return Crossing()
+    if tables.uses_token and restricted.uses_token:
+        return Crossing(same_identity=True)
+    key, endpoint = account_key(tables.account), restricted.account.endpoint
+    if key is None and not restricted.account.is_https:
+        return Crossing()  # a token is never sent over http
+    read: list[str] = []
+    async with _own_credential(tables.account) as own:
+        for credential in [own] if key is None else [own, SharedKey.of(restricted.account.name, key)]:
+            if (await ask(endpoint, _LIST, credential)).accepted:
+                read.append("the list of tables")
+            for name in STORE:
+                heard = await ask(endpoint, f"{name}()?$top=1&$select=Epoch", credential)
+                if heard.accepted or heard.code == "TableNotFound":
+                    read.append(name)
+    return Crossing(tried=True, read=tuple(dict.fromkeys(read)))
 
 
-# --- reading --------------------------------------------------------------------------------------------
+# --- tables ---------------------------------------------------------------------------------------------
 
 
 async def _read_table(service: TableService, name: str) -> Reading:
@@ -166,74 +408,53 @@ async def _read_table(service: TableService, name: str) -> Reading:
         return Reading.FAILED
 
 
-async def _read_sources(service: TableService, migrations: MigrationsSeen) -> MigrationsSeen:
-    """Return the migrations with what came of reading their sources."""
-    scripts = [
-        replace(script, reading=await _read_table(service, script.source)) for script in migrations.scripts
-    ]
-    return replace(migrations, scripts=tuple(scripts))
-
-
-async def read_store(service: TableService, migrations: MigrationsSeen, gates: Gates) -> StoreSeen:
-    """Look at the restricted store: its tables, and each migration in numbers."""
-    tables = {name: await _read_table(service, name) for name in STORE}
-    if tables[CONTROL_TABLE] is not Reading.READ:
-        return StoreSeen(tables)
-    found = [await _migration(service, script, tables, gates) for script in migrations.scripts]
-    return StoreSeen(tables, tuple(found))
-
-
-async def _migration(
-    service: TableService, script: ScriptSeen, tables: dict[str, Reading], gates: Gates
+async def see_migration(
+    service: TableService, script: ScriptSeen, *, gates: Gates, has_journal: bool = True
 ) -> MigrationSeen:
+    """Look at a migration in the restricted store, in numbers."""
     script_id = script.script_id
-    seen = MigrationSeen(script_id)
     try:
         control = await ControlStore(service, script_id).read()
         clients = await Registry(service, script_id).list()
         now = ticks_of(await service.server_time())
         intents = 0
-        if tables[JOURNAL_TABLE] is Reading.READ:
+        if has_journal:
             # Counted by their PartitionKeys; nothing else of an intent is asked for.
             pages = service.table(JOURNAL_TABLE).scan(intents_of(script_id), select=[PARTITION_KEY])
             intents = sum([len(page.rows) async for page in pages])
-        kept = await cohorts_kept(
-            service,
-            script_id,
-            None if control is None else control.ended_at,
-            sealed=script.sealed,
-            keep_s=gates.mapping_retention_s,
-        )
+        ended_at = None if control is None else control.ended_at
+        keep_s = gates.mapping_retention_s
+        kept = await cohorts_kept(service, script_id, ended_at, sealed=script.sealed, keep_s=keep_s)
     except RekeyError as error:
-        return replace(seen, trouble=trouble_of(error))
-    if control is not None:
-        seen = replace(seen, phase=str(control.phase), epoch=control.epoch)
-    stands = [(standing(one, now), one.version) for one in clients]
-    counts = {which: sum(one is which for one, _ in stands) for which in Standing}
-    return replace(
-        seen,
+        return MigrationSeen(script_id, trouble=error)
+    standings = [standing(one, now) for one in clients]
+    counts = Counter(standings)
+    versions = {
+        one.version for one, stands in zip(clients, standings, strict=True) if stands is not Standing.OVER
+    }
+    return MigrationSeen(
+        script_id,
+        phase="" if control is None else str(control.phase),
+        epoch=0 if control is None else control.epoch,
         live=counts[Standing.LIVE],
         silent=counts[Standing.SILENT],
         over=counts[Standing.OVER],
-        versions=tuple(sorted({version for one, version in stands if one is not Standing.OVER})),
+        versions=tuple(sorted(versions)),
         intents=intents,
         due=tuple(one.name for one in kept if one.is_due(now)),
         returned=tuple(one.name for one in kept if not one.erased_on and one.name in script.shredded),
     )
 
 
-# --- writing --------------------------------------------------------------------------------------------
-
-
-async def _try_writing(service: TableService, store: StoreSeen) -> Writing:
+async def _try_writing(service: TableService, *, has_control: bool) -> Writing:
     """Write a row to the restricted account and remove it."""
-    if store.tables.get(CONTROL_TABLE) is Reading.READ:
+    if has_control:
         return await _try_row(service, CONTROL_TABLE)
     name = f"rekeydoctor{secrets.token_hex(8)}"
     try:
         await service.create_table(name)
     except RekeyError as error:
-        return Writing(name, trouble_of(error))
+        return Writing(name, error)
     writing = Writing(name)
     try:
         tried = await _try_row(service, name)
@@ -242,56 +463,17 @@ async def _try_writing(service: TableService, store: StoreSeen) -> Writing:
         try:
             await service.delete_table(name)
         except RekeyError as error:
-            writing = Writing(name, writing.trouble or trouble_of(error), left=f"table {name}")
+            writing = Writing(name, writing.trouble or error, left=f"table {name}")
     return writing
 
 
 async def _try_row(service: TableService, name: str) -> Writing:
     row = {PARTITION_KEY: f"doctor.{secrets.token_hex(8)}", ROW_KEY: "doctor"}
-    table = service.table(name)
+    table, left = service.table(name), ""
     try:
         await table.insert(row)
-    except RekeyError as error:
-        return Writing(name, trouble_of(error))
-    try:
+        left = f"the row {row[PARTITION_KEY]} of {name}"
         await table.delete(key_of(row))
     except RekeyError as error:
-        left = f"the row {row[PARTITION_KEY]} of {name}"
-        return Writing(name, trouble_of(error), left=left)
+        return Writing(name, error, left)
     return Writing(name)
-
-
-# --- more than it should ----------------------------------------------------------------------------------
-
-
-async def _try_crossing(config: Config, tables: AccountSeen, restricted: AccountSeen, ask: Ask) -> Crossing:
-    """Try to read the restricted account with the credential of the application's tables.
-
-    A key is tried under both accounts' names: names are no secret.
-    """
-    if tables.trouble is not None or not restricted.anonymous.answered:
-        return Crossing()
-    if tables.uses_token and restricted.uses_token:
-        return Crossing(same_identity=True)
-    key = account_key(config.tables)
-    if key is None and not restricted.is_https:
-        return Crossing()  # a token is never sent over http
-    credentials: list[Credential] = (
-        [credential_for(config.tables)]
-        if key is None
-        else [SharedKey.of(name, key) for name in (config.tables.name, config.restricted.name)]
-    )
-    read: list[str] = []
-    try:
-        for credential in credentials:
-            heard = await ask(config.restricted.endpoint, _LIST, credential)
-            if heard.accepted:
-                read.append("the list of tables")
-            for name in STORE:
-                heard = await ask(config.restricted.endpoint, f"{name}()?$top=1&$select=Epoch", credential)
-                if heard.accepted or heard.code == "TableNotFound":
-                    read.append(name)
-    finally:
-        for credential in credentials:
-            await _close(credential)
-    return Crossing(tried=True, read=tuple(dict.fromkeys(read)))

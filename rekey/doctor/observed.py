@@ -4,29 +4,24 @@ Rules kept here:
 
 * No value holds a key, a secret or anything that one can be computed from: of a secret its length and how
   many different bytes it has; of two keys whether they are the same.
-* What could not be observed is None or a `Trouble`, never a value that looks like an observation.
+* What could not be observed is None or the error that says why, never a value that looks like an observation.
 """
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from rekey.errors import RekeyError
 from rekey.plan.advice.service import is_cosmos
+from rekey.project.config import AZURITE_ACCOUNT, Account
 from rekey.tables.probe import NO_TOKEN, Heard
 
 KEYS_OFF = "KeyBasedAuthenticationNotPermitted"
 _NO_ROLE = frozenset({"AuthorizationPermissionMismatch", "InsufficientAccountPermissions"})
 """Codes of a 403 with which the service knows who asks, and that this identity may not do it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Trouble:
-    """Why something could not be observed or is not usable: what happened, and the cure."""
-
-    what: str
-    cure: str = ""
 
 
 # --- files ----------------------------------------------------------------------------------------------
@@ -49,6 +44,26 @@ class FileSeen:
     group: str = ""
     ours: bool = True
 
+    @property
+    def readers(self) -> list[str]:
+        """Who besides the owner may read: `group staff`, `everybody`."""
+        return self._others(stat.S_IRGRP, stat.S_IROTH)
+
+    @property
+    def writers(self) -> list[str]:
+        """Who besides the owner may write."""
+        return self._others(stat.S_IWGRP, stat.S_IWOTH)
+
+    def _others(self, group: int, everybody: int) -> list[str]:
+        # With an access control list the group's bits are its mask: a list that lets others in shows.
+        mode = self.mode or 0
+        return [f"group {self.group}"] * bool(mode & group) + ["everybody"] * bool(mode & everybody)
+
+    @property
+    def described(self) -> str:
+        """Mode and owner as one looks at them: `mode 0640, of alice:staff`."""
+        return f"mode {self.mode or 0:04o}, of {self.owner}:{self.group}"
+
 
 # --- configuration --------------------------------------------------------------------------------------
 
@@ -68,7 +83,7 @@ class SecretSeen:
     file: FileSeen | None = None
     length: int = 0
     distinct: int = 0
-    trouble: Trouble | None = None
+    trouble: RekeyError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +108,7 @@ class ConfigurationSeen:
     wrapping: SecretSeen | None = None
     evidence_file: FileSeen | None = None
     evidence_configured: bool = True
-    evidence_trouble: Trouble | None = None
+    evidence_trouble: RekeyError | None = None
 
 
 # --- accounts -------------------------------------------------------------------------------------------
@@ -115,34 +130,30 @@ class AccountSeen:
 
     Attributes:
         section: `tables` or `restricted`.
-        endpoint, name: as configured.
-        key_env: the variable with its shared key, None when there is none.
-        published_key: its key is the one that every Azurite has.
-        trouble: why there is no credential for it.
+        account: as configured.
         anonymous: what it answered to a request without a credential.
+        trouble: why there is no credential for it.
         listing: what it answered when asked for all tables with its credential; None when not asked.
         made_up: what it answered to a request signed with a key made up for it; None when not asked.
     """
 
     section: str
-    endpoint: str
-    name: str
+    account: Account
     anonymous: Heard
-    key_env: str | None = None
-    published_key: bool = False
-    trouble: Trouble | None = None
+    trouble: RekeyError | None = None
     listing: Heard | None = None
     made_up: Heard | None = None
 
     @property
-    def is_https(self) -> bool:
-        """Tell whether requests to it are encrypted."""
-        return self.endpoint.startswith("https:")
+    def has_published_key(self) -> bool:
+        """Tell whether its key is the one that every Azurite has."""
+        account = self.account
+        return account.key_env is None and not account.is_https and account.name == AZURITE_ACCOUNT
 
     @property
     def uses_token(self) -> bool:
         """Tell whether it is asked in the name of the user who runs the command."""
-        return self.is_https and self.key_env is None
+        return self.account.is_https and self.account.key_env is None
 
     @property
     def kind(self) -> Kind:
@@ -153,7 +164,7 @@ class AccountSeen:
         unknown: something in between, or something that imitates one of them.
         """
         server = self.anonymous.server.lower()
-        if is_cosmos(self.endpoint):
+        if is_cosmos(self.account.endpoint):
             return Kind.COSMOS
         if not self.anonymous.answered:
             return Kind.SILENT
@@ -190,6 +201,11 @@ class AccountSeen:
         """Tell whether the account answers, and with nothing but errors of its own."""
         return self.status >= 500 or self.status in (404, 429)
 
+    @property
+    def is_usable(self) -> bool:
+        """Tell whether asking the account for more makes sense."""
+        return self.status > 0 and not (self.is_refused or self.is_failing)
+
 
 # --- access ---------------------------------------------------------------------------------------------
 
@@ -214,7 +230,7 @@ class Writing:
     """
 
     where: str = ""
-    trouble: Trouble | None = None
+    trouble: RekeyError | None = None
     left: str = ""
 
 
@@ -279,7 +295,7 @@ class StateSeen:
     free_bytes: int | None = None
     file_system: str = ""
     held_by: str = ""
-    trouble: Trouble | None = None
+    trouble: RekeyError | None = None
     schema: int = 0
     newest_schema: int = 0
     broken_at: int | None = None
@@ -295,7 +311,6 @@ class ScriptSeen:
     Attributes:
         script_id: its id.
         source: the table it migrates.
-        reading: what came of reading that, None when not tried.
         unresolved: secrets it names that cannot be had, with the trouble of each.
         unsealed: why the wrapping key that it needs cannot be used, None when it can or none is needed.
         sealed: whether its mapping is.
@@ -304,9 +319,8 @@ class ScriptSeen:
 
     script_id: str
     source: str
-    reading: Reading | None = None
-    unresolved: Mapping[str, Trouble] = field(default_factory=dict)
-    unsealed: Trouble | None = None
+    unresolved: Mapping[str, RekeyError] = field(default_factory=dict)
+    unsealed: RekeyError | None = None
     sealed: bool = False
     shredded: frozenset[str] = frozenset()
 
@@ -327,7 +341,7 @@ class MigrationsSeen:
     files: tuple[FileSeen, ...] = ()
     scripts: tuple[ScriptSeen, ...] = ()
     named_secrets: frozenset[str] = frozenset()
-    trouble: Trouble | None = None
+    trouble: RekeyError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,25 +369,18 @@ class MigrationSeen:
     intents: int = 0
     due: tuple[str, ...] = ()
     returned: tuple[str, ...] = ()
-    trouble: Trouble | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class StoreSeen:
-    """The restricted store.
-
-    Attributes:
-        tables: its tables, and what came of reading each.
-        migrations: the project's migrations in it.
-    """
-
-    tables: Mapping[str, Reading] = field(default_factory=dict)
-    migrations: tuple[MigrationSeen, ...] = ()
+    trouble: RekeyError | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Everything that was observed."""
+    """Everything that was observed.
+
+    Attributes:
+        sources: what came of reading each source, as far as it was tried.
+        store: what came of reading each table of the restricted store.
+        stored: the project's migrations in it.
+    """
 
     configuration: ConfigurationSeen
     tables: AccountSeen
@@ -381,7 +388,9 @@ class Observed:
     versions: VersionsSeen
     state: StateSeen
     migrations: MigrationsSeen
-    store: StoreSeen = field(default_factory=StoreSeen)
+    sources: Mapping[str, Reading] = field(default_factory=dict)
+    store: Mapping[str, Reading] = field(default_factory=dict)
+    stored: tuple[MigrationSeen, ...] = ()
     writing: Writing = field(default_factory=Writing)
     crossing: Crossing = field(default_factory=Crossing)
 

@@ -24,7 +24,7 @@ from typing import Any
 import bagit
 
 from rekey.errors import ConfigurationError, MachineFailed, Refused
-from rekey.evidence import contents
+from rekey.evidence import contents, timestamp
 from rekey.evidence.keys import Signer
 from rekey.evidence.statement import Envelope, Statement, signed
 
@@ -56,49 +56,47 @@ def require_free(folder: Path) -> None:
         )
 
 
-def write(folder: Path, files: Mapping[str, bytes], info: Mapping[str, str]) -> None:
-    """Write the payload of a bundle and make it a bag.
+def write(
+    folder: Path,
+    files: Mapping[str, bytes],
+    info: Mapping[str, str],
+    predicate: Mapping[str, Any],
+    *,
+    signer: Signer | None,
+    authority: str | None,
+) -> Envelope:
+    """Write a bundle and return its statement: `folder` holds it afterwards, or nothing is left of it.
 
     Args:
-        folder: where it is made (`drafted`).
+        folder: where it is to stand; must not be there, or be empty.
         files: by path below `data/`.
         info: what `bag-info.txt` says.
-    """
-    for name, data in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-    with _old_calls():
-        bagit.make_bag(str(folder), dict(info), checksums=["sha256"])
-
-
-def state(folder: Path, predicate: Mapping[str, Any], signer: Signer | None) -> Envelope:
-    """Write the statement over every file and return its envelope."""
-    made = signed(Statement(digests(folder), predicate), signer)
-    (folder / STATEMENT).write_bytes(made.data)
-    return made
-
-
-def stamp(folder: Path, answer: bytes, signer: Signer | None) -> None:
-    """Add what a time stamp authority answered, and a signature over that."""
-    (folder / TIMESTAMP).write_bytes(answer)
-    if signer is not None:
-        (folder / TIMESTAMP_SIGNATURE).write_bytes(signer.sign(answer))
-
-
-@contextmanager
-def drafted(folder: Path) -> Iterator[Path]:
-    """Yield a folder to make a bundle in: after the block it is `folder`, or nothing is left of it.
+        predicate: what the statement says the bundle is about.
+        signer: signs the statement, and the time stamp; None leaves them unsigned.
+        authority: URL of a time stamp authority.
 
     Raises:
         Refused: something is in the folder.
         ConfigurationError, MachineFailed: it cannot be written.
+        RekeyError: the key or the authority failed.
     """
     unfinished = folder.with_name(f".{folder.name}.unfinished")
     try:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
-        yield unfinished
+        for name, data in files.items():
+            path = unfinished / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        with _old_calls():
+            bagit.make_bag(str(unfinished), dict(info), checksums=["sha256"])
+        made = signed(Statement(digests(unfinished), predicate), signer)
+        (unfinished / STATEMENT).write_bytes(made.data)
+        if authority is not None:
+            answer = timestamp.ask(authority, made.data)
+            (unfinished / TIMESTAMP).write_bytes(answer)
+            if signer is not None:
+                (unfinished / TIMESTAMP_SIGNATURE).write_bytes(signer.sign(answer))
         require_free(folder)
         if folder.exists():
             folder.rmdir()
@@ -117,6 +115,7 @@ def drafted(folder: Path) -> Iterator[Path]:
         ) from None
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+    return made
 
 
 @contextmanager

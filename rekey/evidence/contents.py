@@ -5,15 +5,12 @@ Rules kept here:
 * Everything that is said twice is made from one source: gates and verifications from the events of the audit
   log, inclusion proofs from its tree. `evidence verify` makes them again and compares.
 * Events stand as the lines that were hashed, one a line; the last line ends with a line end, too.
-* The snapshot of the state holds no key: of segments their counts, of facts those that are a time or a
-  number; other facts are named, not shown.
 * JSON is RFC 8785.
 """
 
 from __future__ import annotations
 
 import base64
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -21,7 +18,6 @@ import rfc8785
 
 from rekey.evidence import merkle, note
 from rekey.state.audit import expressible
-from rekey.state.models import MigrationRecord, PhaseRun, Segment
 
 EVENTS = "audit/events.jsonl"
 CHECKPOINT = "audit/checkpoint"
@@ -40,8 +36,6 @@ ALWAYS = (
     *(GATES, RECONCILIATION, STATE, VERSIONS, REPORT),
 )
 """What every bundle holds; the plan is there when it is known."""
-
-_HARMLESS = re.compile(r"\d{1,20}|\d{4}-\d\d-\d\d[T ][\d:.]{8,18}Z?|true|false", re.IGNORECASE)
 
 Event = Mapping[str, Any]
 """An event as its line says it."""
@@ -74,47 +68,6 @@ def proofs(
             }
             for index, path in zip(indexes, merkle.inclusion_proofs(leaves, indexes), strict=True)
         ],
-    }
-
-
-def snapshot(
-    record: MigrationRecord | None,
-    phases: Sequence[str],
-    runs: Sequence[PhaseRun],
-    segments: Sequence[Segment],
-    facts: Mapping[str, str],
-) -> dict[str, Any]:
-    """Return what the state file knows of a migration, without keys."""
-    shown = {name: value for name, value in sorted(facts.items()) if _HARMLESS.fullmatch(value)}
-    return {
-        "migration": None
-        if record is None
-        else {
-            "script_id": record.script_id,
-            "digest": record.digest,
-            "source": record.source,
-            "run_id": record.run_id,
-            "accounts": record.endpoint_id,
-            "secret_fingerprints": dict(record.secret_fingerprints),
-            "registered_at": record.registered_at,
-        },
-        "phases": list(phases),
-        "phase_runs": [
-            {
-                "phase": run.phase,
-                "started_at": run.started_at,
-                "finished_at": run.finished_at,
-                "outcome": run.outcome,
-                "counters": dict(run.counters),
-            }
-            for run in runs
-        ],
-        "segments": [
-            {"purpose": one.purpose, "rows": one.rows, "bytes": one.bytes, "done": one.done}
-            for one in segments
-        ],
-        "facts": shown,
-        "facts_not_shown": sorted(set(facts) - set(shown)),
     }
 
 

@@ -6,6 +6,8 @@ Rules kept here:
 * The audit log is checked first; one that does not hold together is not exported.
 * That it is exported is an event, too, before the checkpoint is made; that it was written, with the hash of
   its statement, is another one after it, which the bundle does not hold.
+* The snapshot of the state holds no key: of segments their counts, of facts those that are a time or a
+  number; other facts are named, not shown.
 * Before a bundle is written all its files are searched for the secrets and account keys that this
   configuration names: a script that holds one is refused, not handed to an auditor.
 """
@@ -25,10 +27,13 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
 
+from packaging.requirements import Requirement
+
 from rekey.core.distribution import DISTRIBUTION, installed_version
+from rekey.core.plain import members
 from rekey.declaration.migration import Declared
 from rekey.errors import ConfigurationError, Findings, Moved, Refused, RekeyError, SecretMissing
-from rekey.evidence import bag, contents, note, timestamp
+from rekey.evidence import bag, contents, note
 from rekey.evidence.keys import Signer
 from rekey.evidence.log import problems_of, signed_over
 from rekey.evidence.report import render
@@ -43,7 +48,7 @@ from rekey.state.models import PLAN_FACT
 from rekey.state.store import State
 
 EXPORTING = "evidence-export"
-_NAME = re.compile(r"[A-Za-z0-9._-]+")
+_HARMLESS = re.compile(r"\d{1,20}|\d{4}-\d\d-\d\d[T ][\d:.]{8,18}Z?|true|false", re.IGNORECASE)
 _CONNECTION_STRING = re.compile(
     rb"(?i)AccountKey=[A-Za-z0-9+/]{20}|SharedAccessSignature=|[?&]sig=[^&\s]{20}"
 )
@@ -105,7 +110,6 @@ def export(
     files = _files(declared, state, events, checkpoint)
     state.add_checkpoint(len(events), checkpoint.text, f"{script_id}: evidence exported")
     _refuse_secrets(config, files)
-    stamped = authority is not None
     known = json.loads(files[contents.STATE])
     predicate = {
         "script_id": script_id,
@@ -116,26 +120,22 @@ def export(
         "phases": known["phases"],
         "log": checkpoint.checkpoint.named,
         "key": None if signer is None else signer.public.named,
-        "stamped": stamped,
+        "stamped": authority is not None,
         "rekey": installed_version(),
     }
     info = {"External-Identifier": script_id, "Bag-Group-Identifier": checkpoint.checkpoint.log}
-    with bag.drafted(folder) as unfinished:
-        bag.write(unfinished, files, info)
-        made = bag.state(unfinished, predicate, signer)
-        if authority is not None:
-            bag.stamp(unfinished, timestamp.ask(authority, made.data), signer)
+    made = bag.write(folder, files, info, predicate, signer=signer, authority=authority)
     done = Exported(
         script_id=script_id,
         files=len(bag.names(folder)),
         events=len(events),
         statement_sha256=hashlib.sha256(made.data).hexdigest(),
         key_id=key_id,
-        stamped=stamped,
+        stamped=authority is not None,
     )
     # An event after the bundle, which cannot hold it.
-    details = {"statement_sha256": done.statement_sha256, "signed": bool(key_id), "key_id": key_id}
-    state.audit(EVIDENCE_EXPORTED, script_id, {**details, "events": len(events), "stamped": stamped})
+    details = {name: getattr(done, name) for name in ("statement_sha256", "key_id", "events", "stamped")}
+    state.audit(EVIDENCE_EXPORTED, script_id, {**details, "signed": bool(key_id)})
     return done
 
 
@@ -195,31 +195,26 @@ def _files(
     script_id = declared.script_id
     lines = [event.line() for event in events]
     read = [json.loads(line) for line in lines]
-    ids = set(state.ledger_ids())
     facts = state.facts(script_id)
     plan = facts.pop(PLAN_FACT, None)
-    snapshot = contents.snapshot(
-        state.migration(script_id),
-        [str(phase) for phase in ORDER if ledger_id(script_id, phase) in ids],
-        state.phase_runs(script_id),
-        state.segments(script_id, "backfill", keys=False),
-        facts,
-    )
-    proofs = contents.proofs(script_id, lines, read, checkpoint.checkpoint)
-    earlier = [
-        {"size": one.size, "at": one.at, "note": one.note, "remark": one.remark}
-        for one in state.checkpoints()
-    ]
+    earlier = [members(one) for one in state.checkpoints()]
+    try:
+        script = declared.path.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(
+            f"the script {declared.path} cannot be read ({error.strerror or 'I/O error'})",
+            hint="make it readable by this user",
+        ) from None
     files = {
         contents.EVENTS: b"".join(line + b"\n" for line in lines),
         contents.CHECKPOINT: checkpoint.text.encode(),
         contents.EARLIER: b"".join(contents.as_json(one) + b"\n" for one in earlier),
-        contents.PROOFS: contents.as_json(proofs),
+        contents.PROOFS: contents.as_json(contents.proofs(script_id, lines, read, checkpoint.checkpoint)),
         contents.DECLARATION: declared.migration.canonical_json().encode(),
-        contents.SCRIPT: _script(declared.path),
+        contents.SCRIPT: script,
         contents.GATES: contents.as_json(contents.told(read, script_id, "gate")),
         contents.RECONCILIATION: contents.as_json(contents.told(read, script_id, "verification")),
-        contents.STATE: contents.as_json(snapshot),
+        contents.STATE: contents.as_json(_snapshot(state, script_id, facts)),
         contents.VERSIONS: contents.as_json(versions(state.schema_version)),
     }
     if plan is not None:
@@ -227,14 +222,42 @@ def _files(
     return {**files, contents.REPORT: render(files).encode()}
 
 
+def _snapshot(state: State, script_id: str, facts: Mapping[str, str]) -> dict[str, Any]:
+    """Return what the state file knows of a migration, without keys."""
+    record = state.migration(script_id)
+    applied = set(state.ledger_ids())
+    shown = {name: value for name, value in facts.items() if _HARMLESS.fullmatch(value)}
+
+    def some(value: object, *names: str) -> dict[str, Any]:
+        return {name: getattr(value, name) for name in names}
+
+    return {
+        "migration": None
+        if record is None
+        else {
+            **some(record, "script_id", "digest", "source", "run_id", "secret_fingerprints", "registered_at"),
+            "accounts": record.endpoint_id,
+        },
+        "phases": [str(phase) for phase in ORDER if ledger_id(script_id, phase) in applied],
+        "phase_runs": [
+            some(run, "phase", "started_at", "finished_at", "outcome", "counters")
+            for run in state.phase_runs(script_id)
+        ],
+        "segments": [
+            some(one, "purpose", "rows", "bytes", "done")
+            for one in state.segments(script_id, "backfill", keys=False)
+        ],
+        "facts": shown,
+        "facts_not_shown": sorted(set(facts) - set(shown)),
+    }
+
+
 def versions(schema: int) -> dict[str, Any]:
     """Return what runs here: rekey, Python, the packages rekey is built on, the schema of the state file."""
     found = {}
-    for wanted in requires(DISTRIBUTION) or []:
-        name = _NAME.match(wanted)
-        if name is None or "extra ==" in wanted:
-            continue
-        found[name[0]] = version(name[0])
+    for wanted in map(Requirement, requires(DISTRIBUTION) or []):
+        if wanted.marker is None or wanted.marker.evaluate({"extra": ""}):
+            found[wanted.name] = version(wanted.name)
     with suppress(PackageNotFoundError):  # an extra that is not installed signed nothing
         found["azure-keyvault-keys"] = version("azure-keyvault-keys")
     return {
@@ -246,16 +269,6 @@ def versions(schema: int) -> dict[str, Any]:
         "state_schema": schema,
         "packages": found,
     }
-
-
-def _script(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigurationError(
-            f"the script {path} cannot be read ({error.strerror or 'I/O error'})",
-            hint="make it readable by this user",
-        ) from None
 
 
 def _refuse_secrets(config: Config, files: Mapping[str, bytes]) -> None:

@@ -2,8 +2,8 @@
 
 Rules kept here:
 
-* A key is known by the SHA-256 of its public half in SPKI form (`key_id`). Who checks brings the public half
-  along: no bundle holds it, so that it cannot be taken from there.
+* A key is known by the SHA-256 of its public half in SPKI form (`key_id`). An auditor brings the
+  public half along: no bundle holds it, so that it cannot be taken from there.
 * Ed25519 signs the bytes themselves; P-256 signs their SHA-256, and its signature is DER.
 * No repr holds a private key.
 """

@@ -21,11 +21,11 @@ Rules kept here:
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from rekey.core.progress import Progress
 from rekey.errors import RekeyError
@@ -37,7 +37,8 @@ from rekey.state.models import StoredCheckpoint
 from rekey.state.store import State
 
 
-class Finding(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Finding:
     """Something that is not as it must be: a stable code, and one sentence."""
 
     code: str
@@ -45,6 +46,14 @@ class Finding(NamedTuple):
 
 
 _MEMBERS = {"seq", "at", "actor", "event", "script_id", "details", "prev"}
+UNSIGNED = "not signed: no key is configured"
+
+
+def lines_of(data: bytes) -> list[bytes]:
+    """Return the lines of a log. Raises ValueError when the last one has no end, or there is none."""
+    if not data.endswith(b"\n"):
+        raise ValueError("the last line is not whole")
+    return data[:-1].split(b"\n")
 
 
 def read_events(data: bytes) -> list[Event]:
@@ -57,11 +66,43 @@ def read_events(data: bytes) -> list[Event]:
     return events
 
 
-def lines_of(data: bytes) -> list[bytes]:
-    """Return the lines of a log. Raises ValueError when the last one has no end, or there is none."""
-    if not data.endswith(b"\n"):
-        raise ValueError("the last line is not whole")
-    return data[:-1].split(b"\n")
+class Tree:
+    """The Merkle tree over the lines of a log, which checkpoints are held against.
+
+    Attributes:
+        name: the log's, "" without a line.
+        leaves: the hashes of the lines.
+    """
+
+    def __init__(self, lines: Sequence[bytes]) -> None:
+        self.name = note.log_name(lines[0]) if lines else ""
+        self.leaves = [merkle.leaf_hash(line) for line in lines]
+
+    @property
+    def checkpoint(self) -> note.Checkpoint:
+        """The checkpoint over all of it."""
+        return note.Checkpoint(self.name, len(self.leaves), merkle.root(self.leaves))
+
+    def contradictions(self, said: note.Checkpoint) -> Iterator[Finding]:
+        """Yield why a checkpoint does not hold for the beginning of the log."""
+        if said.log != self.name:
+            yield Finding("checkpoint", f"the checkpoint over {said.size} events is of another log")
+        if said.size > len(self.leaves):
+            cut = f"the audit log ends at event {len(self.leaves)}, a checkpoint covers {said.size}"
+            yield Finding("log-cut", cut)
+        elif said.size < 1 or said.root != merkle.root(self.leaves[: said.size]):
+            other = f"the first {said.size} events are not those that a checkpoint covers"
+            yield Finding("checkpoint", other)
+
+    def problems_with(self, one: note.Note, keys: Sequence[PublicKey]) -> Iterator[Finding]:
+        """Yield why a checkpoint does not hold, and that it is signed by a key that was not given."""
+        if one.is_signed and not any(one.is_by(key) for key in keys):
+            unknown = f"the checkpoint over {one.checkpoint.size} events is not by a key that was given"
+            yield Finding("checkpoint-key", unknown)
+        yield from self.contradictions(one.checkpoint)
+
+
+# --- in a bundle --------------------------------------------------------------------------------------------
 
 
 def problems(
@@ -80,17 +121,22 @@ def problems(
         before = [note.parsed(json.loads(line)["note"]) for line in earlier.splitlines()]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         return [Finding("log-unreadable", f"the audit log cannot be read: {error}")]
-    found = list(_chain(lines, read))
-    leaves = [merkle.leaf_hash(line) for line in lines]
-    name = note.log_name(lines[0])
-    if head.checkpoint.size != len(lines):
-        covered = head.checkpoint.size
+    found: list[Finding] = []
+    prev = FIRST_PREV
+    for seq, (line, event) in enumerate(zip(lines, read, strict=True), start=1):
+        if event["seq"] != seq or event["prev"] != prev:
+            what = f"the chain breaks at line {seq}: an event was changed, removed, inserted or moved"
+            found.append(Finding("chain", what))
+            break
+        prev = hashlib.sha256(line).hexdigest()
+    tree, covered = Tree(lines), head.checkpoint.size
+    if covered != len(lines):
         said = f"the audit log has {len(lines)} events, its checkpoint covers {covered}"
         found.append(Finding("log-cut", said))
     for one in (*before, head):
-        found += _held(one, leaves, name, keys)
-    if head.checkpoint.size == len(lines):
-        found += _proved(proofs, leaves, read, head.checkpoint)
+        found += tree.problems_with(one, keys)
+    if covered == len(lines):
+        found += _proved(proofs, tree.leaves, read, head.checkpoint)
     return found
 
 
@@ -102,52 +148,11 @@ def problems_with_kept(events: bytes, kept: str, keys: Sequence[PublicKey]) -> l
     except ValueError as error:
         said = f"the checkpoint that was kept, or the log, cannot be read: {error}"
         return [Finding("log-unreadable", said)]
-    if one.checkpoint.size > len(lines):
-        covered = one.checkpoint.size
+    covered = one.checkpoint.size
+    if covered > len(lines):
         said = f"the audit log has {len(lines)} events, the kept checkpoint covers {covered}"
         return [Finding("log-cut", said)]
-    name = note.log_name(lines[0])
-    return _held(one, [merkle.leaf_hash(line) for line in lines], name, keys)
-
-
-def contradictions(said: note.Checkpoint, leaves: Sequence[bytes], name: str) -> list[Finding]:
-    """Return why a checkpoint does not hold for the beginning of a log; empty when it does.
-
-    Args:
-        said: the checkpoint.
-        leaves: the leaf hashes of the log's events.
-        name: the log's name.
-    """
-    found = []
-    if said.log != name:
-        found.append(Finding("checkpoint", f"the checkpoint over {said.size} events is of another log"))
-    if said.size > len(leaves):
-        cut = f"the audit log ends at event {len(leaves)}, a checkpoint covers {said.size}"
-        found.append(Finding("log-cut", cut))
-    elif said.size < 1 or said.root != merkle.root(leaves[: said.size]):
-        other = f"the first {said.size} events are not those that a checkpoint covers"
-        found.append(Finding("checkpoint", other))
-    return found
-
-
-def _chain(lines: Sequence[bytes], events: Sequence[Event]) -> Iterator[Finding]:
-    prev = FIRST_PREV
-    for seq, (line, event) in enumerate(zip(lines, events, strict=True), start=1):
-        if event["seq"] != seq or event["prev"] != prev:
-            what = f"the chain breaks at line {seq}: an event was changed, removed, inserted or moved"
-            yield Finding("chain", what)
-            return
-        prev = hashlib.sha256(line).hexdigest()
-
-
-def _held(one: note.Note, leaves: Sequence[bytes], name: str, keys: Sequence[PublicKey]) -> list[Finding]:
-    """Hold one checkpoint, and who signed it, against the log."""
-    said = one.checkpoint
-    found = contradictions(said, leaves, name)
-    if one.is_signed and not any(one.is_by(key) for key in keys):
-        unknown = f"the checkpoint over {said.size} events is not by a key that was given"
-        found.insert(0, Finding("checkpoint-key", unknown))
-    return found
+    return list(Tree(lines).problems_with(one, keys))
 
 
 def _proved(
@@ -169,19 +174,11 @@ def _proved(
             if not right or not merkle.is_included(leaf, one["seq"] - 1, head.size, path, head.root):
                 said = f"the inclusion proof of event {one['seq']} does not lead to the root"
                 yield Finding("proof", said)
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError, binascii.Error):
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError):
         yield Finding("proof", "the inclusion proofs cannot be read")
 
 
 # --- over a state file --------------------------------------------------------------------------------------
-
-UNSIGNED = "not signed: no key is configured"
-
-
-def checkpoint_over(lines: Sequence[bytes]) -> note.Checkpoint:
-    """Return the checkpoint over the lines of events, at least one."""
-    root = merkle.root([merkle.leaf_hash(line) for line in lines])
-    return note.Checkpoint(note.log_name(lines[0]), len(lines), root)
 
 
 def problems_of(events: Sequence[AuditEvent], stored: Sequence[StoredCheckpoint]) -> list[str]:
@@ -190,15 +187,14 @@ def problems_of(events: Sequence[AuditEvent], stored: Sequence[StoredCheckpoint]
     broken = first_broken(events)
     if broken is not None:
         found.append(f"the audit log is broken at event {broken}: it was changed, removed or inserted")
-    leaves = [merkle.leaf_hash(event.line()) for event in events]
-    name = note.log_name(events[0].line()) if events else ""
+    tree = Tree([event.line() for event in events])
     for one in stored:
         try:
             said = note.parsed(one.note).checkpoint
         except ValueError as error:
             found.append(f"the checkpoint over {one.size} events cannot be read: {error}")
             continue
-        found += [one.what for one in contradictions(said, leaves, name)]
+        found += [one.what for one in tree.contradictions(said)]
     return found
 
 
@@ -208,25 +204,26 @@ def signed_over(events: Sequence[AuditEvent], signer: Signer | None) -> note.Not
     Raises:
         RekeyError: what the signer raises.
     """
-    checkpoint = checkpoint_over([event.line() for event in events])
-    if signer is None:
-        return note.Note(checkpoint)
-    return note.signed(checkpoint, signer.public, signer.sign)
+    return note.signed(Tree([event.line() for event in events]).checkpoint, signer)
 
 
-def seal(state: State, signer: Signer | None, reason: str) -> note.Note | None:
-    """Make a checkpoint over all events, record it, and return it.
+def make_checkpoint(state: State, signer: Signer | None, reason: str, progress: Progress) -> note.Note | None:
+    """Make a checkpoint over the audit log, record it, and return it.
 
     Args:
         state: the state file.
         signer: signs; None leaves the checkpoint unsigned.
         reason: why it is made, e.g. the phase that was left.
+        progress: is told why the log does not hold together.
 
     Returns:
-        None when there is no event, or the log does not hold together; `evidence export` says how.
+        None when there is no event, or the log does not hold together.
     """
     events = state.audit_events()
-    if not events or problems_of(events, state.checkpoints()):
+    found = problems_of(events, state.checkpoints())
+    for problem in found:
+        progress.note(f"warning: {problem}; no checkpoint was made")
+    if found or not events:
         return None
     remark = reason if signer is not None else f"{reason}; {UNSIGNED}"
     try:
@@ -235,10 +232,3 @@ def seal(state: State, signer: Signer | None, reason: str) -> note.Note | None:
         made, remark = signed_over(events, None), f"{reason}; not signed: {type(error).__name__}"
     state.add_checkpoint(len(events), made.text, remark)
     return made
-
-
-def make_checkpoint(state: State, signer: Signer | None, reason: str, progress: Progress) -> None:
-    """Make a checkpoint over the audit log; say it when the log does not hold together."""
-    if seal(state, signer, reason) is None:
-        for problem in problems_of(state.audit_events(), state.checkpoints()):
-            progress.note(f"warning: {problem}; no checkpoint was made")

@@ -38,8 +38,11 @@ def inclusion_proofs(leaves: Sequence[bytes], indexes: Sequence[int]) -> list[li
         leaves: all leaf hashes.
         indexes: which leaves, from 0.
     """
-    levels = _levels(leaves)
-    return [_proof(levels, index) for index in indexes]
+    levels, proofs = _levels(leaves)[:-1], []
+    for index in indexes:
+        siblings = [(level, index >> height ^ 1) for height, level in enumerate(levels)]
+        proofs.append([level[at] for level, at in siblings if at < len(level)])
+    return proofs
 
 
 def is_included(leaf: bytes, index: int, size: int, proof: Sequence[bytes], expected_root: bytes) -> bool:
@@ -64,13 +67,3 @@ def _levels(leaves: Sequence[bytes]) -> list[list[bytes]]:
         above = [node_hash(below[at], below[at + 1]) for at in range(0, len(below) - 1, 2)]
         levels.append(above + below[len(above) * 2 :])
     return levels
-
-
-def _proof(levels: Sequence[Sequence[bytes]], index: int) -> list[bytes]:
-    proof = []
-    for level in levels[:-1]:
-        sibling = index ^ 1
-        if sibling < len(level):
-            proof.append(level[sibling])
-        index //= 2
-    return proof

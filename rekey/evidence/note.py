@@ -15,12 +15,10 @@ Rules kept here:
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from rekey.evidence.keys import NOTE_ID_BYTES, PublicKey
+from rekey.evidence.keys import NOTE_ID_BYTES, PublicKey, Signer
 
 _DASH = "— "
 _LINES = 3
@@ -85,9 +83,11 @@ def log_name(first_line: bytes) -> str:
     return LOG_PREFIX + hashlib.sha256(first_line).hexdigest()[:_HASH_DIGITS]
 
 
-def signed(checkpoint: Checkpoint, key: PublicKey, sign: Callable[[bytes], bytes]) -> Note:
-    """Return the note of a checkpoint, signed."""
-    return Note(checkpoint, key.note_id(checkpoint.log), sign(checkpoint.text.encode()))
+def signed(checkpoint: Checkpoint, signer: Signer | None) -> Note:
+    """Return the note of a checkpoint; without a signer it is not signed. Raises what the signer raises."""
+    if signer is None:
+        return Note(checkpoint)
+    return Note(checkpoint, signer.public.note_id(checkpoint.log), signer.sign(checkpoint.text.encode()))
 
 
 def parsed(text: str) -> Note:
@@ -104,7 +104,7 @@ def parsed(text: str) -> Note:
             head = f"{_DASH}{log} "
             signed_bytes = base64.b64decode(signature_line.removeprefix(head).rstrip("\n"), validate=True)
             note = Note(checkpoint, signed_bytes[:NOTE_ID_BYTES], signed_bytes[NOTE_ID_BYTES:])
-    except (ValueError, binascii.Error):
+    except ValueError:
         raise ValueError("a line of the checkpoint cannot be read") from None
     if note.text != text:
         raise ValueError("the checkpoint is not in the form that rekey writes")

@@ -83,15 +83,16 @@ async def recompute(
     Args:
         recorded: a full verification, as the bundle holds it.
         service: the account of the tables.
-        progress: who hears how far it is.
+        progress: is told how far it is.
         mapper: maps the source's rows again; None leaves that out.
 
     Raises:
         ServiceError: a table could not be read. One that is not there is a difference.
     """
     tables = recorded["tables"]
+    digests = [digester(one["table"], frozenset(one["not_compared"])) for one in tables]
     expected = [BucketSums() for _ in tables]
-    adders = [sums.adder(_digester(one)) for sums, one in zip(expected, tables, strict=True)]
+    adders = [sums.adder(digest) for sums, digest in zip(expected, digests, strict=True)]
 
     def map_again(row: Row) -> None:
         """Add what a source row gives; one that the mapping refuses gives nothing, now as then."""
@@ -103,18 +104,14 @@ async def recompute(
     name = recorded["source"]
     source = await _read(service, name, digester(name, frozenset()), progress, map_again)
     found = [_compared(name, "source", recorded["source_digest"], recorded["source_rows"], source)]
-    for one, sums in zip(tables, expected, strict=True):
+    for one, digest, sums in zip(tables, digests, expected, strict=True):
         name = one["table"]
         if mapper is not None:
             given = None if source is None else sums
             found.append(_compared(name, "expected", one["expected_digest"], one["expected_rows"], given))
-        actual = await _read(service, name, _digester(one), progress)
+        actual = await _read(service, name, digest, progress)
         found.append(_compared(name, "target", one["actual_digest"], one["actual_rows"], actual))
     return found
-
-
-def _digester(table: Mapping[str, Any]) -> Callable[[Row], bytes]:
-    return digester(table["table"], frozenset(table["not_compared"]))
 
 
 async def _read(
@@ -141,6 +138,5 @@ async def _read(
 
 
 def _compared(table: str, what: str, digest: str, rows: int, sums: BucketSums | None) -> Compared:
-    if sums is None:
-        return Compared(table, what, digest, "", rows, 0)
-    return Compared(table, what, digest, sums.content_digest(), rows, sums.rows)
+    found = ("", 0) if sums is None else (sums.content_digest(), sums.rows)
+    return Compared(table, what, digest, found[0], rows, found[1])

@@ -13,7 +13,6 @@ Rules kept here:
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -120,7 +119,7 @@ def parsed(data: bytes) -> Envelope:
             [one] = signatures
             found = Envelope(body, one["keyid"], base64.b64decode(one["sig"], validate=True))
         same = found.data == data
-    except (ValueError, KeyError, TypeError, RecursionError, binascii.Error):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise ValueError("the envelope lacks parts") from None
     if not same:
         raise ValueError("the envelope is not in the form that rekey writes")

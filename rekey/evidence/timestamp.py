@@ -6,7 +6,7 @@ Rules kept here:
   held against the statement before it is kept.
 * An authority does not sign every byte of its answer (versions, an algorithm's name). So the holder of the
   evidence key signs the answer as it came, in a file next to it.
-* Who checks brings along the authority's root certificate; the ones in the answer prove nothing.
+* An auditor brings along the authority's root certificate; the ones in the answer prove nothing.
 * The authority is asked over http or https; its answer is signed either way. Only the hash travels.
 """
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rekey.core.plain import UNTOLD, members, told
 from rekey.errors import ConfigurationError
 from rekey.evidence import bag, contents, log, note, statement, timestamp
 from rekey.evidence.keys import PublicKey
@@ -53,16 +54,16 @@ class Verdict:
         statement_sha256: of the statement's file, "" when there is none.
         key_id: of the key that signed, in full; "" when there is no signature, or none by those given.
         key_origin: where that key was had from.
-        signed: whether anybody signed.
+        signed: whether there is a signature.
         stamped_at: when an authority stamped it; None when there is no stamp, or it was not checked.
     """
 
     findings: list[log.Finding] = field(default_factory=list)
     checked: list[str] = field(default_factory=list)
-    predicate: dict[str, Any] = field(default_factory=dict)
+    predicate: dict[str, Any] = field(default_factory=dict, metadata=UNTOLD)
     statement_sha256: str = ""
     key_id: str = ""
-    key_origin: str = ""
+    key_origin: str = field(default="", metadata=told("key_from"))
     signed: bool = False
     stamped_at: str | None = None
 
@@ -77,17 +78,8 @@ class Verdict:
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object."""
-        return {
-            "right": self.is_right,
-            "findings": [one._asdict() for one in self.findings],
-            "checked": list(self.checked),
-            "about": self.predicate,
-            "statement_sha256": self.statement_sha256,
-            "key_id": self.key_id,
-            "key_from": self.key_origin,
-            "signed": self.signed,
-            "stamped_at": self.stamped_at,
-        }
+        # As it is: it may be nested deeper than a function can follow.
+        return {"right": self.is_right, "about": self.predicate, **members(self)}
 
 
 def verify(folder: Path, trusted: Trusted) -> Verdict:
@@ -200,7 +192,7 @@ def _consistent(files: dict[str, bytes], verdict: Verdict) -> None:
             verdict.wrong("not-as-logged", f"{name} is not the one that the audit log names")
     if verdict.predicate and verdict.predicate.get("script_id") != script_id:
         verdict.wrong("not-as-logged", "the statement is about another migration than the audit log's end")
-    head = log.checkpoint_over(log.lines_of(files[contents.EVENTS]))
+    head = log.Tree(log.lines_of(files[contents.EVENTS])).checkpoint
     if verdict.predicate and verdict.predicate.get("log") != head.named:
         verdict.wrong("not-as-stated", "the statement is about another audit log than the one that is here")
     if len(verdict.findings) == before:

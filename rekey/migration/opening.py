@@ -196,12 +196,12 @@ def read_wrapping(source: SecretSource) -> bytes:
         ) from None
 
 
-def credential_for(account: Account, *, environ: Mapping[str, str] | None = None) -> Credential:
+def credential_for(account: Account) -> Credential:
     """Return the credential of a configured account. Raises ConfigurationError.
 
     The service that is opened with it owns it, and closes a token credential with itself.
     """
-    key = account_key(account, environ=environ)
+    key = account_key(account)
     if key is not None:
         return SharedKey.of(account.name, key)
     # A fifth of the time that a command takes to start: only who needs it pays for it.

@@ -16,9 +16,9 @@ Rules kept here:
 from __future__ import annotations
 
 import base64
-import binascii
 import os
 import re
+import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -28,9 +28,9 @@ from urllib.parse import urlsplit
 
 from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET
 from rekey.errors import ConfigurationError, SecretMissing
-from rekey.project import keyvault, secrets_source
+from rekey.project.keyvault import split_url
 from rekey.project.prices import Prices
-from rekey.project.secrets_source import SecretKind, SecretSource
+from rekey.project.secrets_source import SecretKind, SecretSource, read_secret
 from rekey.project.sections import Bytes, Seconds, Section
 
 AZURITE_ACCOUNT = "devstoreaccount1"
@@ -187,7 +187,17 @@ class Config:
             sources.append(("the evidence key", key_file))
         if self.sealing.key is not None:
             sources.append(("the wrapping key", self.sealing.key))
-        found = [text for what, source in sources for text in secrets_source.warnings_for(what, source)]
+        found = []
+        for what, source in sources:
+            if os.name != "posix" or source.kind is not SecretKind.FILE:
+                continue
+            try:
+                mode = stat.S_IMODE(Path(source.where).stat().st_mode)
+            except OSError:
+                continue  # reading it will say so, with the cure
+            if mode & (stat.S_IRWXG | stat.S_IRWXO):
+                problem = f"the file of {what} is open to other users (mode {mode:04o})"
+                found.append(f"{problem}; `chmod 600 {source.where}` closes it")
         if self.restricted.is_https and self.restricted.is_same_as(self.tables):
             found.append(
                 "[restricted] is the same account as [tables]: who may read the migrated tables"
@@ -239,12 +249,12 @@ def reading(endpoint: str, key_env: str | None) -> Config:
     return Config(Path(), account, account, state=Path(), migrations=Path())
 
 
-def resolve_secret(config: Config, name: str, *, environ: Mapping[str, str] | None = None) -> bytes:
+def resolve_secret(config: Config, name: str) -> bytes:
     """Return the bytes of the secret that a declaration calls `name`.
 
     Raises:
         SecretMissing: there is no `[secrets.NAME]`, or the secret is absent, empty or under 16 bytes.
-        ConfigurationError, CredentialRefused, EndpointDown, Unavailable: see `secrets_source.read_secret`.
+        ConfigurationError, CredentialRefused, EndpointDown, Unavailable: see `read_secret`.
     """
     source = config.secrets.get(name)
     if source is None:
@@ -252,10 +262,10 @@ def resolve_secret(config: Config, name: str, *, environ: Mapping[str, str] | No
             f"secret `{name}` is not configured",
             hint=f"add a section [secrets.{name}] with env, file or key_vault to {config.path}",
         )
-    return secrets_source.read_secret(name, source, environ=environ)
+    return read_secret(name, source)
 
 
-def account_key(account: Account, *, environ: Mapping[str, str] | None = None) -> str | None:
+def account_key(account: Account) -> str | None:
     """Return the account's shared key in base64, or None when a token credential is to be used.
 
     Raises:
@@ -270,7 +280,7 @@ def account_key(account: Account, *, environ: Mapping[str, str] | None = None) -
             f"the http endpoint of account {account.name} has no key",
             hint="name the environment variable that holds it: `key_env`; tokens are refused on http",
         )
-    value = (os.environ if environ is None else environ).get(account.key_env, "").strip()
+    value = os.environ.get(account.key_env, "").strip()
     if not value:
         raise ConfigurationError(
             f"the environment variable {account.key_env} (key_env) is not set or empty",
@@ -278,7 +288,7 @@ def account_key(account: Account, *, environ: Mapping[str, str] | None = None) -
         )
     try:
         base64.b64decode(value, validate=True)
-    except (binascii.Error, ValueError):
+    except ValueError:
         raise ConfigurationError(
             f"the environment variable {account.key_env} (key_env) does not hold a shared key",
             hint="it must be the key alone, in base64; not a connection string, not a SAS",
@@ -410,7 +420,7 @@ def _where(section: Section, *, vault_holds: str) -> SecretSource:
         where = str(_absolute(section, where))
     if kind is SecretKind.KEY_VAULT:
         try:
-            keyvault.split_url(where, f"{vault_holds}s")
+            split_url(where, f"{vault_holds}s")
         except ValueError:
             section.fail(
                 "key_vault",

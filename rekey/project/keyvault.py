@@ -19,7 +19,6 @@ from rekey.errors import ConfigurationError, CredentialRefused, EndpointDown, Re
 
 if TYPE_CHECKING:
     from azure.core.credentials import TokenCredential
-    from azure.core.exceptions import AzureError
 
 _FORBIDDEN = 403
 
@@ -61,46 +60,36 @@ class VaultObject:
             RekeyError: of the kind `absent`: there is no such thing.
             CredentialRefused, EndpointDown, Unavailable: Key Vault did not do it.
         """
-        from azure.core.exceptions import AzureError
+        from azure.core import exceptions as azure
 
         try:
             yield
-        except AzureError as error:
-            raise self._failed(error) from None
-
-    def _failed(self, error: AzureError) -> RekeyError:
-        from azure.core.exceptions import (
-            ClientAuthenticationError,
-            HttpResponseError,
-            ResourceNotFoundError,
-            ServiceRequestError,
-        )
-
-        if isinstance(error, ResourceNotFoundError):
-            return self.absent(
+        except azure.ResourceNotFoundError:
+            raise self.absent(
                 f"{self.what}: Key Vault has no such {self.kind} or version",
                 hint=f"check the URL in {self.setting}{self.if_deleted}",
-            )
-        status = (error.status_code or 0) if isinstance(error, HttpResponseError) else 0
-        if isinstance(error, ClientAuthenticationError) or status == _FORBIDDEN:
-            return CredentialRefused(
-                f"{self.what}: Key Vault refused {self.purpose}, or there is no credential",
-                code="KeyVaultRefused",
-                status=status,
-                hint=f"sign in (`az login`), or give this identity the role {self.role}",
-            )
-        if isinstance(error, ServiceRequestError):
-            return EndpointDown(
+            ) from None
+        except azure.ServiceRequestError:
+            raise EndpointDown(
                 f"{self.what}: the Key Vault could not be reached",
                 code="KeyVaultUnreachable",
                 hint=f"check the URL in {self.setting} and the network",
-            )
-        return Unavailable(
-            f"{self.what}: Key Vault answered with an error",
-            code="KeyVaultFailed",
-            status=status,
-            hint="run the same command again",
-        )
+            ) from None
+        except azure.AzureError as error:
+            status = (error.status_code or 0) if isinstance(error, azure.HttpResponseError) else 0
+            if isinstance(error, azure.ClientAuthenticationError) or status == _FORBIDDEN:
+                raise CredentialRefused(
+                    f"{self.what}: Key Vault refused {self.purpose}, or there is no credential",
+                    code="KeyVaultRefused",
+                    status=status,
+                    hint=f"sign in (`az login`), or give this identity the role {self.role}",
+                ) from None
+            raise Unavailable(
+                f"{self.what}: Key Vault answered with an error",
+                code="KeyVaultFailed",
+                status=status,
+                hint="run the same command again",
+            ) from None
 
 
 class VaultKey:
@@ -172,8 +161,7 @@ def split_url(url: str, kind: str) -> tuple[str, str, str | None]:
     parts = urlsplit(url)
     path = [piece for piece in parts.path.split("/") if piece]
     plain = not (parts.query or parts.fragment or parts.username or parts.password)
-    if parts.scheme != "https" or not parts.hostname or not plain:
-        raise ValueError(f"not the https URL of one of Key Vault's {kind}")
-    if len(path) not in (2, 3) or path[0] != kind:
+    right = parts.scheme == "https" and parts.hostname and plain
+    if not right or len(path) not in (2, 3) or path[0] != kind:
         raise ValueError(f"not the https URL of one of Key Vault's {kind}")
     return f"https://{parts.netloc}", path[1], path[2] if len(path) > 2 else None

@@ -13,8 +13,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-import stat
-from collections.abc import Mapping
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
@@ -63,13 +61,12 @@ def fingerprint(secret: bytes) -> str:
     return crockford.encode(digest[:FINGERPRINT_BYTES])
 
 
-def read_secret(name: str, source: SecretSource, *, environ: Mapping[str, str] | None = None) -> bytes:
+def read_secret(name: str, source: SecretSource) -> bytes:
     """Return the secret's bytes.
 
     Args:
         name: the name in `[secrets.NAME]`, for messages.
         source: where it is.
-        environ: the environment, `os.environ` when None.
 
     Raises:
         SecretMissing: absent, not readable, empty, or shorter than 16 bytes.
@@ -79,40 +76,38 @@ def read_secret(name: str, source: SecretSource, *, environ: Mapping[str, str] |
     what, setting = f"secret `{name}`", f"`[secrets.{name}]`"
     if source.kind is SecretKind.KEY_VAULT:
         return _long_enough(what, setting, from_key_vault(name, source.where))
-    return read_local(what, setting, source, environ=environ)
+    return read_local(what, setting, source)
 
 
-def read_local(
-    what: str, setting: str, source: SecretSource, *, environ: Mapping[str, str] | None = None
-) -> bytes:
+def read_local(what: str, setting: str, source: SecretSource) -> bytes:
     """Return the bytes of something secret in an environment variable or a file.
 
     Args:
         what: it is, for messages: "secret `users`".
         setting: the section of the configuration that says where it is, for messages.
         source: where it is; not in Key Vault.
-        environ: the environment, `os.environ` when None.
 
     Raises:
         SecretMissing: absent, not readable, empty, or shorter than 16 bytes.
     """
     if source.kind is SecretKind.ENV:
-        value = (os.environ if environ is None else environ).get(source.where)
+        value = os.environ.get(source.where)
         if value is None:
             raise SecretMissing(
                 f"{what}: the environment variable {source.where} is not set",
                 hint=f"set {source.where}, or change {setting} in the configuration",
             )
-        return _long_enough(what, setting, os.fsencode(value))
-    try:
-        content = Path(source.where).read_bytes()
-    except OSError as error:
-        raise SecretMissing(
-            f"{what}: the file {source.where} cannot be read ({type(error).__name__})",
-            hint=f"put it there, readable by this user, or change {setting}",
-        ) from None
-    newline = b"\r\n" if content.endswith(b"\r\n") else b"\n"
-    return _long_enough(what, setting, content.removesuffix(newline))
+        secret = os.fsencode(value)
+    else:
+        try:
+            content = Path(source.where).read_bytes()
+        except OSError as error:
+            raise SecretMissing(
+                f"{what}: the file {source.where} cannot be read ({type(error).__name__})",
+                hint=f"put it there, readable by this user, or change {setting}",
+            ) from None
+        secret = content.removesuffix(b"\r\n" if content.endswith(b"\r\n") else b"\n")
+    return _long_enough(what, setting, secret)
 
 
 def _long_enough(what: str, setting: str, secret: bytes) -> bytes:
@@ -124,25 +119,6 @@ def _long_enough(what: str, setting: str, secret: bytes) -> bytes:
             f" {setting} says; keep it as long as the migrated tables are kept",
         )
     return secret
-
-
-def warnings_for(what: str, source: SecretSource) -> list[str]:
-    """Return what is doubtful about where something secret is; nothing here stops a command.
-
-    Args:
-        what: it is, for messages: "secret `users`".
-        source: where it is.
-    """
-    if os.name != "posix" or source.kind is not SecretKind.FILE:
-        return []
-    try:
-        mode = stat.S_IMODE(Path(source.where).stat().st_mode)
-    except OSError:
-        return []  # reading it will say so, with the cure
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        problem = f"the file of {what} is open to other users (mode {mode:04o})"
-        return [f"{problem}; `chmod 600 {source.where}` closes it"]
-    return []
 
 
 def from_key_vault(

@@ -1,4 +1,4 @@
-"""Offering one rate to a table for some seconds, and measuring what comes of it.
+"""Offering rates to a table, each for some seconds, and measuring what comes of it.
 
 Rules kept here:
 
@@ -14,13 +14,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rekey.core.clock import TICKS_PER_SECOND, Clock
 from rekey.errors import Ambiguous, EndpointDown, ServiceError, Unavailable
 from rekey.model import Row
 from rekey.stress.spread import MadeUp
-from rekey.stress.steps import Step, percentile
+from rekey.stress.steps import Bounds, Step, percentile
 from rekey.tables.base import Operation, Table, Verb
 
 MOST_WAITING = 256
@@ -30,127 +30,123 @@ _REFUSED = frozenset({429, 500, 503})
 _EXPECTED = (Unavailable, Ambiguous, EndpointDown)
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """One rate for some seconds: rows a second, `batch` of them in a request."""
-
-    rate: float
-    seconds: float
-    batch: int
-
-    @property
-    def requests(self) -> int:
-        """Return how many requests that is."""
-        return max(1, round(self.rate * self.seconds / self.batch))
-
-
 @dataclass(slots=True)
 class _Sent:
     """One request: seconds since the step began at which it was due, sent, answered; how it ended."""
 
     due: float
-    sent: float = 0.0
+    sent: float
     answered: float = 0.0
     error: ServiceError | None = None
 
 
-@dataclass
-class _Record:
-    """What is known of a step while it goes on."""
+class Load:
+    """What is offered to a test table, and what is left of time and rows.
 
-    sent: list[_Sent] = field(default_factory=list)
-    unsent: list[float] = field(default_factory=list)
-    fatal: ServiceError | None = None
-
-
-async def offer(
-    table: Table,
-    rows: MadeUp,
-    given: Offer,
-    clock: Clock,
-    *,
-    processor: Callable[[], float] = time.process_time,
-) -> Step:
-    """Offer a rate, and wait for all answers.
-
-    Args:
-        table: the test table.
-        rows: makes up what is inserted.
-        given: how much.
+    Attributes:
+        bounds: of the whole test.
         clock: tells when requests are due.
-        processor: seconds of processor that this process has used.
-
-    Raises:
-        ServiceError: something other than load is wrong: the table is gone, a credential is refused.
+        sent: rows sent so far.
     """
-    record = _Record()
-    waiting: set[asyncio.Task[None]] = set()
-    began, used = clock.ticks(), processor()
 
-    def now() -> float:
-        return (clock.ticks() - began) / TICKS_PER_SECOND
+    def __init__(
+        self,
+        table: Table,
+        bounds: Bounds,
+        clock: Clock,
+        *,
+        processor: Callable[[], float] = time.process_time,
+    ) -> None:
+        """Take the table and the bounds; the test begins now.
 
-    try:
-        for number in range(given.requests):
-            due = number * given.batch / given.rate
-            # Also when it is late: answers must be taken in.
-            await clock.sleep(max(0.0, due - now()))
-            if record.fatal is not None:
-                break
-            if len(waiting) >= MOST_WAITING:
-                record.unsent.append(due)
-                continue
-            task = asyncio.create_task(_send(table, rows.rows(given.batch), due, now, record))
-            waiting.add(task)
-            task.add_done_callback(waiting.discard)
-        lasted, used = now(), processor() - used
-        await asyncio.gather(*waiting)
-    finally:
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-    if record.fatal is not None:
-        raise record.fatal
-    return measured(record.sent, record.unsent, given, used / max(lasted, given.seconds))
+        Args:
+            table: the test table.
+            bounds: of the whole test.
+            clock: tells when requests are due.
+            processor: seconds of processor that this process has used.
+        """
+        self.bounds = bounds
+        self.clock = clock
+        self.sent = 0
+        self._table = table
+        self._processor = processor
+        self._began = clock.ticks()
 
+    @property
+    def spent(self) -> float:
+        """Return the seconds since the beginning."""
+        return (self.clock.ticks() - self._began) / TICKS_PER_SECOND
 
-async def _send(
-    table: Table, rows: Sequence[Row], due: float, now: Callable[[], float], record: _Record
-) -> None:
-    sent = _Sent(due, now())
-    try:
-        if len(rows) == 1:
-            await table.insert(rows[0])
-        else:
-            await table.transact([Operation(Verb.INSERT, row) for row in rows])
-    except _EXPECTED as error:
-        sent.error = error
-    except ServiceError as error:
-        record.fatal = record.fatal or error
-        return
-    sent.answered = now()
-    record.sent.append(sent)
+    def share(self, stages: int) -> tuple[float, int]:
+        """Return until which second, and up to which row, the first of so many stages may go."""
+        seconds, rows = self.bounds.seconds - self.spent, self.bounds.rows - self.sent
+        return self.spent + seconds / stages, self.sent + rows // stages
 
+    async def offer(self, rows: MadeUp, rate: float, seconds: float) -> Step:
+        """Offer a rate for some seconds, and wait for all answers.
 
-def measured(sent: Sequence[_Sent], unsent: Sequence[float], given: Offer, processor: float) -> Step:
-    """Return the figures of a step; throughput by when answers came, all else by when requests were due."""
-    begin, end = UNMEASURED * given.seconds, given.seconds
-    due = [one for one in sent if one.due >= begin]
-    times = sorted(max(0.0, one.answered - one.due) for one in due if one.error is None)
-    good = sum(one.error is None and begin <= one.answered < end for one in sent)
-    refused = sum(one.error is not None and one.error.status in _REFUSED for one in due)
-    return Step(
-        offered=given.rate,
-        achieved=good * given.batch / (end - begin),
-        seconds=end - begin,
-        requests=len(due),
-        refused=refused,
-        failed=sum(one.error is not None for one in due) - refused,
-        unsent=sum(one >= begin for one in unsent),
-        p50=percentile(times, 0.50),
-        p95=percentile(times, 0.95),
-        p99=percentile(times, 0.99),
-        grain=given.batch / (end - begin),
-        late=percentile(sorted(one.sent - one.due for one in due), 0.95) or 0.0,
-        processor=processor,
-    )
+        Args:
+            rows: makes up what is inserted.
+            rate: rows a second.
+            seconds: how long.
+
+        Raises:
+            ServiceError: something other than load is wrong: the table is gone, a credential is refused.
+        """
+        batch, requests = self.bounds.batch, max(1, round(rate * seconds / self.bounds.batch))
+        self.sent += requests * batch
+        record: list[_Sent] = []
+        unsent: list[float] = []
+        waiting = 0
+        began, used = self.spent, self._processor()
+
+        async def send(made: Sequence[Row], due: float) -> None:
+            nonlocal waiting
+            sent = _Sent(due, self.spent - began)
+            try:
+                if len(made) == 1:
+                    await self._table.insert(made[0])
+                else:
+                    await self._table.transact([Operation(Verb.INSERT, row) for row in made])
+            except _EXPECTED as error:
+                sent.error = error
+            finally:
+                waiting -= 1
+            sent.answered = self.spent - began
+            record.append(sent)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number in range(requests):
+                    due = number * batch / rate
+                    # Also when it is late: answers must be taken in.
+                    await self.clock.sleep(max(0.0, due - (self.spent - began)))
+                    if waiting >= MOST_WAITING:
+                        unsent.append(due)
+                        continue
+                    waiting += 1
+                    group.create_task(send(rows.rows(batch), due))
+                lasted, used = self.spent - began, self._processor() - used
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        begin, measured = UNMEASURED * seconds, (1 - UNMEASURED) * seconds
+        # Throughput goes by when answers came, all else by when requests were due.
+        good = sum(one.error is None and begin <= one.answered < seconds for one in record)
+        of_step = [one for one in record if one.due >= begin]
+        times = sorted(max(0.0, one.answered - one.due) for one in of_step if one.error is None)
+        refused = sum(one.error is not None and one.error.status in _REFUSED for one in of_step)
+        return Step(
+            offered=rate,
+            achieved=good * batch / measured,
+            seconds=measured,
+            requests=len(of_step),
+            refused=refused,
+            failed=sum(one.error is not None for one in of_step) - refused,
+            unsent=sum(due >= begin for due in unsent),
+            p50=percentile(times, 0.50),
+            p95=percentile(times, 0.95),
+            p99=percentile(times, 0.99),
+            grain=batch / measured,
+            late=percentile(sorted(one.sent - one.due for one in of_step), 0.95) or 0.0,
+            processor=used / max(lasted, seconds),
+        )

@@ -24,7 +24,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
-from rekey.core.clock import TICKS_PER_SECOND, Clock
+from rekey.core.clock import Clock
 from rekey.core.progress import Progress
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Migration, required_secrets
@@ -32,10 +32,10 @@ from rekey.errors import MachineFailed, RekeyError, RowRefused, ServiceError
 from rekey.inspect.inventory import SampleSize, read_sample, read_whole
 from rekey.model import PARTITION_KEY, Row
 from rekey.project.privatefiles import write_whole
-from rekey.stress.load import Offer, offer
-from rekey.stress.report import Bounds, Stage, StressReport
+from rekey.stress.load import Load
+from rekey.stress.report import Stage, StressReport
 from rekey.stress.spread import ONE_PARTITION, MadeUp, Spread, SpreadCount
-from rekey.stress.steps import Judged, Limit, Step, judge_all, next_rate
+from rekey.stress.steps import Bounds, Judged, Limit, Step, judge_all, next_rate
 from rekey.tables.base import Table, TableService
 
 _FIRST = 8.0
@@ -47,34 +47,6 @@ _LOAD_SECONDS, _LOAD_SHARE = 2.0, 0.05
 _LEAST_STEP_SECONDS = 1.0
 _REST_SECONDS = 1.0
 """What a service that refused is given to recover."""
-
-
-class _Load:
-    """What is offered to the test table, and what is left of time and rows."""
-
-    def __init__(self, table: Table, bounds: Bounds, clock: Clock, processor: Callable[[], float]) -> None:
-        self.bounds = bounds
-        self.clock = clock
-        self.sent = 0
-        self._table = table
-        self._processor = processor
-        self._began = clock.ticks()
-
-    @property
-    def spent(self) -> float:
-        """Return the seconds since the beginning."""
-        return (self.clock.ticks() - self._began) / TICKS_PER_SECOND
-
-    def share(self, stages: int) -> tuple[float, int]:
-        """Return until which second, and up to which row, the first of so many stages may go."""
-        seconds, rows = self.bounds.seconds - self.spent, self.bounds.rows - self.sent
-        return self.spent + seconds / stages, self.sent + rows // stages
-
-    async def offer(self, rows: MadeUp, rate: float, seconds: float) -> Step:
-        """Offer a rate, in rows a second, for some seconds."""
-        given = Offer(rate, seconds, self.bounds.batch)
-        self.sent += given.requests * given.batch
-        return await offer(self._table, rows, given, self.clock, processor=self._processor)
 
 
 async def stress(
@@ -106,23 +78,17 @@ async def stress(
         ServiceError: the account cannot be used; the test table is removed all the same.
         MachineFailed: the notes cannot be written.
     """
-    removed = await remove_leftovers(service, notes, endpoint)
-    stages: list[Stage] = []
-    async with _test_table(service, notes, endpoint) as name:
-        load = _Load(loaded.table(name), bounds, clock, processor)
-        for number, spread in enumerate([ONE_PARTITION, *spreads]):
-            stages.append(await _ramp(load, spread, number, len(spreads) + 1 - number, progress))
-    return StressReport(tuple(stages), name, tuple(removed), load.sent, load.spent, bounds.batch)
-
-
-async def remove_leftovers(service: TableService, notes: Notes, endpoint: str) -> list[str]:
-    """Remove the test tables that are noted for an account; return those that were there."""
-    removed = []
+    removed = []  # what earlier stress tests left
     for name in notes.tables(endpoint):
         if await service.delete_table(name):
             removed.append(name)
         notes.drop(name)
-    return removed
+    stages: list[Stage] = []
+    async with _test_table(service, notes, endpoint) as name:
+        load = Load(loaded.table(name), bounds, clock, processor=processor)
+        for number, spread in enumerate([ONE_PARTITION, *spreads]):
+            stages.append(await _ramp(load, spread, number, len(spreads) + 1 - number, progress))
+    return StressReport(name, tuple(removed), load.sent, bounds.batch, load.spent, tuple(stages))
 
 
 @contextlib.asynccontextmanager
@@ -144,15 +110,15 @@ async def _test_table(service: TableService, notes: Notes, endpoint: str) -> Asy
         notes.drop(name)
 
 
-async def _ramp(load: _Load, spread: Spread, number: int, stages: int, progress: Progress) -> Stage:
+async def _ramp(load: Load, spread: Spread, number: int, stages: int, progress: Progress) -> Stage:
     """Offer rates one after the other until it saturates, or `1/stages` of what is left is used up."""
     until, upto = load.share(stages)
-    rows, name = MadeUp(spread, number), spread.table or "one partition"
+    rows = MadeUp(spread, number)
     first, most = spread.expected / _FIRST, load.bounds.most or spread.expected * _MOST
     bounded = ""
     steps: list[Step] = []
     judged: list[Judged] = []
-    with progress.task(f"stress {name}") as advance:
+    with progress.task(f"stress {spread.name}") as advance:
         # The first rows are not measured: what connecting and making partitions takes goes there.
         rate = min(first, most)
         shares = _LOAD_SHARE * (until - load.spent), _LOAD_SHARE * (upto - load.sent) / rate
@@ -169,7 +135,7 @@ async def _ramp(load: _Load, spread: Spread, number: int, stages: int, progress:
             judged = judge_all(steps)
             if judged[-1].limit is not Limit.NOTHING:
                 await load.clock.sleep(_REST_SECONDS)
-    return Stage(name, spread, spread.expected, tuple(judged), bounded)
+    return Stage(spread, tuple(judged), bounded)
 
 
 # --- distributions to try --------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ class Spread:
     """Shares of partitions.
 
     Attributes:
-        table: whose they are.
+        table: whose they are; "" for a single partition.
         counts: rows met of each partition, in the order in which the partitions were met.
         others: rows met of partitions beyond these; one row each.
     """
@@ -38,6 +38,11 @@ class Spread:
     table: str
     counts: tuple[int, ...]
     others: int = 0
+
+    @property
+    def name(self) -> str:
+        """Return what a stage with these shares is called."""
+        return self.table or "one partition"
 
     @property
     def rows(self) -> int:

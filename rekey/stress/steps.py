@@ -32,6 +32,25 @@ BUSY_PROCESSOR = 0.9
 """From these on this machine is the limit: requests sent so late (p95), or so much of one core used."""
 
 
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How long, how much, how.
+
+    Attributes:
+        seconds: of the whole test.
+        rows: sent in the whole test.
+        step_seconds: of one step.
+        batch: rows in a request.
+        most: rows a second to offer at most; None: twice what the targets allow.
+    """
+
+    seconds: float = 300.0
+    rows: int = 300_000
+    step_seconds: float = 5.0
+    batch: int = 10
+    most: float | None = None
+
+
 class Limit(StrEnum):
     """What a step ran into."""
 
@@ -106,34 +125,26 @@ def judge(step: Step, baseline: float | None) -> Judged:
         step: the step.
         baseline: p95 of the first clean step, None before there was one.
     """
-    reasons = tuple(_signs(step, baseline))
-    if not reasons:
-        return Judged(step, Limit.NOTHING)
-    if step.processor >= BUSY_PROCESSOR or step.late > LATE_SECONDS:
-        why = (
-            f"this process used {step.processor:.0%} of a core"
-            if step.processor >= BUSY_PROCESSOR
-            else f"requests were sent {step.late * 1000:,.0f} ms late"
-        )
-        if not _is_refused(step):
-            return Judged(step, Limit.CLIENT, (why, *reasons))
-    return Judged(step, Limit.SERVICE, reasons)
-
-
-def _signs(step: Step, baseline: float | None) -> list[str]:
-    """Return what speaks for saturation, each in words."""
-    signs = []
+    reasons = []
     if _is_refused(step):
-        signs.append(
-            f"{(step.refused + step.failed) / step.requests:.1%} of requests refused or not answered"
-        )
+        refused = (step.refused + step.failed) / step.requests
+        reasons.append(f"{refused:.1%} of requests refused or not answered")
     if step.achieved + step.grain < LEAST_ACHIEVED * step.offered:
-        signs.append(f"only {step.achieved / step.offered:.0%} of what was offered came through")
+        reasons.append(f"only {step.achieved / step.offered:.0%} of what was offered came through")
     knee = KNEE_SECONDS if baseline is None else max(KNEE_SECONDS, KNEE_FACTOR * baseline)
     if step.p95 is not None and step.p95 > knee:
         usual = "" if baseline is None else f", {baseline * 1000:,.0f} ms at the lowest rate"
-        signs.append(f"p95 of {step.p95 * 1000:,.0f} ms{usual}")
-    return signs
+        reasons.append(f"p95 of {step.p95 * 1000:,.0f} ms{usual}")
+    if not reasons:
+        return Judged(step, Limit.NOTHING)
+    why = ""
+    if step.processor >= BUSY_PROCESSOR:
+        why = f"this process used {step.processor:.0%} of a core"
+    elif step.late > LATE_SECONDS:
+        why = f"requests were sent {step.late * 1000:,.0f} ms late"
+    if why and not _is_refused(step):
+        return Judged(step, Limit.CLIENT, (why, *reasons))
+    return Judged(step, Limit.SERVICE, tuple(reasons))
 
 
 def _is_refused(step: Step) -> bool:
@@ -161,22 +172,10 @@ def saturation(judged: Sequence[Judged]) -> Saturation:
     over = [one for one in judged if one.step.offered not in clean_rates]
     lowest = min(over, key=lambda one: one.step.offered, default=None)
     ceiling = math.inf if lowest is None else lowest.step.offered
-    clean = max(
-        (one.step for one in judged if one.limit is Limit.NOTHING and one.step.offered < ceiling),
-        key=lambda step: step.offered,
-        default=None,
-    )
+    clean = max((rate for rate in clean_rates if rate < ceiling), default=None)
     if lowest is None:
-        return Saturation(
-            Limit.NOTHING, clean.offered if clean else 0.0, clean.offered if clean else None, None
-        )
-    carried = min(lowest.step.achieved, ceiling)
-    return Saturation(
-        lowest.limit,
-        carried if clean is None else max(clean.offered, carried),
-        None if clean is None else clean.offered,
-        ceiling,
-    )
+        return Saturation(Limit.NOTHING, clean or 0.0, clean, None)
+    return Saturation(lowest.limit, max(clean or 0.0, min(lowest.step.achieved, ceiling)), clean, ceiling)
 
 
 def next_rate(judged: Sequence[Judged], *, first: float, most: float) -> float | None:

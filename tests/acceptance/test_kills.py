@@ -117,7 +117,7 @@ def _claims(segment: Segment, key: Key) -> bool:
     ("script", "make", "kills"),
     [
         pytest.param(USERS, users, 10, id="keys from keys", marks=pytest.mark.soak),
-        pytest.param(POSTS, posts, 12, id="keys from content"),
+        pytest.param(POSTS, posts, 8, id="keys from content"),
         pytest.param(USERS, users, 60, id="keys from keys, longer", marks=pytest.mark.soak),
         pytest.param(POSTS, posts, 60, id="keys from content, longer", marks=pytest.mark.soak),
     ],

@@ -76,7 +76,7 @@ def test_the_published_target_of_a_partition_is_found(tmp_path: Path, azurite: A
     project = Project(tmp_path, azurite)
     with StubProcess(1000, "--limits") as stub:
         project.configure(tables=stub.endpoint)
-        words = ("stress", "Users", "--batch", "50", "--step-seconds", "4", "--seconds", "100", "--json")
+        words = ("stress", "Users", "--batch", "50", "--step-seconds", "3", "--seconds", "75", "--json")
         refused = project.run(*words).ended(3)
         assert "--i-own-this-account" in refused.said
         one = found(project.run(*words, "--i-own-this-account", ACCEPTANCE_TABLES_KEY=KEY), 2_000)

@@ -12,17 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from rekey.cli.main import run
 from rekey.cli.shell import Surroundings
 from rekey.evidence import bag, contents, log, signing
 from rekey.evidence.export import export
-from rekey.evidence.keys import Ed25519Signer, PublicKey, hashes
+from rekey.evidence.keys import Ed25519Signer
 from rekey.state.store import State
 from tests.documents import ROOT, blocks
-from tests.evidence import SCRIPT, rebagged, restated, rows, with_key
+from tests.evidence import SCRIPT, P256Signer, rebagged, restated, rows, with_key
 from tests.projects import USERS_SCRIPT, Project
 from tests.scenarios.test_evidence_timestamp import Authority
 
@@ -116,22 +115,15 @@ def test_a_right_bundle_is_accepted(made: Made) -> None:
 
 
 def test_a_bundle_of_a_key_in_key_vault_is_accepted(tmp_path: Path) -> None:
-    private = ec.generate_private_key(ec.SECP256R1())
-
-    class P256:
-        public = PublicKey(private.public_key())
-
-        def sign(self, data: bytes) -> bytes:
-            return private.sign(data, ec.ECDSA(hashes.SHA256()))
-
+    signer = P256Signer()
     project = Project(tmp_path / "project")
     project.script(USERS_SCRIPT)
     asyncio.run(project.fill("Users", rows(3)))
     around = Surroundings(project.connect, project.clock, is_terminal=False)
     assert run(["apply", "0001", "--config", str(project.folder / "rekey.toml")], around) == 0
     with State.open(project.config.state) as state:
-        export(project.config, project.scripts[SCRIPT], state, tmp_path / "evidence-0001", signer=P256())
-    (tmp_path / "evidence.pub.pem").write_bytes(P256.public.pem)
+        export(project.config, project.scripts[SCRIPT], state, tmp_path / "evidence-0001", signer=signer)
+    (tmp_path / "evidence.pub.pem").write_bytes(signer.public.pem)
     done = by_hand(tmp_path, stamped=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("Verified OK") == 2

@@ -44,7 +44,7 @@ def events(rekey: Commands, kind: str = "") -> list[AuditEvent]:
         return [event for event in state.audit_events() if not kind or event.event == kind]
 
 
-def test_every_phase_boundary_has_a_checkpoint_that_the_configured_key_signed(rekey: Commands) -> None:
+def test_every_phase_boundary_has_a_signed_checkpoint(rekey: Commands) -> None:
     key = with_key(rekey)
     rekey("apply", "0001")
     rekey(*TO_CUTOVER)
@@ -61,7 +61,7 @@ def test_every_phase_boundary_has_a_checkpoint_that_the_configured_key_signed(re
         assert ends == {one.size for one in stored}
 
 
-def test_a_key_that_is_configured_and_not_there_is_said_before_anything_is_done(rekey: Commands) -> None:
+def test_a_missing_key_is_said_before_anything_is_done(rekey: Commands) -> None:
     with_key(rekey)
     (rekey.project.folder / "evidence.pem").unlink()
     said = rekey("apply", "0001", code=2)

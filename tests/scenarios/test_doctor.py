@@ -12,8 +12,7 @@ import pytest
 
 from rekey.cli.main import run
 from rekey.cli.shell import Surroundings
-from rekey.doctor.observe import see_account
-from rekey.doctor.observe_machine import see_state
+from rekey.doctor.observe import see_account, see_state
 from rekey.errors import CredentialRefused
 from rekey.model import EntityKey
 from rekey.project.config import Account
@@ -100,9 +99,7 @@ def test_a_project_on_azurite_has_notes_only(rekey: Commands) -> None:
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_it_removes_what_it_writes_and_writes_nothing_to_the_applications_account(
-    rekey: Commands, project: Project, begun: bool
-) -> None:
+def test_it_removes_what_it_writes(rekey: Commands, project: Project, begun: bool) -> None:
     """While there is no restricted store it makes a table of its own, and deletes it."""
     if begun:
         asyncio.run(project.restricted.create_table("rekeycontrol"))
@@ -161,9 +158,7 @@ def test_tables_that_may_not_be_read_are_errors(rekey: Commands, project: Projec
     assert set(found(document, "error")) == {"source-unreadable", "restricted-unreadable"}
 
 
-def test_a_source_that_is_not_there_is_a_warning_which_counts_when_strict(
-    rekey: Commands, project: Project
-) -> None:
+def test_a_missing_source_is_a_warning(rekey: Commands, project: Project) -> None:
     project.script(
         USERS_SCRIPT.replace('"Users"', '"Nobody"').replace("UsersV2", "NobodyV2"), "0002_nobody.py"
     )
@@ -223,9 +218,7 @@ def test_a_configuration_that_cannot_be_read_is_usage(rekey: Commands, project: 
     rekey("doctor", code=2)
 
 
-def test_no_secret_and_no_key_is_printed(
-    rekey: Commands, project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_secret_is_printed(rekey: Commands, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TABLES_KEY", "dGhpcyBpcyBhIGtleSBvZiBhbiBhY2NvdW50")
     config = project.folder / "rekey.toml"
     keyed = config.read_text("utf-8").replace("[restricted]", 'key_env = "TABLES_KEY"\n[restricted]', 1)
@@ -275,7 +268,7 @@ def test_a_damaged_state_file_is_told_and_a_missing_one_is_none(state: Path) -> 
 # --- accounts in Azure, which answer here as the documentation says --------------------------------------
 
 
-async def test_a_made_up_key_is_tried_where_a_token_is_used_and_nowhere_else(
+async def test_a_made_up_key_is_tried_where_a_token_is_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The account says whether it takes keys at all. The key is random and never one that is configured."""
@@ -298,7 +291,7 @@ async def test_a_made_up_key_is_tried_where_a_token_is_used_and_nowhere_else(
     assert keyed.made_up is None and len(tried) == 2
 
 
-def test_the_surroundings_of_a_command_ask_the_network_by_themselves(
+def test_a_command_asks_the_network_by_itself(
     project: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without an Azurite on the configured port both accounts are unreachable, and all else is looked at."""

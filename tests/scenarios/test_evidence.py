@@ -11,7 +11,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from securesystemslib.dsse import Envelope
 from securesystemslib.exceptions import VerificationError
@@ -20,12 +19,13 @@ from securesystemslib.signer import SSlibKey
 from rekey.errors import Unavailable
 from rekey.evidence import bag, contents, log, merkle, note, signing, statement
 from rekey.evidence.export import export
-from rekey.evidence.keys import Ed25519Signer, PublicKey, hashes
+from rekey.evidence.keys import Ed25519Signer, PublicKey
 from rekey.state.store import State
 from tests.commands import Commands
 from tests.evidence import (
     SCRIPT,
     TO_CUTOVER,
+    P256Signer,
     checked,
     codes,
     exported,
@@ -98,9 +98,7 @@ def test_a_bundle_holds_what_an_auditor_asks_for(rekey: Commands, key: PublicKey
     assert stated.predicate["key"] == {"algorithm": "ed25519", "key_id": key.key_id}
 
 
-def test_an_untouched_bundle_is_right_and_its_verification_is_recorded(
-    rekey: Commands, key: PublicKey
-) -> None:
+def test_verifying_a_right_bundle_is_recorded(rekey: Commands, key: PublicKey) -> None:
     folder = exported(rekey)
     said = rekey("evidence", "verify", str(folder), "--json").json
     assert said["right"] is True
@@ -150,9 +148,7 @@ def test_one_event_can_be_shown_without_the_others(rekey: Commands, key: PublicK
         assert merkle.is_included(leaf, one["seq"] - 1, proofs["size"], path, root)
 
 
-def test_migrations_of_one_project_share_a_log_and_have_bundles_of_their_own(
-    rekey: Commands, key: PublicKey
-) -> None:
+def test_two_migrations_have_bundles_of_their_own(rekey: Commands, key: PublicKey) -> None:
     rekey.project.script(POSTS_SCRIPT, "0002_posts.py")
     post = {"PartitionKey": "b", "RowKey": "r", "Month": "2024-01", "Tags": "a,b", "Title": "t"}
     asyncio.run(rekey.project.fill("Posts", [post]))
@@ -187,19 +183,12 @@ def test_without_a_key_the_bundle_says_that_nobody_signed_it(rekey: Commands) ->
 
 def test_a_key_in_key_vault_signs_bundles_too(rekey: Commands) -> None:
     """What Key Vault does on the wire is shown in tests/unit/test_evidence_keyvault.py."""
-    private = ec.generate_private_key(ec.SECP256R1())
-
-    class P256:
-        public = PublicKey(private.public_key())
-
-        def sign(self, data: bytes) -> bytes:
-            return private.sign(data, ec.ECDSA(hashes.SHA256()))
-
+    signer = P256Signer()
     rekey("apply", "0001")
     folder = rekey.project.folder / "bundle"
     with State.open(rekey.project.config.state) as state:
-        export(rekey.project.config, rekey.project.scripts[SCRIPT], state, folder, signer=P256())
-    assert checked(folder, P256.public).is_right
+        export(rekey.project.config, rekey.project.scripts[SCRIPT], state, folder, signer=signer)
+    assert checked(folder, signer.public).is_right
     assert codes(checked(folder)) == {"signature", "checkpoint-key"}
 
 
@@ -271,9 +260,7 @@ def test_a_script_that_was_edited_is_not_shown_as_what_was_done(rekey: Commands,
         "# https://a.table.core.windows.net/?sv=1&sig=" + "B" * 43,
     ],
 )
-def test_a_script_that_holds_a_secret_is_not_handed_to_an_auditor(
-    rekey: Commands, key: PublicKey, line: str
-) -> None:
+def test_a_script_with_a_secret_is_not_exported(rekey: Commands, key: PublicKey, line: str) -> None:
     rekey.project.script(f"{USERS_SCRIPT}\n{line}\n")
     said = rekey("evidence", "export", str(rekey.project.folder / "bundle"), code=1)
     assert "script.py" in said.err
@@ -282,9 +269,7 @@ def test_a_script_that_holds_a_secret_is_not_handed_to_an_auditor(
     assert not (rekey.project.folder / "bundle").exists()
 
 
-def test_a_script_that_holds_a_wrapping_key_of_before_is_not_handed_to_an_auditor(
-    rekey: Commands, key: PublicKey
-) -> None:
+def test_a_script_with_a_previous_wrapping_key_is_not_exported(rekey: Commands, key: PublicKey) -> None:
     before = "a wrapping key of before, long enough"
     (rekey.project.folder / "old.key").write_text(before, "utf-8")
     config = rekey.project.folder / "rekey.toml"

@@ -70,7 +70,7 @@ def everything_in(folder: Path) -> dict[str, bytes]:
     return {path.as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_with_its_own_project_in_it_a_forged_bundle_is_not_believed(
+def test_a_project_in_a_forged_bundle_is_not_believed(
     rekey: Commands, forged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own statement names project and key. Wherever the auditor stands, and whatever way leads there."""
@@ -100,7 +100,7 @@ def test_with_its_own_project_in_it_a_forged_bundle_is_not_believed(
     assert everything_in(forged) == before, "no state file was made, and none changed"
 
 
-def test_a_project_beside_a_forged_bundle_is_not_believed_and_its_state_file_not_touched(
+def test_a_project_next_to_a_forged_bundle_is_not_believed(
     rekey: Commands, forged: Path, tmp_path: Path
 ) -> None:
     """The state file that it names is none, an old one, somebody else's, or no state file at all."""
@@ -125,9 +125,7 @@ def test_a_project_beside_a_forged_bundle_is_not_believed_and_its_state_file_not
         assert everything_in(beside) == before
 
 
-def test_a_bundle_of_this_project_whose_statement_was_replaced_is_not_believed(
-    rekey: Commands, key: PublicKey, tmp_path: Path
-) -> None:
+def test_a_replaced_statement_is_not_believed(rekey: Commands, key: PublicKey, tmp_path: Path) -> None:
     folder = exported(rekey)
     restated(folder, attacker(tmp_path))
     said = rekey(*VERIFY, str(folder), code=2)
@@ -145,7 +143,7 @@ def test_the_state_file_of_the_project_is_only_read_until_all_holds(rekey: Comma
     assert sorted(path.name for path in state.parent.glob(f"{state.name}-*")) == []
 
 
-def test_the_verdict_says_whose_key_it_was_in_full_and_from_where(
+def test_the_verdict_names_the_key_and_its_origin(
     rekey: Commands, key: PublicKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = exported(rekey)
@@ -203,7 +201,7 @@ def test_a_nested_predicate_is_told_and_not_a_fault(rekey: Commands, forged: Pat
         rekey(*VERIFY, "bundle", "--key", "evidence.pub.pem", *more, code=1)
 
 
-def test_what_a_forger_can_do_is_found_by_the_right_key(
+def test_a_forgery_is_found_by_the_right_key(
     rekey: Commands, forged: Path, key: PublicKey, tmp_path: Path
 ) -> None:
     """With his own key it is whole: only another way to the right key tells."""

@@ -107,7 +107,7 @@ def test_another_script_does_not_pass_for_the_one_of_the_bundle(rekey: Commands,
     assert "is not the one of the bundle" in said.err
 
 
-def test_of_a_small_source_no_digest_is_told(
+def test_a_small_source_has_no_digest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One e-mail address in a table that is known otherwise could be found by trying a dictionary."""

@@ -107,9 +107,7 @@ def cut(lines: list[bytes]) -> bytes:
 
 
 @pytest.mark.parametrize("tamper", [removed, reordered, inserted, changed])
-def test_an_event_removed_moved_inserted_or_changed_is_found_by_the_chain_itself(
-    made: Made, tamper: Callable[[list[bytes]], bytes]
-) -> None:
+def test_a_tampered_log_is_found_by_the_chain(made: Made, tamper: Callable[[list[bytes]], bytes]) -> None:
     """Also by whoever holds the key: bag and statement are made again, with the right signature."""
     folder = made.folder
     path = folder / EVENTS
@@ -124,7 +122,7 @@ def test_an_event_removed_moved_inserted_or_changed_is_found_by_the_chain_itself
 
 
 @pytest.mark.parametrize("tamper", [removed, reordered, inserted, changed])
-def test_a_log_whose_chain_was_made_again_is_found_by_its_checkpoints(
+def test_a_relinked_log_is_found_by_its_checkpoints(
     made: Made, tamper: Callable[[list[bytes]], bytes]
 ) -> None:
     folder = made.folder
@@ -153,7 +151,7 @@ def test_a_log_that_was_cut_at_its_end_is_found(made: Made) -> None:
     assert codes(checked(folder, made.key, earlier=kept)) == {"log-cut"}
 
 
-def test_a_history_that_was_written_anew_by_the_key_s_holder_is_found_by_a_kept_checkpoint(
+def test_a_history_written_anew_is_found_by_a_kept_checkpoint(
     made: Made,
 ) -> None:
     kept = (made.before / CHECKPOINT).read_text("utf-8")
@@ -176,18 +174,14 @@ def test_an_added_file_is_found_also_in_a_bag_that_was_made_again(made: Made, wh
 
 
 @pytest.mark.parametrize("where", ["rekey.toml", "evidence.pem", "data/more.txt", "data/audit/more"])
-def test_a_file_that_belongs_to_no_bundle_is_found_also_when_the_statement_names_it(
-    made: Made, where: str
-) -> None:
+def test_a_foreign_file_is_found_when_the_statement_names_it(made: Made, where: str) -> None:
     (made.folder / where).write_text("x", "utf-8")
     restated(made.folder, made.signer)
     assert codes(checked(made.folder, made.key)) == {"file-added"}
 
 
 @pytest.mark.parametrize("name", contents.ALWAYS)
-def test_a_file_that_every_bundle_holds_is_missed_also_when_the_statement_does_not_name_it(
-    made: Made, name: str
-) -> None:
+def test_a_missing_file_is_found_when_the_statement_omits_it(made: Made, name: str) -> None:
     (made.folder / "data" / name).unlink()
     restated(made.folder, made.signer)
     assert "file-missing" in codes(checked(made.folder, made.key))
@@ -203,9 +197,7 @@ def test_a_file_that_every_bundle_holds_is_missed_also_when_the_statement_does_n
         {"log": {"name": "rekey-audit-0", "size": 1, "root": ""}},
     ],
 )
-def test_a_statement_about_another_key_or_log_is_found_although_it_is_signed(
-    made: Made, said: dict[str, object]
-) -> None:
+def test_a_statement_about_another_key_or_log_is_found(made: Made, said: dict[str, object]) -> None:
     restated(made.folder, made.signer, **said)
     assert codes(checked(made.folder, made.key)) == {"not-as-stated"}
 
@@ -301,7 +293,7 @@ def test_a_statement_by_the_right_key_with_another_body_is_found(made: Made) -> 
         (contents.PROOFS, (b'"seq":2}', b'"seq":3}')),
     ],
 )
-def test_a_file_that_says_something_else_than_the_audit_log_is_found_even_when_signed(
+def test_a_file_that_contradicts_the_audit_log_is_found(
     made: Made, name: str, change: tuple[bytes, bytes]
 ) -> None:
     folder = made.folder
@@ -314,11 +306,11 @@ def test_a_file_that_says_something_else_than_the_audit_log_is_found_even_when_s
     assert codes(checked(folder, made.key))
 
 
-def test_a_checkpoint_by_another_key_is_found_although_the_statement_is_right(made: Made) -> None:
+def test_a_checkpoint_by_another_key_is_found(made: Made) -> None:
     folder = made.folder
     other = Ed25519Signer(Ed25519PrivateKey.generate())
     said = note.parsed((folder / CHECKPOINT).read_text("utf-8")).checkpoint
-    (folder / CHECKPOINT).write_text(note.signed(said, other.public, other.sign).text, "utf-8")
+    (folder / CHECKPOINT).write_text(note.signed(said, other).text, "utf-8")
     restated(folder, made.signer)
     assert codes(checked(folder, made.key)) == {"checkpoint-key"}
     assert checked(folder, made.key, other.public).is_right, "unless that key is trusted, too"

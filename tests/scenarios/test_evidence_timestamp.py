@@ -133,9 +133,7 @@ def key(rekey: Commands) -> PublicKey:
     return with_key(rekey.project.folder)
 
 
-def test_a_stamped_bundle_says_when_it_existed_and_every_tampering_with_the_stamp_is_found(
-    rekey: Commands, authority: Authority, key: PublicKey
-) -> None:
+def test_tampering_with_a_time_stamp_is_found(rekey: Commands, authority: Authority, key: PublicKey) -> None:
     """Also in the bytes that the authority's own signature leaves out, and without its root at hand."""
     rekey("apply", "0001")
     folder = rekey.project.folder / "bundle"
@@ -175,9 +173,7 @@ def test_a_stamped_bundle_says_when_it_existed_and_every_tampering_with_the_stam
     assert "timestamp" in codes(verify(folder, trusted)), "a stamp that was taken away"
 
 
-def test_a_stamp_that_the_statement_announces_and_that_was_taken_away_is_found(
-    rekey: Commands, authority: Authority, key: PublicKey
-) -> None:
+def test_a_stamp_that_was_taken_away_is_found(rekey: Commands, authority: Authority, key: PublicKey) -> None:
     """With both of its files, and whatever is asked of stamps; a bundle without one announces none."""
     rekey("apply", "0001")
     folder, plain = rekey.project.folder / "bundle", rekey.project.folder / "plain"

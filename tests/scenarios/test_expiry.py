@@ -471,18 +471,16 @@ def test_a_mapping_in_the_clear_has_no_cohorts(plain: Commands) -> None:
 
 def doctor(rekey: Commands) -> list[dict[str, Any]]:
     """Return what the doctor finds in the restricted store, as if both accounts answered."""
-    from rekey.doctor.finding import Code
     from rekey.doctor.judge import examine
-    from rekey.doctor.observe import read_store
-    from rekey.doctor.observe_machine import see_configuration, see_migrations
+    from rekey.doctor.observe import see_configuration, see_migration, see_migrations
 
     config = rekey.project.config
-    seen = see_migrations(config, see_configuration(config).secrets)
-    store = asyncio.run(read_store(rekey.project.restricted, seen, config.gates))
+    [script] = see_migrations(config, see_configuration(config).secrets).scripts
+    stored = asyncio.run(see_migration(rekey.project.restricted, script, gates=config.gates))
     return [
-        {"code": str(one.code), "command": one.command, "seen": one.seen}
-        for one in examine(changed(store=store)).findings
-        if one.code in (Code.MAPPING_OVER, Code.DATA_KEY_RETURNED)
+        {"code": one.code, "command": one.command, "seen": one.seen}
+        for one in examine(changed(stored=(stored,))).findings
+        if one.code in ("mapping-over", "data-key-returned")
     ]
 
 

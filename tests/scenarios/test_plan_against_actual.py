@@ -66,7 +66,7 @@ def of_kind(requests: dict[str, Any], which: str) -> Counter[str]:
 
 
 @pytest.mark.parametrize(("script", "table", "make"), EXAMPLES)
-@pytest.mark.parametrize(("count", "window"), [(6_000, None), (9_000, 1_000)], ids=["few", "many windows"])
+@pytest.mark.parametrize(("count", "window"), [(3_000, None), (4_500, 500)], ids=["few", "many windows"])
 def test_the_worked_examples_send_what_was_estimated(
     rekey: Commands, script: str, table: str, make: Make, count: int, window: int | None
 ) -> None:

@@ -224,9 +224,10 @@ def test_a_secret_file_that_others_may_read_is_a_warning(file: Path) -> None:
     assert config.warnings() == []
 
 
-def test_a_secret_that_has_no_section_is_missing(file: Path) -> None:
+def test_a_secret_that_has_no_section_is_missing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config(write(file, MINIMAL + "[secrets.users]\nenv='USERS'"))
-    assert resolve_secret(config, "users", environ={"USERS": "0123456789abcdef"}) == b"0123456789abcdef"
+    monkeypatch.setenv("USERS", "0123456789abcdef")
+    assert resolve_secret(config, "users") == b"0123456789abcdef"
     with pytest.raises(SecretMissing, match="`other` is not configured") as error:
         resolve_secret(config, "other")
     assert "[secrets.other]" in error.value.hint
@@ -237,24 +238,32 @@ OWN = Account("http://127.0.0.1:10002/other", "KEY")
 AZURE = Account("https://acme.table.core.windows.net")
 
 
-def test_https_uses_an_identity_unless_a_key_is_named(file: Path) -> None:
-    assert account_key(AZURE, environ={}) is None
-    assert account_key(Account(AZURE.endpoint, "KEY"), environ={"KEY": f" {PASTED}\n"}) == PASTED
+def test_https_uses_an_identity_unless_a_key_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEY", f" {PASTED}\n")
+    assert account_key(AZURE) is None
+    assert account_key(Account(AZURE.endpoint, "KEY")) == PASTED
 
 
-def test_azurite_has_a_published_key_and_other_http_accounts_need_one() -> None:
-    assert account_key(AZURITE, environ={}) == AZURITE_KEY
-    assert account_key(OWN, environ={"KEY": PASTED}) == PASTED
+def test_azurite_has_a_published_key_and_other_http_accounts_need_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KEY", PASTED)
+    assert account_key(AZURITE) == AZURITE_KEY
+    assert account_key(OWN) == PASTED
     with pytest.raises(ConfigurationError, match="has no key") as error:
-        account_key(Account(OWN.endpoint), environ={})
+        account_key(Account(OWN.endpoint))
     assert "key_env" in error.value.hint
 
 
 @pytest.mark.parametrize("value", [None, "", "  ", "AccountName=a;AccountKey=b", "not base64!"])
-def test_a_key_that_is_absent_or_no_key_is_refused_and_not_echoed(value: str | None) -> None:
-    environ = {} if value is None else {"KEY": value}
+def test_a_key_that_is_absent_or_no_key_is_refused_and_not_echoed(
+    value: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KEY", raising=False)
+    if value is not None:
+        monkeypatch.setenv("KEY", value)
     with pytest.raises(ConfigurationError, match="KEY") as error:
-        account_key(OWN, environ=environ)
+        account_key(OWN)
     if value and value.strip():
         assert value not in str(error.value)
 

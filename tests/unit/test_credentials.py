@@ -79,7 +79,7 @@ async def test_a_key_that_its_owner_renews_signs_the_next_request() -> None:
 
 
 async def test_https_without_a_key_uses_ones_own_identity() -> None:
-    credential = credential_for(Account("https://account.table.core.windows.net"), environ={})
+    credential = credential_for(Account("https://account.table.core.windows.net"))
     assert isinstance(credential, DefaultAzureCredential)
     await credential.close()
 
@@ -114,16 +114,18 @@ async def test_a_token_is_asked_for_storage_and_the_credential_closed_with_the_s
     assert nobody.closed
 
 
-def test_a_key_comes_from_the_environment_variable_that_is_named() -> None:
+def test_a_key_comes_from_the_environment_variable_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     account = Account("https://account.table.core.windows.net", key_env="TABLES_KEY")
-    assert credential_for(account, environ={"TABLES_KEY": KEY}) == SharedKey.of("account", KEY)
+    monkeypatch.setenv("TABLES_KEY", KEY)
+    assert credential_for(account) == SharedKey.of("account", KEY)
+    monkeypatch.delenv("TABLES_KEY")
     with pytest.raises(ConfigurationError):
-        credential_for(account, environ={})
+        credential_for(account)
 
 
 def test_azurites_published_account_needs_no_variable_and_others_on_http_do() -> None:
-    published = credential_for(Account("http://127.0.0.1:10002/devstoreaccount1"), environ={})
+    published = credential_for(Account("http://127.0.0.1:10002/devstoreaccount1"))
     assert isinstance(published, SharedKey)
     assert published.account == "devstoreaccount1"
     with pytest.raises(ConfigurationError):
-        credential_for(Account("http://127.0.0.1:10002/tables"), environ={})
+        credential_for(Account("http://127.0.0.1:10002/tables"))

@@ -15,8 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.utils import Prehashed, decode_ds
 
 from rekey.errors import ConfigurationError, CredentialRefused, EndpointDown, Unavailable
 from rekey.evidence import note
-from rekey.evidence.keyvault import KeyVaultSigner
-from rekey.evidence.signing import open_signer
+from rekey.evidence.signing import KeyVaultSigner, open_signer
 from rekey.project.config import load_config
 from rekey.project.keyvault import split_url
 from tests.vaults import SAID, Credential, FakeVault, decoded, unpadded
@@ -70,7 +69,7 @@ def test_what_key_vault_signs_is_checked_with_the_public_half_alone() -> None:
 def test_a_checkpoint_can_be_signed_by_key_vault() -> None:
     made = signer(Vault())
     checkpoint = note.Checkpoint("rekey-audit-0", 1, bytes(32))
-    text = note.signed(checkpoint, made.public, made.sign).text
+    text = note.signed(checkpoint, made).text
     assert note.parsed(text).is_by(made.public)
 
 
@@ -84,9 +83,7 @@ def test_a_checkpoint_can_be_signed_by_key_vault() -> None:
         (0, EndpointDown),
     ],
 )
-def test_what_key_vault_refuses_leads_to_an_action_and_is_not_copied(
-    status: int, error: type[Exception]
-) -> None:
+def test_refusals_of_key_vault_lead_to_an_action(status: int, error: type[Exception]) -> None:
     with pytest.raises(error) as caught:
         signer(Vault(status)).sign(b"x")
     assert caught.value.hint  # type: ignore[attr-defined]

@@ -17,12 +17,14 @@ import rfc8785
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from rekey.core.progress import Silent
 from rekey.errors import ConfigurationError, Unavailable
 from rekey.evidence import keys, log, merkle, note, signing
 from rekey.state import audit, backend
 from rekey.state.audit import AuditEvent
 from rekey.state.backend import SCHEMA_FOLDER
 from rekey.state.store import State
+from tests.evidence import P256Signer
 
 # The leaves and roots that implementations of Certificate Transparency are tested with.
 LEAVES = [b"", b"\0", b"\x10", b"\x20\x21", b"\x30\x31", b"\x40\x41\x42\x43", bytes(range(0x50, 0x58))]
@@ -111,9 +113,7 @@ def test_a_chain_of_the_first_format_is_read_and_goes_on(path: Path, tmp_path: P
         assert state.check_chain() is None
 
 
-def test_neither_host_nor_command_can_be_changed_nor_an_event_be_declared_old(
-    state: State, path: Path
-) -> None:
+def test_changes_of_host_command_and_format_are_found(state: State, path: Path) -> None:
     state.audit("x", None, {})
     for change in ("host = 'other'", "command = 'rekey verify'", "format = 1", "format = 1, host = NULL"):
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
@@ -163,7 +163,7 @@ RFC_8032_SECRET = bytes.fromhex("9d61b19deffd5a60ba844af492ec2cc44449c5697b32691
 
 def test_a_note_is_read_as_it_was_written_and_in_no_other_form(signer: keys.Ed25519Signer) -> None:
     checkpoint = note.Checkpoint("rekey-audit-0123456789abcdef", 7, hashlib.sha256(b"x").digest())
-    made = note.signed(checkpoint, signer.public, signer.sign)
+    made = note.signed(checkpoint, signer)
     assert note.parsed(made.text) == made
     assert made.is_by(signer.public)
     body, _, last = made.text.partition("\n\n")
@@ -180,10 +180,10 @@ def test_a_note_is_read_as_it_was_written_and_in_no_other_form(signer: keys.Ed25
 
 
 def test_a_note_of_a_p_256_key_is_by_that_key_alone() -> None:
-    private = ec.generate_private_key(ec.SECP256R1())
-    key = keys.PublicKey(private.public_key())
+    signer = P256Signer()
+    key = signer.public
     checkpoint = note.Checkpoint("log", 1, bytes(32))
-    made = note.signed(checkpoint, key, lambda data: private.sign(data, ec.ECDSA(keys.hashes.SHA256())))
+    made = note.signed(checkpoint, signer)
     assert note.parsed(made.text).is_by(key)
     assert made.key_id == hashlib.sha256(key.spki).digest()[:4]
     other = keys.PublicKey(ec.generate_private_key(ec.SECP256R1()).public_key())
@@ -204,7 +204,7 @@ def filled(state: State, signer: keys.Signer | None = None) -> None:
     for number in range(6):
         state.audit(f"event-{number}", None, {})
         if number in (2, 5):
-            assert log.seal(state, signer, f"after {number}") is not None
+            assert log.make_checkpoint(state, signer, f"after {number}", Silent()) is not None
 
 
 def problems(state: State) -> list[str]:
@@ -227,9 +227,7 @@ def test_without_a_key_a_checkpoint_says_that_nobody_signed_it(state: State) -> 
     assert not note.parsed(state.checkpoints()[0].note).is_signed
 
 
-def test_a_key_that_cannot_sign_just_now_leaves_an_unsigned_checkpoint_with_the_reason(
-    state: State, signer: keys.Ed25519Signer
-) -> None:
+def test_an_unsigned_checkpoint_has_the_reason(state: State, signer: keys.Ed25519Signer) -> None:
     class Away(keys.Ed25519Signer):
         def sign(self, data: bytes) -> bytes:
             raise Unavailable("away", code="x", status=503, hint="later")
@@ -278,16 +276,15 @@ def rebuilt(path: Path, keep: list[int]) -> None:
         ([0, 1, 2, 3, 5, 4], "the first 6 events are not those"),
     ],
 )
-def test_a_log_that_was_written_anew_is_found_although_its_chain_holds(
-    path: Path, keep: list[int], said: str
-) -> None:
+def test_a_log_that_was_written_anew_is_found(path: Path, keep: list[int], said: str) -> None:
     with State.open(path) as state:
         filled(state)
     rebuilt(path, keep)
     with State.open(path) as state:
         assert state.check_chain() is None
         assert any(said in one for one in problems(state))
-        assert log.seal(state, None, "later") is None, "nothing is signed over such a log"
+        made = log.make_checkpoint(state, None, "later", Silent())
+        assert made is None, "nothing is signed over such a log"
 
 
 def test_the_database_refuses_to_change_or_remove_a_checkpoint(state: State, path: Path) -> None:
@@ -328,9 +325,7 @@ def test_a_key_is_made_once_and_its_private_half_is_for_its_owner_only(tmp_path:
         (b"-----BEGIN PRIVATE KEY-----\nx\n", "not a private"),
     ],
 )
-def test_an_unusable_private_key_is_refused_with_the_cure(
-    tmp_path: Path, content: bytes | None, said: str
-) -> None:
+def test_an_unusable_private_key_is_refused(tmp_path: Path, content: bytes | None, said: str) -> None:
     path = tmp_path / "evidence.pem"
     if content is not None:
         path.write_bytes(content)

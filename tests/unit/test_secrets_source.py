@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,15 +29,13 @@ SECRET = "a secret of some length"
 URL = "https://acme.vault.azure.net/secrets/users"
 
 
-def env(value: str | None) -> bytes:
-    environ = {} if value is None else {"V": value}
-    return read_secret("users", SecretSource(SecretKind.ENV, "V"), environ=environ)
+IN_ENV = SecretSource(SecretKind.ENV, "V")
 
 
-def test_a_variable_gives_its_exact_bytes() -> None:
-    assert env(SECRET) == SECRET.encode()
-    assert env(f" {SECRET}\n") == f" {SECRET}\n".encode()
-    assert env("\udcff" * 16) == b"\xff" * 16, "bytes that are no UTF-8 arrive in this form"
+@pytest.mark.parametrize("value", [SECRET.encode(), f" {SECRET}\n".encode(), b"\xff" * 16])
+def test_a_variable_gives_its_exact_bytes(value: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("V", os.fsdecode(value))  # bytes that are no UTF-8 arrive as lone surrogates
+    assert read_secret("users", IN_ENV) == value
 
 
 @pytest.mark.parametrize(
@@ -57,9 +56,14 @@ def test_a_file_loses_one_newline_and_nothing_else(tmp_path: Path, content: byte
 
 
 @pytest.mark.parametrize("value", [None, "", "x" * 15])
-def test_an_absent_empty_or_short_variable_is_missing(value: str | None) -> None:
+def test_an_absent_empty_or_short_variable_is_missing(
+    value: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("V", raising=False)
+    if value is not None:
+        monkeypatch.setenv("V", value)
     with pytest.raises(SecretMissing, match="`users`") as error:
-        env(value)
+        read_secret("users", IN_ENV)
     assert error.value.hint
     assert "xxx" not in str(error.value)
 

@@ -27,7 +27,7 @@ def test_made_up_partitions_stand_in_the_order_in_which_real_ones_were_met() -> 
     assert count.spread == Spread("Users", (1, 3, 1))
 
 
-def test_rows_are_new_of_one_partition_and_of_the_size_that_targets_are_stated_for() -> None:
+def test_rows_are_new_and_of_the_size_of_the_targets() -> None:
     made = MadeUp(Spread("Users", (1, 1)), 2)
     batches = [made.rows(10) for _ in range(20)]
     assert all(len({row["PartitionKey"] for row in batch}) == 1 for batch in batches)
@@ -44,7 +44,7 @@ def test_what_the_targets_allow_follows_from_the_largest_partition() -> None:
     assert Spread("Users", ()).expected == 0.0
 
 
-def test_partitions_beyond_the_bound_are_counted_and_spread_as_single_rows(
+def test_partitions_beyond_the_bound_are_single_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(spread_module, "MOST_PARTITIONS", 2)

@@ -1,0 +1,134 @@
+"""What the checks say: findings, each with its reason and its remedy, and facts that need no action.
+
+Rules kept here:
+
+* The texts of all findings stand in `findings.toml`; a code that is not there cannot be found.
+* None of it holds a key, a secret, a SAS or a connection string: what was observed holds none
+  (`rekey.doctor.observed`).
+* A command that is to be typed stands on a line of its own and is never wrapped.
+* Errors come before warnings, warnings before notes, within each family; the last line counts them.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from rekey.core.severity import Severity
+from rekey.present.text import counted, wrapped
+
+_CATALOGUE = tomllib.loads(Path(__file__).with_name("findings.toml").read_text("utf-8"))
+TEXTS: dict[str, dict[str, str]] = {
+    code: {part: " ".join(text.split()) for part, text in texts.items()} for code, texts in _CATALOGUE.items()
+}
+"""Severity, seen, why, do and command of all findings that there are, by code."""
+_INDENT = " " * 11
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that the operator should know or do.
+
+    Attributes:
+        code: which it is, of `TEXTS`.
+        severity: an error will stop a migration or has opened a door; a warning is a risk; a note informs.
+        about: what it is about: a section of the configuration, a file, a script.
+        seen: what was observed.
+        why: why it matters.
+        remedy: what to do.
+        command: a command that does it or shows more, "" when there is none.
+    """
+
+    code: str
+    severity: Severity
+    about: str
+    seen: str
+    why: str
+    remedy: str
+    command: str = ""
+
+
+def found(code: str, about: str, severity: Severity | None = None, /, **values: object) -> Finding:
+    """Return a finding.
+
+    Args:
+        code: of `TEXTS`.
+        about: what it is about.
+        severity: another one than usual.
+        values: for what stands in braces in its texts; one that is called `seen`, `why`, `do` or `command` is
+            the whole text.
+    """
+    texts = TEXTS[code]
+    seen, why, remedy, command = (
+        str(values[part]) if part in values else texts.get(part, "").format_map(values)
+        for part in ("seen", "why", "do", "command")
+    )
+    return Finding(code, severity or Severity(texts["severity"]), about, seen, why, remedy, command)
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """Something that was observed and is as it should be."""
+
+    about: str
+    seen: str
+
+
+Told: TypeAlias = Finding | Fact
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that the checks say, by family of checks."""
+
+    families: Mapping[str, Sequence[Told]]
+
+    @property
+    def findings(self) -> list[Finding]:
+        """All findings, in the order of the families."""
+        return [one for told in self.families.values() for one in told if isinstance(one, Finding)]
+
+    def count(self, severity: Severity) -> int:
+        """Return how many findings are of a severity."""
+        return sum(one.severity is severity for one in self.findings)
+
+    def fails(self, *, strict: bool) -> bool:
+        """Tell whether there is an error; with `strict`, whether there is an error or a warning."""
+        return bool(self.count(Severity.ERROR) or (strict and self.count(Severity.WARNING)))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report as `--json` prints it."""
+        told = [(family, one) for family, of_family in self.families.items() for one in of_family]
+        return {
+            "counts": {f"{severity}s": self.count(severity) for severity in Severity},
+            "findings": [{"family": name, **asdict(one)} for name, one in told if isinstance(one, Finding)],
+            "facts": [{"family": name, **asdict(one)} for name, one in told if isinstance(one, Fact)],
+        }
+
+    def as_text(self) -> str:
+        """Return the report for people."""
+        lines: list[str] = []
+        for family, told in self.families.items():
+            lines.append(family)
+            for fact in (one for one in told if isinstance(one, Fact)):
+                lines += wrapped(f"{fact.about}: {fact.seen}", first="  ", rest="    ")
+            findings = [one for one in told if isinstance(one, Finding)]
+            for one in sorted(findings, key=lambda finding: finding.severity.place):
+                head = one.severity.upper() if one.severity is Severity.ERROR else one.severity
+                lines += wrapped(f"{one.code}: {one.about}: {one.seen}", first=f"  {head:<9}")
+                lines += wrapped(one.why, first=f"{_INDENT}why  ")
+                if one.remedy:
+                    lines += wrapped(one.remedy, first=f"{_INDENT}do   ")
+                if one.command:
+                    lines.append(f"{_INDENT}     {one.command}")
+            lines += [] if told else ["  nothing to say"]
+            lines.append("")
+        return "\n".join([*lines, ", ".join(counted(self.count(each), each) for each in Severity)]) + "\n"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names as people list them: `a, b and c`."""
+    return ", ".join(names[:-1]) + f" and {names[-1]}" if len(names) > 1 else "".join(names)
