@@ -11,7 +11,8 @@ import contextvars
 import random
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,6 +30,7 @@ from rekey.phases import ControlPhase, Phase
 from rekey.project.secrets_source import fingerprint
 from rekey.protocol.control import ControlRow, ControlStore
 from rekey.protocol.propagate import Propagator
+from rekey.protocol.registry import Registry
 from rekey.protocol.rules import View
 from rekey.runner import commands
 from rekey.runner.commands import Mode
@@ -240,7 +242,8 @@ class Client:
         self.writer: Writer | None = None
         self.counters = Counters()
         self.lease = ClientLease(
-            project.restricted,
+            ControlStore(project.restricted, company.script_id),
+            Registry(project.restricted, company.script_id),
             ClientFacts(
                 company.script_id,
                 digest or declared.digest,
@@ -250,7 +253,7 @@ class Client:
             ),
             settings=settings,
             settle=self._settle,
-            counters=self.counters.as_dict,
+            counters=partial(asdict, self.counters),
             left=lambda: self.writer.left if self.writer is not None else 0,
             monotonic=lambda: clock.ticks() / TICKS_PER_SECOND,
             sleep=clock.sleep,
@@ -281,7 +284,7 @@ class Client:
     async def _write(self, operations: Sequence[Operation]) -> list[str | None]:
         control = self.lease.control
         if self.writer is None and control is not None:
-            self.writer = await self._writer()
+            self.writer = await self._writer(control)
         if self.writer is not None:
             return await self.writer.write(operations)
         async with self.lease.operation(writes=True):
@@ -289,7 +292,7 @@ class Client:
             table = self.company.project.tables.table(self.company.mapper.migration.source)
             return await table.transact([operation])
 
-    async def _writer(self) -> Writer:
+    async def _writer(self, control: ControlRow) -> Writer:
         project, mapper = self.company.project, self.company.mapper
         mapping = await project.mapping(self.company.script_id)
         propagator = Propagator(
@@ -305,6 +308,7 @@ class Client:
                 propagator=propagator,
                 journal=await project.journal(self.company.script_id),
                 permits=self.lease,
+                run_id=control.run_id,
                 counters=self.counters,
                 sleep=project.clock.sleep,
             )

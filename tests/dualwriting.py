@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 from rekey import Index, Migration, Target, keys, props
+from rekey.client.lease import Permit
 from rekey.client.route import Writer
 from rekey.client.work import ClientParts, Counters
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase
 from rekey.protocol.journal import Journal
-from rekey.protocol.permits import Permit
 from rekey.protocol.propagate import Propagator
 from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.rules import View
@@ -100,7 +100,7 @@ class DualWorld(World):
         self.propagator = Propagator(self.source, self.targets, self.mapper, self.mapping, width=8)
         self.journal = Journal(self.service.table(JOURNAL_TABLE), SCRIPT)
         self.counters = Counters()
-        self.sweeper = Sweeper(self.journal, self.propagator, ReversePropagator(self.propagator))
+        self.sweeper = Sweeper(self.journal, ReversePropagator(self.propagator))
 
     async def prepare(self, rows: Iterable[Row] = ()) -> DualWorld:
         """Create all tables, fill the source and copy it."""

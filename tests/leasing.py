@@ -57,7 +57,9 @@ class World:
     def lease(self, facts: ClientFacts = FACTS, **more: Any) -> ClientLease:
         more.setdefault("settle", self.settle)
         more.setdefault("monotonic", self.hand.monotonic)
-        made = ClientLease(self.service, facts, sleep=self.hand.sleep, jitter=lambda: 0.5, **more)
+        made = ClientLease(
+            self.store, self.registry, facts, sleep=self.hand.sleep, jitter=lambda: 0.5, **more
+        )
         self.leases.push_async_callback(made.close)
         return made
 

@@ -41,19 +41,18 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from rekey.client.lease import Permit
 from rekey.client.work import ROW_TOO_BUSY, ClientParts, State, Work, found
-from rekey.errors import RekeyError, RequestRejected, RowRefused, ServiceError, Unavailable
+from rekey.errors import RekeyError, RowRefused, ServiceError, Unavailable
 from rekey.mapping.rows import Forward, Reservation, TargetKey, pointer_of
 from rekey.model import TIMESTAMP, EntityKey, Row
 from rekey.protocol.effects import apply_operations, side_by_side
-from rekey.protocol.inverse import STAND_IN
 from rekey.protocol.operations import CREATES, FULL, MERGES, as_sent, may_travel, row_after
-from rekey.protocol.permits import Permit
-from rekey.protocol.propagate import MAX_ROUNDS, Propagator, version_of, yield_or_collide
-from rekey.protocol.replicas import Rows
-from rekey.protocol.reverse import ReversePropagator, source_place
+from rekey.protocol.propagate import MAX_ROUNDS, Propagator, version_of
+from rekey.protocol.replicas import SOURCE_TABLE, STAND_IN, Rows, source_place
+from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.rules import SOURCE, TARGET, Side
-from rekey.tables.base import Operation, Table, Verb
+from rekey.tables.base import Operation, Verb, rejected
 
 V = TypeVar("V")
 
@@ -134,10 +133,9 @@ async def send(flow: Flow) -> bool:
 def check_one_partition(partitions: set[str]) -> None:
     """Refuse a transaction over several partitions of the authority. Raises RequestRejected."""
     if len(partitions) > 1:
-        raise RequestRejected(
+        raise rejected(
+            "CommandsInBatchActOnDifferentPartitions",
             "rows of one transaction lie in several partitions of the table that is written first",
-            code="CommandsInBatchActOnDifferentPartitions",
-            status=400,
             hint="while the migration runs, write these rows one by one or in the other view",
         )
 
@@ -147,21 +145,12 @@ class Authority(ABC):
 
     side: Side
 
-    def __init__(
-        self, table: Table, propagator: Propagator, replicas: Propagator | ReversePropagator
-    ) -> None:
-        """Take the authority's table and both propagators.
-
-        Args:
-            table: the authority's.
-            propagator: the forward one: it knows tables, mapping and mapper.
-            replicas: the one that makes this authority's replicas follow.
-        """
-        self.table = table
-        self.forward = propagator
+    def __init__(self, replicas: Propagator) -> None:
+        """Take what makes the replicas of this authority follow."""
         self.replicas = replicas
-        self.mapper = propagator.mapper
-        self.mapping = propagator.mapping
+        self.table = replicas.table(SOURCE_TABLE if self.side == SOURCE else 0)
+        self.mapper = replicas.mapper
+        self.mapping = replicas.mapping
         self._owners: dict[EntityKey, EntityKey] = {}
         """Owners that were seen: their keys are not claimed for nothing. Never trusted."""
 
@@ -187,15 +176,6 @@ class Authority(ABC):
     @abstractmethod
     def followers(self, work: Work) -> set[TargetKey]:
         """Return the places where a replica row of this key may stand, as far as the mapping tells."""
-
-    @abstractmethod
-    def gives(self, work: Work, source_row: Row | None = None) -> Rows:
-        """Return the replicas' rows by the authority's row as read. Raises RowRefused.
-
-        Args:
-            work: the key.
-            source_row: the source row as it is, where that is a replica: it keeps what the mapping drops.
-        """
 
     @abstractmethod
     def expect(self, work: Work, row: Row) -> None:
@@ -233,7 +213,7 @@ class Authority(ABC):
         if self.mapper.content_derived:
             checks.append(same_list())
         if main is not None and (work.given.verb in CREATES or self.mapper.content_derived):
-            checks.append(self.forward.is_owner(source_key, main))
+            checks.append(self.replicas.is_owner(source_key, main))
         return all(await side_by_side(checks))
 
     def bare(self, source_key: EntityKey) -> frozenset[TargetKey]:
@@ -254,7 +234,7 @@ class Authority(ABC):
 
         async def read_one(place: TargetKey) -> None:
             try:
-                into[place] = await self.forward.table(place.table).get(place.key)
+                into[place] = await self.replicas.table(place.table).get(place.key)
             except ServiceError:
                 work.slow = True
 
@@ -264,19 +244,14 @@ class Authority(ABC):
         """Read the authority's row as it is before the write."""
         work.before = await self.table.get(found(work.authority_key))
 
-    async def owner_of(self, main: EntityKey) -> EntityKey | None:
-        """Return the old key that owns a main target key."""
-        owner = await self.mapping.owner(main)
-        return None if owner is None else owner.source
-
     async def find_owner(self, work: Work, main: EntityKey, *, claims: bool) -> None:
         """Read which old key owns a main target key; at the same time claim it if none is known to."""
         source_key = work.old_key
         if not claims or self._owners.get(main) == source_key:
-            work.owner = await self.owner_of(main)
+            work.owner = await self.replicas.owner_of(main)
         else:
             owner, claimed = await side_by_side(
-                [self.owner_of(main), self.mapping.claim_absent(source_key, main)]
+                [self.replicas.owner_of(main), self.mapping.claim_absent(source_key, main)]
             )
             work.owner = source_key if claimed else owner
         if work.owner == source_key:
@@ -291,7 +266,7 @@ class Authority(ABC):
         mains = sorted(place for place in places if place.table == 0 and place not in work.ours)
 
         async def note(place: TargetKey) -> None:
-            if await self.forward.is_owner(work.old_key, place.key):
+            if await self.replicas.is_owner(work.old_key, place.key):
                 work.ours.add(place)
 
         await side_by_side(note(place) for place in mains)
@@ -311,13 +286,18 @@ class Authority(ABC):
         for target in work.expected or ():
             row = work.early.get(target)
             if target.table > 0 and row is not None and pointer_of(row) not in work.main_keys:
-                await yield_or_collide(self.mapping, self.replicas.still_owns, work.old_key, target, row)
+                await self.replicas.yield_or_collide(work.old_key, target, row)
                 work.ours.add(target)
 
     def given_before(self, work: Work, source_row: Row | None = None) -> Rows:
-        """Return what `gives` does, or nothing where that cannot be told."""
+        """Return the replicas' rows by the authority's row as read; nothing where that cannot be told.
+
+        Args:
+            work: the key.
+            source_row: the source row as it is, where that is a replica.
+        """
         try:
-            return self.gives(work, source_row)
+            return self.replicas.expected_of(work.old_key, work.before, source_row)
         except RowRefused:
             return {}
 
@@ -327,16 +307,12 @@ class Authority(ABC):
         mains = set[TargetKey]() if main is None else {TargetKey(0, *main)}
         return mains | {target for target in work.expected or () if target.table >= 0}
 
-    def target_id(self, main: EntityKey) -> str:
-        """Return the safe id of a main target row."""
-        return self.mapping.rows.ids.short(self.forward.targets[0].name, main)
-
     def named_key(self, work: Work, row: Row) -> EntityKey:
         """Return the old key that a row of the main target names. Raises RowRefused."""
         try:
             return self.mapper.source_key(row)
         except RowRefused as refused:
-            raise refused.for_row(self.target_id(work.key)) from None
+            raise refused.for_row(self.replicas.target_id(work.key)) from None
 
     def key_taken(self, main: EntityKey) -> RowRefused:
         """Return the error for a row whose old key has another row in the main target."""
@@ -345,7 +321,7 @@ class Authority(ABC):
             "target",
             "another row of the table stands for the same old key",
             cure="delete the other row first, or write this one in its place",
-            row_id=self.target_id(main),
+            row_id=self.replicas.target_id(main),
         )
 
     async def _extend(self, work: Work) -> None:
@@ -361,9 +337,6 @@ class SourceAuthority(Authority):
     """The source as the authority (`dual_write`): main target and index tables follow."""
 
     side = SOURCE
-
-    def __init__(self, propagator: Propagator) -> None:
-        super().__init__(propagator.source, propagator, propagator)
 
     async def prepare(self, work: Work) -> None:
         operation = work.given
@@ -411,14 +384,10 @@ class SourceAuthority(Authority):
     def followers(self, work: Work) -> set[TargetKey]:
         return {*work.known, *self.bare(work.old_key)}
 
-    def gives(self, work: Work, source_row: Row | None = None) -> Rows:  # noqa: ARG002
-        return self.forward.expected_of(work.old_key, work.before)
-
     def expect(self, work: Work, row: Row) -> None:
         timed = {**row, TIMESTAMP: STAND_IN} if self.mapper.needs_timestamp else row
-        work.expected = self.forward.expected_of(work.old_key, timed)
-        if self.mapper.needs_timestamp:
-            work.slow = True
+        work.expected = self.replicas.expected_of(work.old_key, timed)
+        work.slow = work.slow or self.mapper.needs_timestamp
 
 
 class TargetAuthority(Authority):
@@ -427,7 +396,7 @@ class TargetAuthority(Authority):
     side = TARGET
 
     def __init__(self, reverse: ReversePropagator, longest_operation_s: float) -> None:
-        super().__init__(reverse.main, reverse.forward, reverse)
+        super().__init__(reverse)
         self.reverse = reverse
         self._longest = longest_operation_s
         self._seen: dict[EntityKey, tuple[Reservation, float]] = {}
@@ -443,7 +412,9 @@ class TargetAuthority(Authority):
         if operation.verb in FULL:
             await self._prepare_row(work, operation.row)
         elif operation.verb is Verb.DELETE:
-            await self._prepare_delete(work)
+            work.expected = {}  # a row without an owner has nothing that follows it
+            work.owner, _ = await side_by_side([self.replicas.owner_of(work.key), self.read_before(work)])
+            work.source_key = work.owner
         else:
             await self.read_before(work)
             work.sent = [as_sent(operation, work.before)]
@@ -457,7 +428,7 @@ class TargetAuthority(Authority):
                     "target",
                     "its old key would change",
                     cure="leave the properties that hold a row's old key as they are until `complete`",
-                    row_id=self.target_id(target.key),
+                    row_id=self.replicas.target_id(target.key),
                 )
             await self.mapping.claim_main(work.old_key, target, self._keeps)
         if self.mapper.content_derived and any(one.verb is Verb.INSERT for one in work.sent):
@@ -469,15 +440,12 @@ class TargetAuthority(Authority):
         if work.source_key is None:
             return
         place = source_place(work.source_key)
-        places = self.followers(work) | self.listed(work)
+        places, reads = self.followers(work) | self.listed(work), []
         if work.given.verb is Verb.DELETE:
             places |= _indexes(self.given_before(work))
-            reads = [self.read(work, places, early=False)]
             if work.forward is None:
-                reads.append(self.find_forward(work))
-            await side_by_side(reads)
-        else:
-            await self.read(work, places, early=False)
+                reads = [self.find_forward(work)]
+        await side_by_side([self.read(work, places, early=False), *reads])
         work.ours.add(place)
         work.previous = self.given_before(work, work.early.get(place) or work.late.get(place))
 
@@ -486,9 +454,6 @@ class TargetAuthority(Authority):
 
     def followers(self, work: Work) -> set[TargetKey]:
         return {source_place(work.old_key), *_indexes(work.known | self.bare(work.old_key))}
-
-    def gives(self, work: Work, source_row: Row | None = None) -> Rows:
-        return self.reverse.expected_of(work.old_key, work.before, source_row)
 
     def expect(self, work: Work, row: Row) -> None:
         place = source_place(work.old_key)
@@ -525,21 +490,11 @@ class TargetAuthority(Authority):
         if work.before is None and work.given.verb in CREATES:
             rows = work.others
             if rows is None:
-                rows = await self.forward.read(_others(work, work.known))
+                rows = await self.replicas.read(_others(work, work.known))
             for target, other in rows.items():
-                if other is not None and await self.forward.is_owner(source_key, target.key):
+                if other is not None and await self.replicas.is_owner(source_key, target.key):
                     raise self.key_taken(work.key)
         await self.claim(work)
-
-    async def _prepare_delete(self, work: Work) -> None:
-        """Find the old key of a row; a row that none owns has nothing that follows it."""
-        work.expected = {}
-
-        async def read_owner() -> None:
-            work.owner = await self.owner_of(work.key)
-
-        await side_by_side([read_owner(), self.read_before(work)])
-        work.source_key = work.owner
 
     async def _find_forward(self, work: Work, targets: set[TargetKey]) -> None:
         """Read the forward row; at the same time write it for a row that may be new."""
@@ -553,10 +508,7 @@ class TargetAuthority(Authority):
                 return
         reserved = self._reservation(work, None) if self.mapper.content_derived else None
         read, made = await side_by_side(
-            [
-                self.mapping.forward(work.old_key),
-                self.mapping.reserve(work.old_key, None, targets, reserved),
-            ]
+            [self.mapping.forward(work.old_key), self.mapping.reserve(work.old_key, None, targets, reserved)]
         )
         work.forward = made or read
 
@@ -567,7 +519,7 @@ class TargetAuthority(Authority):
                 return
             after = await self.mapping.extend(work.old_key, work.forward, self.listed(work))
             work.forward = after or await self.mapping.forward(work.old_key)
-        raise self.forward.too_busy(work.old_key)
+        raise self.replicas.too_busy(work.old_key)
 
     # --- reservations -----------------------------------------------------------------------------------
 
@@ -594,7 +546,7 @@ class TargetAuthority(Authority):
             )
 
         async def look() -> None:
-            work.others = await self.forward.read(_others(work, known.targets))
+            work.others = await self.replicas.read(_others(work, known.targets))
 
         await side_by_side([reserve(), look()])
         if work.forward is None:
@@ -609,7 +561,7 @@ class TargetAuthority(Authority):
             return
         if reserved is not None and mine is None and not self._is_over(work, reserved):
             raise Unavailable(
-                f"row {self.forward.row_id(work.old_key)} is being written under another key by another"
+                f"row {self.replicas.row_id(work.old_key)} is being written under another key by another"
                 " write, or was when that was cut off; nothing was written",
                 code=ROW_TOO_BUSY,
                 status=503,

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from rekey.client.authority import MARGIN_S, Flow
+from rekey.client.lease import Permit
 from rekey.client.replicas import leave, propagate, release
 from rekey.client.work import WIDTH, ClientParts, IntentRef, State, Work
 from rekey.core.concurrency import cancel
@@ -29,9 +30,8 @@ from rekey.errors import RekeyError
 from rekey.phases import ControlPhase
 from rekey.protocol.effects import in_turns
 from rekey.protocol.operations import may_travel
-from rekey.protocol.permits import Permit
+from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.rules import Side, authority
-from rekey.protocol.sweeper import Settler
 from rekey.tables.allowance import while_allowed
 
 MAX_KEPT = 1_000
@@ -62,7 +62,7 @@ class Leftover:
     decided: bool
     travels_s: float
     attempts: int = 0
-    task: asyncio.Task[None] | None = None
+    task: asyncio.Task[None] = field(init=False)
     trying: bool = False
     ends: bool = False
 
@@ -85,11 +85,11 @@ class Finisher:
 
     Attributes:
         client: whose writes they are.
-        settler: settles the key of an intent.
+        reverse: settles the key of an intent.
     """
 
     client: ClientParts
-    settler: Settler
+    reverse: ReversePropagator
     _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
     # In the order in which they came, so that what happens once can be made to happen again.
     _kept: dict[Leftover, None] = field(default_factory=dict, init=False)
@@ -150,14 +150,13 @@ class Finisher:
         kept = list(self._kept)
         for left in kept:
             left.ends = True
-            if left.task is not None and not left.trying:
+            if not left.trying:
                 left.task.cancel()
-        tasks = [left.task for left in kept if left.task is not None]
-        if tasks:
-            await asyncio.wait(tasks)
+        if kept:
+            await asyncio.wait([left.task for left in kept])
         due = [left for left in kept if left in self._kept and not left.travels_s]
         await in_turns([partial(self._try, left) for left in due], _LEFTOVERS_AT_ONCE)
-        now = self.client.permits.current()
+        now = self.client.current()
         for left in kept:
             if now is None or left.permit.epoch != now.epoch:
                 self._kept.pop(left, None)
@@ -169,7 +168,7 @@ class Finisher:
         """Settle, and forget all leftovers: what could not be settled stays in the journal."""
         await self.settle()
         kept, self._kept = list(self._kept), {}
-        await cancel(left.task for left in kept if left.task is not None)
+        await cancel(left.task for left in kept)
 
     async def wait(self) -> None:
         """Wait for the work in the background."""
@@ -243,7 +242,7 @@ class Finisher:
 
     async def _try(self, left: Leftover) -> None:
         """Look at a key once; it is forgotten when there is nothing left to be done here."""
-        now = self.client.permits.current()
+        now = self.client.current()
         if now is None:
             return
         if not left.is_decided_by(now):
@@ -256,7 +255,7 @@ class Finisher:
                 async with asyncio.timeout(self.client.longest_operation_s):
                     intent = left.intent
                     await self.client.journal.touch(intent.id, now.epoch, intent.side, intent.key)
-                    done = await self.settler.settle(left.authority, intent.side, intent.key)
+                    done = await self.reverse.settle(left.authority, intent.side, intent.key)
                     self.client.counters.propagated += 1
                     if done.open:
                         left.travels_s = self._travel_s

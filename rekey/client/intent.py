@@ -25,7 +25,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from rekey.client.authority import Flow, SourceAuthority, TargetAuthority, check_one_partition
-from rekey.client.work import ROW_TOO_BUSY, IntentRef, Work
+from rekey.client.work import ROW_TOO_BUSY, IntentRef, Work, found
 from rekey.errors import (
     ConditionFailed,
     RekeyError,
@@ -39,12 +39,11 @@ from rekey.errors import (
 from rekey.mapping.rows import TargetKey
 from rekey.model import TIMESTAMP, TYPE_SUFFIX, EntityKey, Row, content_of, etag_of, key_of
 from rekey.protocol.effects import side_by_side
-from rekey.protocol.inverse import STAND_IN, inverse
 from rekey.protocol.journal import Journal
 from rekey.protocol.operations import CREATES, as_stored, is_conditional, is_lost_race, row_after
-from rekey.protocol.replicas import same_content
-from rekey.protocol.reverse import source_place
+from rekey.protocol.replicas import STAND_IN, inverse, same_content, source_place
 from rekey.protocol.rules import SOURCE, Side
+from rekey.tables.answers import error_of
 from rekey.tables.base import Operation, Verb
 from rekey.tables.rules import check_batch
 
@@ -180,27 +179,26 @@ class CrossView(Flow):
         """Work out what is sent to the authority for a view's row, and claim for it. Raises RowRefused."""
 
     async def after_propagate(self, work: Work) -> None:
-        wanted = None if work.place is None else (work.expected or {}).get(work.place)
-        if work.place is None or wanted is None:
+        place = found(work.place)
+        wanted = (work.expected or {}).get(place)
+        if wanted is None:
             return
-        now = await self.authority.forward.table(work.place.table).get(work.place.key)
+        now = await self.authority.replicas.table(place.table).get(place.key)
         timed = frozenset[str]()
-        if work.place.table >= 0:
-            timed = self.authority.mapper.timestamp_copies[work.place.table]
+        if place.table >= 0:
+            timed = self.authority.mapper.timestamp_copies[place.table]
         if now is not None and same_content(wanted, now, timed):
             work.view_etag = etag_of(now)
 
     async def _look(self, work: Work) -> bool:
         """Read both rows and work out the write; False when they were out of step."""
-        place = work.place
-        if place is None:
-            raise AssertionError("the view's row is looked at before it was found")
+        place = found(work.place)
         await self.read_authority(work)
         await self.authority.read(work, {place, *self.authority.followers(work)}, early=True)
         if place not in work.early:
             raise Unavailable("the row of this view could not be read; nothing was written", status=503)
         view_row = work.early[place]
-        shown = self.authority.gives(work, view_row).get(place)
+        shown = self.authority.replicas.expected_of(work.old_key, work.before, view_row).get(place)
         in_step = same_content(shown, view_row) if shown and view_row else shown is view_row
         if not in_step:
             try:
@@ -211,11 +209,7 @@ class CrossView(Flow):
             self.client.counters.propagated += 1
             work.open = work.open or done.open
             if is_conditional(work.given):
-                raise ConditionFailed(
-                    "the row was changed meanwhile (UpdateConditionNotSatisfied)",
-                    code="UpdateConditionNotSatisfied",
-                    status=412,
-                )
+                raise error_of(412, "UpdateConditionNotSatisfied", "the row was changed meanwhile")
             return False
         after = row_after(work.given, view_row)
         if after is not None:
@@ -234,7 +228,7 @@ class NewViewFirst(CrossView):
 
     async def locate(self, work: Work) -> None:
         place = work.place = TargetKey(0, *work.key)
-        work.source_key = await self.authority.owner_of(work.key)
+        work.source_key = await self.authority.replicas.owner_of(work.key)
         if work.given.verb in CREATES and not await self._is_there(work, place):
             work.source_key = self.authority.named_key(work, work.given.row)
         if work.source_key is None:
@@ -256,7 +250,7 @@ class NewViewFirst(CrossView):
         try:
             desired = inverse(self.authority.mapper, work.old_key, after, work.before, cure=_CURE)
         except RowRefused as refused:
-            raise refused.for_row(self.authority.target_id(work.key)) from None
+            raise refused.for_row(self.authority.replicas.target_id(work.key)) from None
         content = content_of(desired)
         if work.before is None:
             work.sent = [Operation(Verb.INSERT, content)]
@@ -297,7 +291,7 @@ class OldViewAfter(CrossView):
         try:
             main, *indexes = self.authority.mapper.map(timed)
         except RowRefused as refused:
-            raise refused.for_row(self.authority.forward.row_id(work.key)) from None
+            raise refused.for_row(self.authority.replicas.row_id(work.key)) from None
         row = dict(main.row)
         for name in self.authority.mapper.timestamp_copies[0]:
             # A new Timestamp cannot be foreseen: what the target row says of the source's is kept.
@@ -323,7 +317,7 @@ class OldViewAfter(CrossView):
                 "the write would move its row to another partition of the new table, and no transaction"
                 " spans partitions",
                 cure="do this write in the new view, or delete the row and insert it again",
-                row_id=self.authority.forward.row_id(work.key),
+                row_id=self.authority.replicas.row_id(work.key),
             )
         await side_by_side(
             [

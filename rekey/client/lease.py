@@ -11,8 +11,10 @@ Rules kept here (ADR 0018):
   does: the writer bounds operations and background work alike by that. So a client is over at a known moment.
 * A process may stand still at any step, for longer than that, and be given up. So whether it may write is
   asked when a request is sent, and an operation that ends after its time looks at the control row again.
-* What the client has read is numbered: one more with each epoch or run. Epochs alone would not do: another
-  run counts them from 1 again.
+* An operation runs from beginning to end under one permit; work that goes on after the caller has its answer
+  holds that permit on.
+* What the client has read is numbered (`Permit.number`): one more with each epoch or run. Epochs alone
+  would not do: another run counts them from 1 again.
 * A newer epoch is acknowledged when nothing of an older one is in flight, in the background neither, and
   `settle` has been through. New operations go by the newest epoch at once: two epochs at the same time in one
   client are no more than two clients that are one epoch apart.
@@ -34,16 +36,10 @@ import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Any
 
-from rekey.client.reading import (
-    LEASE_LOST,
-    ClientFacts,
-    LeaseSettings,
-    Reading,
-    closed,
-    reading,
-)
+from rekey.client.reading import LEASE_LOST, ClientFacts, LeaseSettings, Reading, closed, reading
 from rekey.core.clock import rising_seconds
 from rekey.core.concurrency import first_of
 from rekey.core.distribution import installed_version
@@ -51,10 +47,9 @@ from rekey.errors import RekeyError, ServiceError, Unavailable, WritesRefused
 from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow, ControlStore
 from rekey.protocol.operations import may_travel
-from rekey.protocol.permits import Permit
 from rekey.protocol.registry import ClientRow, Registry
 from rekey.protocol.rules import FROZEN
-from rekey.tables.base import SIGNED_S, TableService
+from rekey.tables.base import SIGNED_S
 
 _log = logging.getLogger(__name__)
 _draw = random.SystemRandom()
@@ -64,95 +59,69 @@ _FREEZE_PAUSE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseView:
-    """What a client goes by: a control row, or None while there is none, and the number of that reading."""
-
-    number: int
-    control: ControlRow | None
-
-    @property
-    def run_id(self) -> str:
-        """The run, "" without a control row."""
-        return "" if self.control is None else self.control.run_id
-
-    @property
-    def epoch(self) -> int:
-        """The epoch, 0 without a control row."""
-        return 0 if self.control is None else self.control.epoch
-
-    @property
-    def phase(self) -> ControlPhase | None:
-        """The phase, None without a control row."""
-        return None if self.control is None else self.control.phase
-
-
-@dataclass(frozen=True, slots=True)
-class Granted(Permit):
-    """A permit of a lease.
+class Permit:
+    """What the control row said when an operation began: the operation runs from beginning to end under it.
 
     Attributes:
-        number: of the `LeaseView` it was given under.
+        phase: None when there is no control row yet.
+        epoch: the control row's epoch, 0 when there is none.
+        copied: whether the backfill is done, so that the new view is open.
+        run_id: the run, "" when there is no control row.
+        number: of the reading; one more with each epoch or run.
         sends_until: until when requests may be sent for it, by the client's clock.
         until: by when its work must have taken effect.
     """
 
-    number: int
-    sends_until: float
-    until: float
+    phase: ControlPhase | None
+    epoch: int
+    copied: bool
+    run_id: str = ""
+    number: int = field(default=0, compare=False)
+    sends_until: float = field(default=float("-inf"), compare=False)
+    until: float = field(default=float("-inf"), compare=False)
 
 
 class InFlight:
-    """The operations of one client that are in flight, counted by the number of their lease view."""
+    """The operations of one client that are in flight, counted by the number of their permit."""
 
     def __init__(self) -> None:
         """Begin with nothing."""
         self.given = 0
         """Operations that have begun since the client began."""
-        self._running: Counter[int] = Counter()
-        self._open_until: dict[int, float] = {}
-        self._any_open_until = float("-inf")
+        self.running: Counter[int] = Counter()
+        self.open_until = float("-inf")
+        """Until when a write whose outcome is open may still take effect, by the client's clock."""
+        self._open_by_number: dict[int, float] = {}
+        """The same of writes without a journal."""
         self._quiet = asyncio.Event()
-
-    @property
-    def total(self) -> int:
-        """How many are in flight."""
-        return self._running.total()
-
-    def enter(self, number: int) -> None:
-        """Count one more."""
-        self._running[number] += 1
 
     def leave(self, number: int) -> bool:
         """Count one less; tell whether it was the last of its number."""
-        self._running[number] -= 1
-        last = not self._running[number]
+        self.running[number] -= 1
+        last = not self.running[number]
         if last:
-            del self._running[number]
-        if not self._running:
+            del self.running[number]
+        if not self.running:
             self._quiet.set()
         return last
 
-    def failed(self, permit: Granted, error: BaseException) -> None:
+    def failed(self, permit: Permit, error: BaseException) -> None:
         """Note that a write ended with an error, after which it may yet be applied or not."""
         if not may_travel(error):
             return
-        self._any_open_until = max(permit.until, self._any_open_until)
+        self.open_until = max(permit.until, self.open_until)
         if permit.phase in (None, ControlPhase.SOURCE):
-            before = self._open_until.get(permit.number, permit.until)
-            self._open_until[permit.number] = max(permit.until, before)
-
-    def any_open(self, now: float) -> bool:
-        """Tell whether a write whose outcome is open may still take effect."""
-        return now < self._any_open_until
+            before = self._open_by_number.get(permit.number, permit.until)
+            self._open_by_number[permit.number] = max(permit.until, before)
 
     def any_before(self, number: int, now: float) -> bool:
         """Tell whether an operation that was begun under an older number is in flight."""
-        self._open_until = {older: until for older, until in self._open_until.items() if now < until}
-        return any(older < number for older in (*self._running, *self._open_until))
+        self._open_by_number = {older: until for older, until in self._open_by_number.items() if now < until}
+        return any(older < number for older in (*self.running, *self._open_by_number))
 
     async def quiet(self) -> None:
         """Wait until nothing runs."""
-        while self._running:
+        while self.running:
             self._quiet.clear()
             await self._quiet.wait()
 
@@ -163,12 +132,13 @@ async def _nothing_to_settle() -> None:
 
 @dataclass(eq=False, repr=False)
 class ClientLease:
-    """Gives the operations of one client their permits (`rekey.protocol.permits.Permits`).
+    """Gives the operations of one client their permits.
 
     Nothing is asked of the service before `start` or `poll`.
 
     Attributes:
-        restricted: tables of the restricted account.
+        store: the migration's control row.
+        registry: the rows of its clients.
         facts: what the client is made with.
         settings: its times.
         settle: ends the background work of older epochs (`Writer.settle`); awaited before an epoch is
@@ -179,7 +149,8 @@ class ClientLease:
         monotonic, sleep, jitter: this machine's clock, waiting, and a draw of [0, 1); for tests.
     """
 
-    restricted: TableService
+    store: ControlStore
+    registry: Registry
     facts: ClientFacts
     _: KW_ONLY
     settings: LeaseSettings = field(default_factory=LeaseSettings)
@@ -193,9 +164,8 @@ class ClientLease:
     jitter: Callable[[], float] = _draw.random
 
     def __post_init__(self) -> None:
-        self._registry = Registry(self.restricted, self.facts.script_id)
-        self._store = ControlStore(self.restricted, self.facts.script_id)
-        self._view = LeaseView(0, None)
+        self._view = Permit(None, 0, copied=False)
+        """What the last reading says, without times."""
         self._acknowledged = self._view
         self._reading = Reading(None)
         self._trusted_until = float("-inf")
@@ -207,14 +177,14 @@ class ClientLease:
         self._looks = 0
         self._moved = asyncio.Event()
         self._wanted = asyncio.Event()
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._tasks: dict[str, asyncio.Task[Any]] = {}
 
     # --- what a client asks -------------------------------------------------------------------------------
 
     @property
     def control(self) -> ControlRow | None:
         """The control row the client goes by, None while there is none."""
-        return self._view.control
+        return self._reading.control
 
     @property
     def trusted(self) -> bool:
@@ -228,7 +198,16 @@ class ClientLease:
 
     @asynccontextmanager
     async def operation(self, *, writes: bool) -> AsyncIterator[Permit]:
-        """Enter an operation, see `Permits.operation`. The caller bounds it by the longest operation."""
+        """Enter an operation; leaving it gives the permit back. The caller bounds it by the longest
+        operation.
+
+        Args:
+            writes: whether the operation writes. Writes wait in a freeze, as long as the settings say.
+
+        Raises:
+            WritesRefused: on entering, when the freeze lasts too long, or lease, epoch, declaration or
+                secrets are not as they must be.
+        """
         permit = await self._enter(writes)
         try:
             yield permit
@@ -241,35 +220,46 @@ class ClientLease:
 
     @contextmanager
     def hold(self, permit: Permit) -> Iterator[None]:
-        """Keep a permit in use beyond its operation, see `Permits.hold`.
+        """Keep a permit in use beyond its operation, until the context is left. Never waits.
+
+        Entered while the permit is still in use, or with what `current` has just returned.
 
         Raises:
             WritesRefused: a newer epoch was acknowledged, so the runner waits for this work no more.
         """
-        number = _granted(permit).number
-        if number < self._acknowledged.number:
+        if permit.number < self._acknowledged.number:
             raise self._too_late()
-        self._in_flight.enter(number)
+        self._in_flight.running[permit.number] += 1
         try:
             yield
         finally:
-            self._leave(number)
+            self._leave(permit.number)
 
     def current(self) -> Permit | None:
-        """Return the permit of the last trusted reading, None when `operation` would refuse a write."""
+        """Return the permit that the last trusted reading of the control row gives, at once.
+
+        None when the lease is over or something else would make `operation` refuse. In a freeze it is a
+        permit that says so. Asked by work in the background, before it begins; also from within `settle`,
+        when the newest epoch is read but not acknowledged yet.
+        """
         return self._grant() if self.trusted and self._reading.refusal is None else None
 
     def check(self, permit: Permit) -> None:
-        """Refuse when the time of a permit is over: a process that was held up must not go on writing."""
-        if self.monotonic() >= _granted(permit).sends_until:
+        """Raise WritesRefused when nothing may be sent under a permit any more: a process that was held up
+        must not write. Asked in the moment in which a request is sent."""
+        if self.monotonic() >= permit.sends_until:
             raise self._too_late()
 
     def in_time(self, permit: Permit) -> bool:
         """Tell whether an operation under this permit cannot have been given up yet."""
-        return self.monotonic() < _granted(permit).until
+        return self.monotonic() < permit.until
 
     async def look_again(self) -> Permit:
-        """Look at the control row now, see `Permits.look_again`."""
+        """Look at the control row now, and return the permit of what it says.
+
+        Raises:
+            RekeyError: that could not be had.
+        """
         await self._look()
         if self._reading.refusal is not None:
             raise self._reading.refusal.error()
@@ -325,12 +315,12 @@ class ClientLease:
         if self._in_flight.given:
             await self.settle()
         self._trusted_until = float("-inf")
-        if not self._in_flight.any_open(self.monotonic()):
-            await self._registry.delete(self.client_id)
+        if not self.monotonic() < self._in_flight.open_until:
+            await self.registry.delete(self.client_id)
 
     # --- permits ------------------------------------------------------------------------------------------
 
-    async def _enter(self, writes: bool) -> Granted:
+    async def _enter(self, writes: bool) -> Permit:
         waits_until: float | None = None
         while True:
             await self._require_trust()
@@ -339,7 +329,7 @@ class ClientLease:
                 raise refusal.error()
             if not writes or self._view.phase is not ControlPhase.FREEZE:
                 permit = self._grant()
-                self._in_flight.enter(permit.number)
+                self._in_flight.running[permit.number] += 1
                 self._in_flight.given += 1
                 return permit
             now = self.monotonic()
@@ -394,16 +384,10 @@ class ClientLease:
             retryable=True,
         )
 
-    def _grant(self) -> Granted:
-        now, settings, view = self.monotonic(), self.settings, self._view
-        return Granted(
-            view.phase,
-            view.epoch,
-            copied=view.control is not None and view.control.copied,
-            number=view.number,
-            sends_until=now + settings.sending_s,
-            until=now + settings.longest_operation_s,
-        )
+    def _grant(self) -> Permit:
+        now, settings = self.monotonic(), self.settings
+        until = now + settings.longest_operation_s
+        return replace(self._view, sends_until=now + settings.sending_s, until=until)
 
     def _leave(self, number: int) -> None:
         if self._in_flight.leave(number) and number < self._view.number:
@@ -428,8 +412,8 @@ class ClientLease:
         """Beat, then read; only both together extend what is trusted."""
         began = self.monotonic()
         try:
-            await self._registry.beat(self._row())
-            self._take(await self._store.read())
+            await self.registry.beat(self._row())
+            self._take(await self.store.read())
         finally:
             self._looks += 1
         self._trusted_until = began + self.settings.lease_s
@@ -437,11 +421,14 @@ class ClientLease:
 
     def _take(self, read: ControlRow | None) -> None:
         """Go by what was read, or refuse to."""
-        before = self._view
-        self._reading = reading(before.control, read, self.facts)
-        self._view = then = LeaseView(before.number, self._reading.control)
-        if (then.run_id, then.epoch) != (before.run_id, before.epoch):
-            self._view = LeaseView(before.number + 1, then.control)
+        self._reading = reading(self.control, read, self.facts)
+        before, control = self._view, self.control
+        then = Permit(None, 0, copied=False)
+        if control is not None:
+            then = Permit(control.phase, control.epoch, control.copied, control.run_id)
+        moved = (then.run_id, then.epoch) != (before.run_id, before.epoch)
+        self._view = replace(then, number=before.number + 1 if moved else before.number)
+        if moved:
             self._moved.set()
             self._moved = asyncio.Event()
 
@@ -456,7 +443,7 @@ class ClientLease:
             epoch=self._acknowledged.epoch,
             lease_s=self.settings.lease_s,
             longest_s=self.settings.longest_operation_s,
-            in_flight=self._in_flight.total,
+            in_flight=self._in_flight.running.total(),
             left=self.left(),
             counters=dict(self.counters()),
             run_id=self._acknowledged.run_id,
@@ -484,7 +471,7 @@ class ClientLease:
         self._acknowledged = view
         return True
 
-    def _is_through(self, view: LeaseView) -> bool:
+    def _is_through(self, view: Permit) -> bool:
         return not self._in_flight.any_before(view.number, self.monotonic())
 
     # --- in the background --------------------------------------------------------------------------------
@@ -500,10 +487,9 @@ class ClientLease:
             running = self._tasks.get("acknowledges")
             if self._view.number != self._acknowledged.number and (running is None or running.done()):
                 self._raise_faults()
-                self._tasks["acknowledges"] = asyncio.create_task(self._acknowledge_in_background())
-
-    async def _acknowledge_in_background(self) -> None:
-        await self._note("settle", self._acknowledge_all())
+                self._tasks["acknowledges"] = asyncio.create_task(
+                    self._note("settle", self._acknowledge_all())
+                )
 
     async def _note(self, what: str, work: Awaitable[None]) -> bool:
         """Await work; keep and log what it fails with. Tell whether it went well."""
@@ -518,13 +504,6 @@ class ClientLease:
             return False
         self._problems.pop(what, None)
         return True
-
-
-def _granted(permit: Permit) -> Granted:
-    """Return a permit as the lease gave it. Raises TypeError for one that no lease has given."""
-    if not isinstance(permit, Granted):
-        raise TypeError("a permit that no lease has given")
-    return permit
 
 
 def _code(error: RekeyError) -> str:

@@ -89,12 +89,11 @@ class Refusal:
     code: str
     what: str
     hint: str
-    retryable: bool = False
     reads_too: bool = False
 
     def error(self) -> WritesRefused:
         """Return the error for one operation."""
-        return WritesRefused(self.code, self.what, hint=self.hint, retryable=self.retryable)
+        return WritesRefused(self.code, self.what, hint=self.hint)
 
 
 @dataclass(frozen=True, slots=True)

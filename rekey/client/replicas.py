@@ -59,15 +59,16 @@ async def _write_conditionally(flow: Flow, work: Work) -> bool:
     """Write the replicas on the conditions of what was read; False when that will not do."""
     if work.slow or work.expected is None:
         return False
-    plan = following_writes(work.expected, work.early, work.late, work.previous, work.ours)
-    if plan is None:
+    following = following_writes(work.expected, work.early, work.late, work.previous, work.ours)
+    if following is None:
         return False
+    writes, look_again = following
     unread = flow.authority.followers(work) - work.early.keys() - work.late.keys()
-    work.look_again = plan.look_again or bool(unread)
+    work.look_again = look_again or bool(unread)
 
     async def write(place: TargetKey, operation: Operation) -> Outcome:
         try:
-            outcome, etag = await apply_for_etag(flow.authority.forward.table(place.table), operation)
+            outcome, etag = await apply_for_etag(flow.authority.replicas.table(place.table), operation)
         except ServiceError as error:
             work.open = work.open or may_travel(error)
             raise
@@ -75,7 +76,7 @@ async def _write_conditionally(flow: Flow, work: Work) -> bool:
             work.view_etag = etag
         return outcome
 
-    outcomes = await side_by_side(write(*one) for one in plan.writes)
+    outcomes = await side_by_side(write(*one) for one in writes)
     if Outcome.OPEN in outcomes:
         raise Ambiguous("a replica's write may yet happen")
     return all(outcomes)

@@ -23,20 +23,23 @@ from functools import partial
 from rekey.client.authority import Flow, SourceAuthority, TargetAuthority, send
 from rekey.client.finish import Finisher
 from rekey.client.intent import NewViewFirst, OldViewAfter, SameView, prepare, works_of
+from rekey.client.lease import Permit
 from rekey.client.replicas import follow
 from rekey.client.work import ROW_TOO_BUSY, ClientParts, IntentRef, State
 from rekey.errors import ServiceError, Unavailable
 from rekey.phases import FOLLOWED
 from rekey.protocol.effects import apply_operations
-from rekey.protocol.permits import Permit
 from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.rules import SOURCE, Route, View, authority, refusal, refusal_code, route
-from rekey.protocol.sweeper import Settler
 from rekey.tables.allowance import while_allowed
 from rekey.tables.base import Operation
 
 MAX_TRIES = 20
 """How often a write is worked out anew before its row is called too busy."""
+
+
+class OtherRun(Exception):
+    """The permit is of another run than the writer: make another writer."""
 
 
 class Writer:
@@ -51,7 +54,7 @@ class Writer:
         """Take what the writes of a client work with."""
         reverse = ReversePropagator(client.propagator)
         self.client = client
-        self.finisher = Finisher(client, Settler(client.propagator, reverse))
+        self.finisher = Finisher(client, reverse)
         self._source = SourceAuthority(client.propagator)
         self._target = TargetAuthority(reverse, client.longest_operation_s)
 
@@ -67,25 +70,35 @@ class Writer:
             operations: 1 to 100, of one partition of the view, each row once.
 
         Raises:
+            OtherRun: the permit is of another run than this writer.
             WritesRefused: not in this phase, or not by this client.
             RowRefused: the mapping cannot be applied to a row, or the other view cannot express it.
             Collision: a row maps to a key that belongs to another row.
             ServiceError: as tables do. Of a transaction, with the `index` of the operation.
         """
-        client = self.client
-        async with client.permits.operation(writes=True) as permit:
-            reverse = client.propagator.mapper.reversible
-            taken = route(permit.phase, client.view, copied=permit.copied, reverse=reverse)
-            if taken in (Route.REFUSED, Route.WAIT):
-                raise refusal(refusal_code(client.view, taken, copied=permit.copied), client.table.name)
-            deadline = asyncio.get_running_loop().time() + client.longest_operation_s
-            with while_allowed(partial(client.permits.check, permit)):
-                if taken is Route.PLAIN:
-                    etags = await self._plain(operations, deadline)
-                else:
-                    etags = await self._dual(self._flow(operations, permit, taken, deadline))
-            if not client.permits.in_time(permit):
-                await self.announce_late(operations, permit)
+        async with self.client.permits.operation(writes=True) as permit:
+            if permit.run_id == self.client.run_id:
+                return await self._write(operations, permit)
+        raise OtherRun
+
+    async def _write(self, operations: Sequence[Operation], permit: Permit) -> list[str | None]:
+        client, reverse = self.client, self.client.propagator.mapper.reversible
+        taken = route(permit.phase, client.view, copied=permit.copied, reverse=reverse)
+        if taken in (Route.REFUSED, Route.WAIT):
+            raise refusal(refusal_code(client.view, taken, copied=permit.copied), client.table.name)
+        deadline = asyncio.get_running_loop().time() + client.longest_operation_s
+        with while_allowed(partial(client.permits.check, permit)):
+            if taken is Route.PLAIN:
+                etags = await self._plain(operations, deadline)
+            else:
+                kind: type[Flow] = SameView
+                if taken is Route.CROSS_VIEW:
+                    kind = NewViewFirst if client.view is View.NEW else OldViewAfter
+                side = self._source if authority(permit.phase) == SOURCE else self._target
+                works = works_of(operations, client.journal)
+                etags = await self._dual(kind(works, client, side, permit, deadline))
+        if not client.permits.in_time(permit):
+            await self.announce_late(operations, permit)
         client.counters.writes += len(operations)
         return etags
 
@@ -98,6 +111,8 @@ class Writer:
         client = self.client
         try:
             now = await client.permits.look_again()
+            if now.run_id != client.run_id:
+                raise OtherRun
             if now.phase in FOLLOWED:
                 keys, side = [one.key for one in operations], client.view.side
                 with while_allowed(partial(client.permits.check, now)):
@@ -121,18 +136,6 @@ class Writer:
         """Settle, once no operation is running any more. What cannot be settled stays in the journal."""
         await self.finisher.close()
 
-    def _flow(self, operations: Sequence[Operation], permit: Permit, taken: Route, deadline: float) -> Flow:
-        kind: type[Flow] = SameView
-        if taken is Route.CROSS_VIEW:
-            kind = NewViewFirst if self.client.view is View.NEW else OldViewAfter
-        return kind(
-            works_of(operations, self.client.journal),
-            self.client,
-            self._source if authority(permit.phase) == SOURCE else self._target,
-            permit,
-            deadline,
-        )
-
     async def _plain(self, operations: Sequence[Operation], deadline: float) -> list[str | None]:
         try:
             async with asyncio.timeout_at(deadline):
@@ -143,7 +146,18 @@ class Writer:
     async def _dual(self, flow: Flow) -> list[str | None]:
         try:
             async with asyncio.timeout_at(flow.deadline):
-                await _decide(flow)
+                for _ in range(MAX_TRIES):
+                    if await prepare(flow) and await send(flow):
+                        break
+                    for work in flow.works:
+                        work.begin_again()
+                else:
+                    raise Unavailable(
+                        f"the row kept changing in {MAX_TRIES} attempts to write it; nothing was written",
+                        code=ROW_TOO_BUSY,
+                        status=503,
+                        hint="repeat the operation",
+                    )
         except BaseException as error:
             self.finisher.give_up(flow)
             if isinstance(error, TimeoutError):
@@ -169,22 +183,3 @@ class Writer:
             hint = "read the row before you repeat the operation"
         what = f"the write to {self.client.table.name} took too long{said}"
         return Unavailable(what, code="OperationTimedOut", status=500, hint=hint)
-
-
-async def _decide(flow: Flow) -> None:
-    """Go as far as the authority's answer.
-
-    Raises:
-        RekeyError: the caller's answer. Unless `flow.sent` says otherwise, nothing was written.
-    """
-    for _ in range(MAX_TRIES):
-        if await prepare(flow) and await send(flow):
-            return
-        for work in flow.works:
-            work.begin_again()
-    raise Unavailable(
-        f"the row kept changing in {MAX_TRIES} attempts to write it; nothing was written",
-        code=ROW_TOO_BUSY,
-        status=503,
-        hint="repeat the operation",
-    )

@@ -19,15 +19,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rekey.client.lease import Permit
 from rekey.client.work import ClientParts
 from rekey.core.concurrency import cancel
 from rekey.errors import RekeyError, RowRefused
 from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, EntityKey, Row, key_of
 from rekey.phases import ControlPhase
-from rekey.protocol.permits import Permit
+from rekey.protocol.propagate import version_of
 from rekey.protocol.replicas import same_content
 from rekey.protocol.rules import SOURCE, TARGET, Side, View, authority
 
@@ -52,15 +53,8 @@ class _Seen:
 class _Pair:
     """One row in the source and in the main target. A key is None while it is unknown."""
 
-    source_key: EntityKey | None
-    target_key: EntityKey | None
-    source: Row | None
-    target: Row | None
-
-    def etag(self, side: Side) -> str | None:
-        """Return the ETag of one side, None when there is no row."""
-        row = self.source if side == SOURCE else self.target
-        return None if row is None else row[ETAG]
+    keys: Mapping[Side, EntityKey | None]
+    rows: Mapping[Side, Row | None]
 
 
 class Shadow:
@@ -70,7 +64,7 @@ class Shadow:
         """Take what the client works with, the share of its reads to compare, and the seed of the draw."""
         self.client = client
         self.share = share
-        self._main = client.propagator.targets[0]
+        self._tables = {SOURCE: client.propagator.source, TARGET: client.propagator.targets[0]}
         self._mapper = client.propagator.mapper
         self._draw = random.Random(seed)  # noqa: S311 - a sample, no secret
         self._queue: asyncio.Queue[_Seen] = asyncio.Queue(MAX_QUEUED)
@@ -147,42 +141,38 @@ class Shadow:
             self.client.counters.ignored += 1
             return
         second = await self._again(first, decides)
-        changed = second.etag(decides) != first.etag(decides) or self._comparable() != permit
-        if changed or self._agrees(second, decides):
+        versions = {version_of(pair.rows[decides]) for pair in (first, second)}
+        if len(versions) > 1 or self._comparable() != permit or self._agrees(second, decides):
             self.client.counters.ignored += 1
             return
         self.client.counters.mismatched += 1
-        if first.source_key is not None:
-            row_id = self.client.propagator.row_id(first.source_key)
+        propagator, source_key = self.client.propagator, first.keys[SOURCE]
+        if source_key is not None:
+            row_id = propagator.row_id(source_key)
         else:
-            ids = self.client.propagator.mapping.rows.ids
-            row_id = ids.short(self._main.name, first.target_key or EntityKey("", ""))
-        tables = self.client.propagator.source.name, self._main.name
+            row_id = propagator.target_id(first.keys[TARGET] or EntityKey("", ""))
+        tables = (table.name for table in self._tables.values())
         _log.warning("shadow read: row %s differs between %s and %s", row_id, *tables)
 
     def _comparable(self) -> Permit | None:
         """Return the permit while one side follows the other completely."""
-        permit = self.client.permits.current()
+        permit = self.client.current()
         if permit is None or permit.phase not in _FOLLOWED or not permit.copied:
             return None
         if permit.phase is ControlPhase.CUTOVER and not self._mapper.reversible:
             return None
-        return Permit(permit.phase, permit.epoch, permit.copied)
+        return permit
 
     async def _other_side(self, seen: _Seen) -> _Pair:
-        mapping = self.client.propagator.mapping
-        if self.client.view is View.OLD:
-            target_key = await self._main_key(seen)
-            target = None if target_key is None else await self._main.get(target_key)
-            return _Pair(seen.key, target_key, seen.row, target)
-        owner = await mapping.owner(seen.key)
-        if owner is None and seen.row is not None:
-            source_key = self._mapper.source_key(seen.row)
-        elif owner is None:
-            return _Pair(None, seen.key, None, None)
+        side = self.client.view.side
+        if side == SOURCE:
+            other, key = TARGET, await self._main_key(seen)
         else:
-            source_key = owner.source
-        return _Pair(source_key, seen.key, await self.client.propagator.source.get(source_key), seen.row)
+            other, key = SOURCE, await self.client.propagator.owner_of(seen.key)
+            if key is None and seen.row is not None:
+                key = self._mapper.source_key(seen.row)
+        row = None if key is None else await self._tables[other].get(key)
+        return _Pair({side: seen.key, other: key}, {side: seen.row, other: row})
 
     async def _main_key(self, seen: _Seen) -> EntityKey | None:
         """Return the main target key of a source key: its row's, or without one that of a row left over."""
@@ -192,7 +182,7 @@ class Shadow:
         for target in sorted(forward.targets if forward else ()):
             if (
                 target.table == 0
-                and await self._main.get(target.key) is not None
+                and await self._tables[TARGET].get(target.key) is not None
                 and await self.client.propagator.is_owner(seen.key, target.key)
             ):
                 return target.key
@@ -200,35 +190,33 @@ class Shadow:
 
     def _agrees(self, pair: _Pair, decides: Side) -> bool:
         """Tell whether source and target say the same of a row."""
-        if pair.source is None:
-            return pair.target is None
+        source, target = pair.rows[SOURCE], pair.rows[TARGET]
+        if source is None:
+            return target is None
         try:
-            mapped = self._mapper.map(pair.source)[0].row
+            mapped = self._mapper.map(source)[0].row
         except RowRefused:
             if self.client.view is View.OLD:
                 raise
             return False
-        if key_of(mapped) != pair.target_key:
-            return pair.target is None
-        if pair.target is None:
+        if key_of(mapped) != pair.keys[TARGET]:
+            return target is None
+        if target is None:
             return False
         timed = self._mapper.timestamp_copies[0] if decides == TARGET else frozenset[str]()
-        return same_content(mapped, pair.target, timed)
+        return same_content(mapped, target, timed)
 
     async def _is_being_written(self, pair: _Pair) -> bool:
         """Tell whether the journal has an intent for the row."""
-        keys = {(SOURCE, pair.source_key), (TARGET, pair.target_key)}
         async for intents in self.client.journal.scan():
-            if any((intent.side, intent.key) in keys for intent in intents):
+            if any(pair.keys[intent.side] == intent.key for intent in intents):
                 return True
         return False
 
     async def _again(self, pair: _Pair, decides: Side) -> _Pair:
         """Read both once more: the replica first, then the authority."""
-        source = target = None
+        rows: dict[Side, Row | None] = {}
         for side in (TARGET, SOURCE) if decides == SOURCE else (SOURCE, TARGET):
-            if side == SOURCE and pair.source_key is not None:
-                source = await self.client.propagator.source.get(pair.source_key)
-            if side == TARGET and pair.target_key is not None:
-                target = await self._main.get(pair.target_key)
-        return _Pair(pair.source_key, pair.target_key, source, target)
+            key = pair.keys[side]
+            rows[side] = None if key is None else await self._tables[side].get(key)
+        return _Pair(pair.keys, rows)

@@ -11,17 +11,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, asdict, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
+from typing import TypeVar
 
+from rekey.client.lease import ClientLease, Permit
 from rekey.mapping.rows import Forward, TargetKey
 from rekey.model import EntityKey, Row
 from rekey.protocol.journal import Journal
-from rekey.protocol.permits import Permits
 from rekey.protocol.propagate import Propagator
 from rekey.protocol.replicas import Rows
 from rekey.protocol.rules import Side, View
 from rekey.tables.base import Operation, Table
+
+K = TypeVar("K")
 
 LONGEST_OPERATION_S = 30.0
 ROW_TOO_BUSY = "RowTooBusy"
@@ -53,10 +56,6 @@ class Counters:
     mismatched: int = 0
     ignored: int = 0
 
-    def as_dict(self) -> dict[str, int]:
-        """Return the counts by name."""
-        return asdict(self)
-
 
 @dataclass(eq=False, repr=False)
 class ClientParts:
@@ -68,6 +67,7 @@ class ClientParts:
         propagator: the tables, the mapping and the mapper.
         journal: the migration's journal.
         permits: its lease.
+        run_id: the run of the migration that it is made for; under a permit of another one it does nothing.
         counters: what is counted.
         longest_operation_s: after how many seconds an operation ends, one way or the other.
         sleep: how leftovers wait.
@@ -78,7 +78,8 @@ class ClientParts:
     _: KW_ONLY
     propagator: Propagator
     journal: Journal
-    permits: Permits
+    permits: ClientLease
+    run_id: str = ""
     counters: Counters
     longest_operation_s: float = LONGEST_OPERATION_S
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
@@ -87,6 +88,11 @@ class ClientParts:
     def table(self) -> Table:
         """The table that the view addresses."""
         return self.propagator.source if self.view is View.OLD else self.propagator.targets[0]
+
+    def current(self) -> Permit | None:
+        """Return what `ClientLease.current` does, None also for a permit of another run."""
+        permit = self.permits.current()
+        return permit if permit is not None and permit.run_id == self.run_id else None
 
 
 class State(Enum):
@@ -195,8 +201,8 @@ class Work:
         return {target.key for target in places if target.table == 0}
 
 
-def found(key: EntityKey | None) -> EntityKey:
-    """Return a key that an earlier step has found."""
+def found(key: K | None) -> K:
+    """Return a key, or a place, that an earlier step has found."""
     if key is None:
         raise AssertionError("a key is asked for before it was found")
     return key

@@ -135,7 +135,7 @@ class OpenMigration:
         return await open_mapping(table, declared.script_id, declared.migration, row.id_key, wrapping)
 
     def propagator(
-        self, mapping: MappingStore, table: Callable[[str], Table], *, width: int | None = None
+        self, mapping: MappingStore, table: Callable[[str], Table], *, width: int = 1
     ) -> Propagator:
         """Return propagate(k) with the source as the authority.
 
@@ -146,8 +146,7 @@ class OpenMigration:
         """
         migration = self.declared.migration
         targets = [table(name) for name in migration.tables]
-        more = {} if width is None else {"width": width}
-        return Propagator(table(migration.source), targets, self.mapper, mapping, **more)
+        return Propagator(table(migration.source), targets, self.mapper, mapping, width)
 
 
 def open_migration(prepared: Prepared, accounts: Accounts) -> OpenMigration:

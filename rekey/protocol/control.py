@@ -20,7 +20,6 @@ import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from rekey.core import edm
 from rekey.errors import (
@@ -35,12 +34,21 @@ from rekey.errors import (
     Unavailable,
 )
 from rekey.mapping.rows import CONTROL_TABLE
-from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, TYPE_SUFFIX, EntityKey, Row
+from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, EntityKey, Row
 from rekey.phases import ControlPhase, is_legal
+from rekey.protocol.stored import INT64, MAPPING, MOMENT, Kind, column, read, written
 from rekey.tables.base import TableService
 
 CONTROL_ROW_KEY = "control"
 FORMAT = 1
+_PHASE = Kind(str, ControlPhase)
+_FLAG = Kind(bool, lambda value: value is True)
+_NAMES = Kind(lambda names: json.dumps(list(names)), lambda text: tuple(json.loads(text)))
+_BYTES = Kind(
+    lambda value: base64.b64encode(value).decode("ascii"),
+    lambda text: base64.b64decode(text, validate=True),
+    edm.BINARY,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +63,7 @@ class ControlRow:
         source, targets: table names; targets main first.
         fingerprints: secret name to fingerprint.
         id_key: 32 random bytes, the key of the safe ids.
-        copied: every row of the source is in the targets; before that nobody may read them.
+        copied: every row of the source is in the targets; before that they must not be read.
         came_from: during a freeze, the phase before it.
         frozen_at, cutover_at, completed_at: when it last became so, the service's time; None if it is not so.
         updated_at: the last move, or the making, the service's time.
@@ -64,21 +72,23 @@ class ControlRow:
     """
 
     script_id: str
-    phase: ControlPhase
-    epoch: int
-    run_id: str
-    digest: str
-    source: str
-    targets: tuple[str, ...]
-    fingerprints: Mapping[str, str]
-    id_key: bytes = field(repr=False)
-    copied: bool = False
-    came_from: ControlPhase | None = None
-    frozen_at: str | None = None
-    cutover_at: str | None = None
-    completed_at: str | None = None
-    updated_at: str = ""
-    move_id: str = ""
+    phase: ControlPhase = field(metadata=column("Phase", _PHASE))
+    epoch: int = field(metadata=column("Epoch", INT64))
+    run_id: str = field(metadata=column("RunId"))
+    digest: str = field(metadata=column("Digest"))
+    source: str = field(metadata=column("Source"))
+    targets: tuple[str, ...] = field(metadata=column("Targets", _NAMES))
+    fingerprints: Mapping[str, str] = field(metadata=column("Fingerprints", MAPPING))
+    id_key: bytes = field(repr=False, metadata=column("IdKey", _BYTES))
+    copied: bool = field(default=False, metadata=column("Copied", _FLAG, may_be_absent=True))
+    came_from: ControlPhase | None = field(
+        default=None, metadata=column("CameFrom", _PHASE, may_be_absent=True)
+    )
+    frozen_at: str | None = field(default=None, metadata=column("FrozenAt", MOMENT, may_be_absent=True))
+    cutover_at: str | None = field(default=None, metadata=column("CutoverAt", MOMENT, may_be_absent=True))
+    completed_at: str | None = field(default=None, metadata=column("CompletedAt", MOMENT, may_be_absent=True))
+    updated_at: str = field(default="", metadata=column("UpdatedAt", MOMENT, may_be_absent=True))
+    move_id: str = field(default="", metadata=column("MoveId"))
     etag: str = ""
 
     @property
@@ -115,67 +125,20 @@ def moved(row: ControlRow, then: ControlPhase, *, at: str, move_id: str) -> Cont
 
 def to_row(control: ControlRow) -> Row:
     """Return the wire row."""
-    row: Row = {
-        PARTITION_KEY: control.script_id,
-        ROW_KEY: CONTROL_ROW_KEY,
-        "Format": FORMAT,
-        "Phase": str(control.phase),
-        "Epoch": str(control.epoch),
-        "Epoch" + TYPE_SUFFIX: edm.INT64,
-        "RunId": control.run_id,
-        "Digest": control.digest,
-        "Source": control.source,
-        "Targets": json.dumps(list(control.targets)),
-        "Fingerprints": json.dumps(dict(control.fingerprints), sort_keys=True),
-        "IdKey": base64.b64encode(control.id_key).decode("ascii"),
-        "IdKey" + TYPE_SUFFIX: edm.BINARY,
-        "Copied": control.copied,
-        "MoveId": control.move_id,
-    }
-    if control.came_from is not None:
-        row["CameFrom"] = str(control.came_from)
-    for name, moment in (
-        ("FrozenAt", control.frozen_at),
-        ("CutoverAt", control.cutover_at),
-        ("CompletedAt", control.completed_at),
-        ("UpdatedAt", control.updated_at or None),
-    ):
-        if moment is not None:
-            row[name] = moment
-            row[name + TYPE_SUFFIX] = edm.DATETIME
-    return row
+    return {PARTITION_KEY: control.script_id, ROW_KEY: CONTROL_ROW_KEY, "Format": FORMAT, **written(control)}
 
 
 def from_row(row: Row) -> ControlRow:
-    """Read a wire row. Raises StateUnusable when a newer program, or somebody else, wrote it."""
+    """Read a wire row. Raises StateUnusable when a newer program, or another one, wrote it."""
     try:
         if row["Format"] != FORMAT:
             raise ValueError("format")
-        came_from: Any = row.get("CameFrom")
-        return ControlRow(
-            script_id=row[PARTITION_KEY],
-            phase=ControlPhase(row["Phase"]),
-            epoch=int(row["Epoch"]),
-            run_id=row["RunId"],
-            digest=row["Digest"],
-            source=row["Source"],
-            targets=tuple(json.loads(row["Targets"])),
-            fingerprints=json.loads(row["Fingerprints"]),
-            id_key=base64.b64decode(row["IdKey"], validate=True),
-            copied=row.get("Copied") is True,
-            came_from=None if came_from is None else ControlPhase(came_from),
-            frozen_at=row.get("FrozenAt"),
-            cutover_at=row.get("CutoverAt"),
-            completed_at=row.get("CompletedAt"),
-            updated_at=row.get("UpdatedAt", ""),
-            move_id=row["MoveId"],
-            etag=row.get(ETAG, ""),
-        )
+        return ControlRow(row[PARTITION_KEY], etag=row.get(ETAG, ""), **read(ControlRow, row))
     except (KeyError, ValueError, TypeError):
         raise StateUnusable(
             f"the control row of {row.get(PARTITION_KEY)} in {CONTROL_TABLE} cannot be read by this program",
             kept="the row, unchanged",
-            hint="install the rekey that wrote it; nobody else may write to the restricted store",
+            hint="install the rekey that wrote it; no other program may write to the restricted store",
         ) from None
 
 
@@ -200,7 +163,7 @@ class ControlStore:
     async def create(self, control: ControlRow) -> ControlRow:
         """Insert the row if there is none, and return the row that is there then.
 
-        A row that was there is returned as it is: whoever calls compares run and digest.
+        A row that was there is returned as it is: the caller compares run and digest.
         """
         await self._service.create_table(CONTROL_TABLE)
         made = replace(
@@ -284,7 +247,7 @@ class ControlStore:
         else:
             return replace(after, etag=etag)
         there = await self.read()
-        # `copied` may have been set since: that is no move, and nobody takes it back without one.
+        # `copied` may have been set since: that is no move, and it is not taken back without one.
         if there is not None and there.move_id == after.move_id and there.copied >= after.copied:
             return there
         raise problem

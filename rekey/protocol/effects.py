@@ -2,8 +2,8 @@
 
 Rules kept here:
 
-* A conditional write ends in one of three ways: done; the condition did not hold; or nobody knows, and it may
-  yet happen. The last is never taken for one of the others.
+* A conditional write ends in one of three ways: done; the condition did not hold; or unknown, and it may yet
+  happen. The last is never taken for one of the others.
 * Calls made side by side are all waited for before the first error is raised: a request that is under way is
   never given up only because another failed.
 """
@@ -29,7 +29,7 @@ class Outcome(Enum):
     STALE = "stale"
     """Its condition did not hold (any more): nothing was written."""
     OPEN = "open"
-    """Nobody knows: it was written, or was not, or will be yet."""
+    """Unknown: it was written, or was not, or will be yet."""
 
     def __bool__(self) -> bool:
         return self is Outcome.DONE
@@ -55,14 +55,11 @@ async def in_turns(calls: Sequence[Callable[[], Awaitable[T]]], width: int) -> l
     return results
 
 
-async def apply_one(table: Table, operation: Operation) -> Outcome:
-    """Apply one conditional operation. Raises what else the table answers."""
-    outcome, _ = await apply_for_etag(table, operation)
-    return outcome
-
-
 async def apply_for_etag(table: Table, operation: Operation) -> tuple[Outcome, str | None]:
-    """Apply one conditional operation; return also the row's new ETag, None for deletes and failures."""
+    """Apply one conditional operation; return also the row's new ETag, None for deletes and failures.
+
+    Raises what else the table answers.
+    """
     try:
         return Outcome.DONE, await apply_operation(table, operation)
     except (RowExists, RowMissing, ConditionFailed):

@@ -3,11 +3,11 @@
 Rules kept here:
 
 * An intent is durable before anything else is written for its key, and is removed only when the replicas are
-  known to be what the authority says. Whatever dies in between leaves the intent, and the sweeper finishes.
+  known to be what the authority says. What dies in between leaves the intent, and the sweeper finishes.
 * In the restricted table `rekeyjournal`: PartitionKey `<script>.j.<client>`, so that the intents of one
   transaction go in one transaction; RowKey by time of making, unique within the client.
 * The age of an intent is told by the service's Timestamp, never by this machine's clock, and the intent says
-  how long what it announces may be under way. Whoever works on a key again `touch`es its intent first: so a
+  how long what it announces may be under way. Before a key is worked on again its intent is `touch`ed: so a
   sweeper that takes only those whose time is over meets no work under way.
 * With a keyring the key in an intent is sealed, bound to the intent's own key: `times` needs no key to open
   it, everything that settles does.
@@ -20,9 +20,9 @@ from __future__ import annotations
 import json
 import math
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import count
 
 from rekey.core.clock import SystemClock, ticks_of
@@ -43,15 +43,10 @@ from rekey.model import (
     key_of,
 )
 from rekey.protocol.rules import SOURCE, TARGET, Side
-from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, Page, Table, Verb
+from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, Table, Verb
 
 _LAST = "\uffff"
 _system = SystemClock()
-
-
-def new_token() -> str:
-    """Return a random word that tells two journals of one client apart."""
-    return secrets.token_hex(4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,42 +76,32 @@ class Intent:
     etag: str
 
 
+@dataclass(eq=False, repr=False)
 class Journal:
-    """The intents of one migration."""
+    """The intents of one migration.
 
-    def __init__(
-        self,
-        table: Table,
-        script_id: str,
-        keyring: Keyring | None = None,
-        *,
-        open_s: float | None = None,
-        now: Callable[[], int] = _system.ticks,
-        token: Callable[[], str] = new_token,
-    ) -> None:
-        """Take the journal table and the migration's id.
+    Attributes:
+        table: `rekeyjournal` of the restricted account.
+        script_id: the migration.
+        keyring: what seals the keys in intents; None for a migration whose mapping is not sealed.
+        open_s: for how many seconds what intents of this process announce may be under way, requests that
+            were sent at the end included.
+        now: this machine's time in ticks: it orders the row keys of one client and tells nothing else.
+        token: tells this journal's row keys from those of another one of the same client; random.
+    """
 
-        Args:
-            table: `rekeyjournal` of the restricted account.
-            script_id: the migration.
-            keyring: what seals the keys in intents; None for a migration whose mapping is not sealed.
-            open_s: for how many seconds what intents of this process announce may be under way, requests that
-                were sent at the end included.
-            now: this machine's time in ticks: it orders the row keys of one client and tells nothing else.
-            token: makes the word that tells this journal's row keys from those of another one of the same
-                client.
-        """
-        self.table = table
-        self.script_id = script_id
-        self._keyring = keyring
-        self._open_s = open_s
-        self._now = now
-        self._token = token()
-        self._numbers = count(1)
+    table: Table
+    script_id: str
+    keyring: Keyring | None = None
+    _: KW_ONLY
+    open_s: float | None = None
+    now: Callable[[], int] = _system.ticks
+    token: str = field(default_factory=lambda: secrets.token_hex(4))
+    _numbers: Iterator[int] = field(default_factory=lambda: count(1), init=False)
 
     def word(self) -> str:
         """Return a word for one write that no other write has."""
-        return f"{self._token}-{next(self._numbers)}"
+        return f"{self.token}-{next(self._numbers)}"
 
     async def begin(
         self, client_id: str, epoch: int, side: Side, keys: Sequence[EntityKey]
@@ -140,13 +125,24 @@ class Journal:
     async def touch(self, intent_id: EntityKey, epoch: int, side: Side, key: EntityKey) -> None:
         """Make an intent young again before its key is worked on again; written anew if it is gone."""
         await self._fresh()
-        row = self._intent_row(intent_id, _client_of(self.script_id, intent_id), epoch, side, key)
-        await self.table.upsert(row)
+        client_id = intent_id.partition.removeprefix(_partition(self.script_id, ""))
+        await self.table.upsert(self._intent_row(intent_id, client_id, epoch, side, key))
 
     async def end(self, ids: Sequence[EntityKey]) -> None:
         """Remove intents. Those that are gone already are as good."""
         for start in range(0, len(ids), MAX_BATCH_OPERATIONS):
-            await self._remove(ids[start : start + MAX_BATCH_OPERATIONS])
+            some = ids[start : start + MAX_BATCH_OPERATIONS]
+            if len(some) > 1:
+                rows: list[Row] = [{PARTITION_KEY: one.partition, ROW_KEY: one.row} for one in some]
+                try:
+                    await self.table.transact([Operation(Verb.DELETE, row, "*") for row in rows])
+                except RowMissing:
+                    pass  # some of them were removed meanwhile: one by one
+                else:
+                    continue
+            for one in some:
+                with suppress(RowMissing):
+                    await self.table.delete(one)
 
     async def end_if(self, intent: Intent) -> bool:
         """Remove an intent unless it was touched since it was read; False when it was."""
@@ -158,15 +154,15 @@ class Journal:
             return False
         return True
 
-    async def scan(self, client_id: str | None = None) -> AsyncIterator[list[Intent]]:
-        """Iterate over the intents of the migration (or of one client), oldest first within a client.
+    async def scan(self) -> AsyncIterator[list[Intent]]:
+        """Iterate over the intents of the migration, oldest first within a client.
 
         Raises:
             SealedUnreadable: an intent was altered, or its data key is gone.
         """
-        async for page in self._pages(client_id):
-            if self._keyring is not None:
-                await self._keyring.learn(page.rows)
+        async for page in self.table.scan(intents_of(self.script_id)):
+            if self.keyring is not None:
+                await self.keyring.learn(page.rows)
             yield [self._read(row) for row in page.rows]
 
     async def keep(self, intent: Intent) -> None:
@@ -178,20 +174,12 @@ class Journal:
     async def times(self) -> AsyncIterator[list[tuple[int, bool]]]:
         """Iterate over when the intents were made or last touched, in ticks, and whether they are settled and
         only kept; no key is opened."""
-        async for page in self._pages(None):
+        async for page in self.table.scan(intents_of(self.script_id)):
             yield [(ticks_of(row[TIMESTAMP]), "Settled" in row) for row in page.rows]
-
-    async def _pages(self, client_id: str | None) -> AsyncIterator[Page]:
-        bounds = intents_of(self.script_id)
-        if client_id is not None:
-            partition = _partition(self.script_id, client_id)
-            bounds = KeyRange(EntityKey(partition, ""), EntityKey(partition, _LAST))
-        async for page in self.table.scan(bounds):
-            yield page
 
     async def clear(self) -> None:
         """Remove all intents of the migration, settled or not: when the targets are dropped."""
-        async for page in self._pages(None):
+        async for page in self.table.scan(intents_of(self.script_id)):
             by_client: dict[str, list[EntityKey]] = {}
             for row in page.rows:
                 by_client.setdefault(row[PARTITION_KEY], []).append(key_of(row))
@@ -199,13 +187,13 @@ class Journal:
                 await self.end(ids)
 
     def _row(self, client_id: str, epoch: int, side: Side, key: EntityKey) -> Row:
-        row_key = f"{self._now():020d}-{next(self._numbers):08d}-{self._token}"
+        row_key = f"{self.now():020d}-{next(self._numbers):08d}-{self.token}"
         intent_id = EntityKey(_partition(self.script_id, client_id), row_key)
         return self._intent_row(intent_id, client_id, epoch, side, key)
 
     async def _fresh(self) -> None:
-        if self._keyring is not None:
-            await self._keyring.fresh()
+        if self.keyring is not None:
+            await self.keyring.fresh()
 
     def _intent_row(
         self, intent_id: EntityKey, client_id: str, epoch: int, side: Side, key: EntityKey
@@ -218,16 +206,16 @@ class Journal:
             "Epoch" + TYPE_SUFFIX: INT64,
             "Side": side,
         }
-        if self._open_s is not None:
-            row["OpenMs"] = math.ceil(self._open_s * 1000)
-        if self._keyring is not None:
+        if self.open_s is not None:
+            row["OpenMs"] = math.ceil(self.open_s * 1000)
+        if self.keyring is not None:
             plain = json.dumps([side, *key]).encode("ascii")
-            return row | self._keyring.sealer.seal(INTENT, JOURNAL_TABLE, intent_id, plain)
+            return row | self.keyring.sealer.seal(INTENT, JOURNAL_TABLE, intent_id, plain)
         return row | {"KeyPartition": key.partition, "KeyRow": key.row}
 
     def _read(self, row: Row) -> Intent:
-        if self._keyring is not None:
-            side, *key = json.loads(self._keyring.sealer.unseal(INTENT, JOURNAL_TABLE, row))
+        if self.keyring is not None:
+            side, *key = json.loads(self.keyring.sealer.unseal(INTENT, JOURNAL_TABLE, row))
         else:
             side, key = row["Side"], [row["KeyPartition"], row["KeyRow"]]
         return Intent(
@@ -242,23 +230,6 @@ class Journal:
             etag=etag_of(row),
         )
 
-    async def _remove(self, ids: Sequence[EntityKey]) -> None:
-        if len(ids) > 1:
-            operations = [
-                Operation(Verb.DELETE, {PARTITION_KEY: one.partition, ROW_KEY: one.row}, "*") for one in ids
-            ]
-            try:
-                await self.table.transact(operations)
-            except RowMissing:
-                pass  # somebody removed some of them: one by one
-            else:
-                return
-        for one in ids:
-            try:
-                await self.table.delete(one)
-            except RowMissing:
-                continue
-
 
 def intents_of(script_id: str) -> KeyRange:
     """Return where in the journal table the intents of a migration stand."""
@@ -268,7 +239,3 @@ def intents_of(script_id: str) -> KeyRange:
 
 def _partition(script_id: str, client_id: str) -> str:
     return f"{script_id}.j.{client_id}"
-
-
-def _client_of(script_id: str, intent_id: EntityKey) -> str:
-    return intent_id.partition.removeprefix(_partition(script_id, ""))

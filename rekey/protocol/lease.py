@@ -1,4 +1,4 @@
-"""The runner lease: one runner on a migration, whatever machine it runs on.
+"""The runner lease: one runner on a migration, on any machine.
 
 Rules kept here:
 
@@ -28,9 +28,8 @@ import secrets
 import socket
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from types import TracebackType
 
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, rising_seconds, ticks_of
 from rekey.core.concurrency import cancel
@@ -41,6 +40,7 @@ from rekey.state.filelock import FileLock
 from rekey.tables.base import SIGNED_S, TableService
 
 DURATION_S = 60
+"""For how long others wait for a runner that does not renew."""
 RENEW_EVERY_S = 15.0
 RETRY_S = 2.0
 SAFETY_S = 5
@@ -86,19 +86,14 @@ class Holder:
         """Return this process, with the lock of this identity (`FileLock.identity`)."""
         return cls(socket.gethostname(), _boot_id(), os.getpid(), _PROCESS, lock, _namespace())
 
-    def sees(self, other: Holder) -> bool:
-        """Tell whether this process can tell from here whether another holder's process lives."""
-        ours = (self.host, self.boot, self.lock, self.namespace)
-        return all(ours[1:]) and ours == (other.host, other.boot, other.lock, other.namespace)
 
-
-def to_row(script_id: str, lease_id: str, holder: Holder, duration_s: int) -> Row:
+def to_row(script_id: str, lease_id: str, holder: Holder) -> Row:
     """Return the wire row of a lease."""
     return {
         PARTITION_KEY: script_id,
         ROW_KEY: LEASE_ROW_KEY,
         "LeaseId": lease_id,
-        "DurationSeconds": duration_s,
+        "DurationSeconds": DURATION_S,
         "Host": holder.host,
         "Boot": holder.boot,
         "Pid": holder.pid,
@@ -130,53 +125,56 @@ def is_dead(holder: Holder, ours: Holder, is_alive: Callable[[int], bool]) -> bo
 
     Call only while holding the file lock of our state file: a live holder with the same one would have it.
     """
-    if not ours.sees(holder) or holder.process == ours.process:
+    here = (ours.host, ours.boot, ours.lock, ours.namespace)
+    if not all(here[1:]) or here != (holder.host, holder.boot, holder.lock, holder.namespace):
+        return False  # from here it cannot be told whether the process lives
+    if holder.process == ours.process:
         return False
     return holder.pid == ours.pid or not is_alive(holder.pid)
 
 
+def process_exists(pid: int) -> bool:
+    """Tell whether there is such a process. Only asked where there is a boot id, so never on Windows."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+@dataclass(eq=False, repr=False)
 class RunnerLease:
-    """The lease on one migration, renewed in the background: `async with RunnerLease(...) as lease`."""
+    """The lease on one migration, renewed in the background: `async with RunnerLease(...) as lease`.
 
-    def __init__(
-        self,
-        restricted: TableService,
-        script_id: str,
-        lock: FileLock,
-        *,
-        duration_s: int = DURATION_S,
-        renew_every_s: float = RENEW_EVERY_S,
-        holder: Holder | None = None,
-        is_alive: Callable[[int], bool] | None = None,
-        monotonic: Callable[[], float] = rising_seconds,
-        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-    ) -> None:
-        """Prepare a lease; nothing is asked of the service yet.
+    Attributes:
+        restricted: tables of the restricted account; nothing is asked of them before the lease is entered.
+        script_id: the migration.
+        lock: the held file lock on the state file.
+        holder, is_alive, monotonic, sleep: this process, the process table and the clock; for tests.
+    """
 
-        Args:
-            restricted: tables of the restricted account.
-            script_id: the migration.
-            lock: the held file lock on the state file.
-            duration_s: how long others wait for a runner that does not renew.
-            renew_every_s: pause between renewals.
-            holder, is_alive, monotonic, sleep: this process, the process table and the clock; for tests.
-        """
-        lock.require(lock.state_path)
-        self.script_id = script_id
+    restricted: TableService
+    script_id: str
+    lock: FileLock
+    _: KW_ONLY
+    holder: Holder | None = None
+    is_alive: Callable[[int], bool] = process_exists
+    monotonic: Callable[[], float] = rising_seconds
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
+
+    def __post_init__(self) -> None:
+        self.lock.require(self.lock.state_path)
         self.lost = asyncio.Event()
-        self._service = restricted
-        self._table = restricted.table(CONTROL_TABLE)
-        self._key = EntityKey(script_id, LEASE_ROW_KEY)
-        self._lease_id = secrets.token_hex(16)
-        self._holder = holder or Holder.current(lock.identity)
+        self.lease_id = secrets.token_hex(16)
+        """Random; it stands in the row as long as this runner holds the lease."""
         self.late_until: int | None = None
         """Until when a runner before this one may have sent something, in ticks of the service's clock; None
         if that one gave its lease back."""
-        self._duration_s = duration_s
-        self._renew_every_s = renew_every_s
-        self._is_alive = is_alive or process_exists
-        self._monotonic = monotonic
-        self._sleep = sleep
+        self._holder = self.holder or Holder.current(self.lock.identity)
+        self._table = self.restricted.table(CONTROL_TABLE)
+        self._key = EntityKey(self.script_id, LEASE_ROW_KEY)
         self._etag = ""
         self._renewals = 0
         self._uncertain = False
@@ -184,26 +182,19 @@ class RunnerLease:
         self._reason = ""
         self._task: asyncio.Task[None] | None = None
 
-    @property
-    def lease_id(self) -> str:
-        """Random; it stands in the row as long as this runner holds the lease."""
-        return self._lease_id
-
     async def __aenter__(self) -> RunnerLease:
         await self.acquire()
         self._task = asyncio.create_task(self._keep(), name=f"runner lease {self.script_id}")
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.release()
 
     def check(self) -> None:
         """Raise Locked when the lease is lost. Asks nothing of the service."""
         if self._task is not None and self._task.done() and not self._task.cancelled():
             self._task.result()  # a fault of ours in the renewal must not pass for a lost lease
-        if not self.lost.is_set() and self._monotonic() >= self._trusted_until:
+        if not self.lost.is_set() and self.monotonic() >= self._trusted_until:
             self._lose("it could not be renewed in time")
         if self.lost.is_set():
             raise Locked(
@@ -219,31 +210,31 @@ class RunnerLease:
             Locked: another runner holds it; names it and says when its lease ends.
             ServiceError: the restricted store failed.
         """
-        await self._service.create_table(CONTROL_TABLE)
+        await self.restricted.create_table(CONTROL_TABLE)
         problem: ServiceError | None = None
-        first_began = self._monotonic()
+        first_began = self.monotonic()
         for _ in range(ATTEMPTS):
             row = await self._table.get(self._key)
-            if row is not None and row["LeaseId"] == self._lease_id:
-                # written by an attempt whose answer was lost, nobody knows by which
+            if row is not None and row["LeaseId"] == self.lease_id:
+                # written by an attempt whose answer was lost; it is unknown by which
                 self._etag = etag_of(row)
-                self._trust(first_began)
+                self._trusted_until = first_began + DURATION_S
                 return
             if row is not None:
                 await self._require_free(row)
-            began = self._monotonic()
-            wanted = to_row(self.script_id, self._lease_id, self._holder, self._duration_s)
+            began = self.monotonic()
+            wanted = to_row(self.script_id, self.lease_id, self._holder)
             try:
                 if row is None:
                     self._etag = await self._table.insert(wanted)
                 else:
                     self._etag = await self._table.replace(wanted, etag=etag_of(row))
             except (RowExists, RowMissing, ConditionFailed) as error:
-                problem = error  # somebody was faster, or our own write lost its answer: look again
+                problem = error  # another runner was faster, or our own write lost its answer: look again
             except (Ambiguous, Unavailable) as error:
                 problem = error
             else:
-                self._trust(began)
+                self._trusted_until = began + DURATION_S
                 return
         if isinstance(problem, Ambiguous | Unavailable):
             raise problem
@@ -254,7 +245,7 @@ class RunnerLease:
         )
 
     async def leave(self) -> None:
-        """Stop renewing and leave the row: whoever comes next sees that this runner did not end in order."""
+        """Stop renewing and leave the row: the next runner sees that this one did not end in order."""
         task, self._task = self._task, None
         if task is not None:
             await cancel([task])
@@ -270,7 +261,7 @@ class RunnerLease:
             task.result()
         try:
             row = await self._table.get(self._key)
-            if row is not None and row["LeaseId"] == self._lease_id:
+            if row is not None and row["LeaseId"] == self.lease_id:
                 await self._table.delete(self._key, etag=etag_of(row))
         except ServiceError as error:
             # nothing is wrong but that a runner on another machine has to wait
@@ -278,14 +269,14 @@ class RunnerLease:
                 "the runner lease on %s could not be given back (%s); it ends by itself in %d s",
                 self.script_id,
                 error.code or type(error).__name__,
-                self._duration_s + SAFETY_S,
+                DURATION_S + SAFETY_S,
             )
         self._trusted_until = 0.0
 
     async def _require_free(self, row: Row) -> None:
         holder = holder_of(row)
-        now = await self._service.server_time()
-        if is_dead(holder, self._holder, self._is_alive):
+        now = await self.restricted.server_time()
+        if is_dead(holder, self._holder, self.is_alive):
             self.late_until = ticks_of(now) + TICKS_PER_SECOND
             return
         if is_over(row, now):
@@ -299,45 +290,38 @@ class RunnerLease:
             hint=f"wait for it to end; if that process is dead, its lease is free in {left} s",
         )
 
-    def _trust(self, began: float) -> None:
-        self._trusted_until = began + self._duration_s
-
     def _lose(self, reason: str) -> None:
         self._reason = reason
         self.lost.set()
 
     async def _keep(self) -> None:
         """Renew until the lease is lost or the task is cancelled."""
-        pause = self._renew_every_s
+        pause = RENEW_EVERY_S
         while not self.lost.is_set():
-            await self._sleep(pause)
-            pause = self._renew_every_s
+            await self.sleep(pause)
+            pause = RENEW_EVERY_S
             try:
                 await self._renew()
             except ServiceError as error:
                 # also a failed condition: it may be our own renewal, whose answer was lost
                 self._uncertain = True
                 pause = RETRY_S
-                if self._monotonic() >= self._trusted_until:
+                if self.monotonic() >= self._trusted_until:
                     self._lose(f"it could not be renewed in time ({error.code or type(error).__name__})")
 
     async def _renew(self) -> None:
         if self._uncertain:
             row = await self._table.get(self._key)
-            if row is None or row["LeaseId"] != self._lease_id:
+            if row is None or row["LeaseId"] != self.lease_id:
                 self._lose("its row was deleted" if row is None else f"{row['Host']} has taken it over")
                 return
             self._etag = etag_of(row)
             self._uncertain = False
-        began = self._monotonic()
+        began = self.monotonic()
         self._renewals += 1
-        change: Row = {
-            PARTITION_KEY: self._key.partition,
-            ROW_KEY: self._key.row,
-            "Renewals": self._renewals,
-        }
+        change: Row = {PARTITION_KEY: self._key.partition, ROW_KEY: self._key.row, "Renewals": self._renewals}
         self._etag = await self._table.merge(change, etag=self._etag)
-        self._trust(began)
+        self._trusted_until = began + DURATION_S
 
 
 def _namespace() -> str:
@@ -352,14 +336,3 @@ def _boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         return ""  # not Linux: such a lease is waited for
-
-
-def process_exists(pid: int) -> bool:
-    """Tell whether there is such a process. Only asked where there is a boot id, so never on Windows."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

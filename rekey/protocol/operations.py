@@ -27,6 +27,7 @@ from rekey.errors import (
     WritesRefused,
 )
 from rekey.model import Row, etag_of
+from rekey.tables.answers import error_of
 from rekey.tables.base import Operation, Verb
 from rekey.tables.rules import check_key_part, merged, stored_form
 
@@ -49,7 +50,7 @@ NOT_APPLIED = (
     Collision,
     WritesRefused,
 )
-"""Errors that say that the request behind them changed nothing, and will not."""
+"""Errors that say that the request changed nothing, and will not."""
 
 
 def as_stored(operation: Operation) -> Operation:
@@ -82,19 +83,15 @@ def row_after(operation: Operation, before: Row | None) -> Row | None:
     """
     if operation.verb is Verb.INSERT:
         if before is not None:
-            raise RowExists("the row exists (EntityAlreadyExists)", code="EntityAlreadyExists", status=409)
+            raise error_of(409, "EntityAlreadyExists", "the row is there")
         return operation.row
     if operation.verb in CREATES:
         merges = before is not None and operation.verb is Verb.INSERT_OR_MERGE
         return merged(before, operation.row) if merges and before is not None else operation.row
     if before is None:
-        raise RowMissing("the row does not exist (ResourceNotFound)", code="ResourceNotFound", status=404)
+        raise error_of(404, "ResourceNotFound", "the row is not there")
     if is_conditional(operation) and operation.etag != etag_of(before):
-        raise ConditionFailed(
-            "the row was changed meanwhile (UpdateConditionNotSatisfied)",
-            code="UpdateConditionNotSatisfied",
-            status=412,
-        )
+        raise error_of(412, "UpdateConditionNotSatisfied", "the row was changed meanwhile")
     if operation.verb is Verb.DELETE:
         return None
     return merged(before, operation.row) if operation.verb is Verb.MERGE else operation.row
@@ -116,5 +113,5 @@ def is_lost_race(error: RekeyError, given: Operation, sent: Operation) -> bool:
 
 
 def may_travel(error: BaseException) -> bool:
-    """Tell whether the request behind an error may have been applied, or may be yet."""
+    """Tell whether a request that ended with this error may have been applied, or may be yet."""
     return not isinstance(error, NOT_APPLIED)

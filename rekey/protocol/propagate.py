@@ -12,24 +12,24 @@ Rules kept here (ADR 0017; each was found by searching all interleavings):
 * A target key is claimed in the mapping before a row is written under it, and after a claim the round starts
   again, because the replicas must be read before the authority.
 * Only rows that the source key owns are touched: a main row by its reverse row, an index row by its pointer.
-* Whoever has no intent of its own for the key (the runner) announces it before the first write, and ends that
-  only when no outcome stayed open: what is cut off, or still under way, is found in the journal.
+* A caller without an intent of its own for the key (the runner) announces it before the first write, and ends
+  that only when no outcome stayed open: what is cut off, or still under way, is found in the journal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from rekey.declaration.mapper import Mapper
 from rekey.errors import Ambiguous, RowRefused, ServiceError, Unavailable
 from rekey.mapping.rows import TargetKey, pointer_of
-from rekey.mapping.store import MappingStore, StillOwns
+from rekey.mapping.store import MappingStore
 from rekey.model import ETAG, EntityKey, Row, key_of
-from rekey.protocol.effects import Outcome, apply_one, in_turns
-from rekey.protocol.replicas import SOURCE_TABLE, Rows, difference
+from rekey.protocol.effects import Outcome, apply_for_etag, in_turns
+from rekey.protocol.replicas import SOURCE_TABLE, Rows, difference, source_place
 from rekey.tables.allowance import while_also
 from rekey.tables.base import Operation, Table, Verb
 
@@ -107,73 +107,65 @@ def needs_another_round(writes: Sequence[Operation]) -> bool:
     return any(write.verb is Verb.INSERT for write in writes)
 
 
+@dataclass(eq=False, repr=False)
 class Propagator:
-    """Propagates from the source, as the authority, to the main target and its index tables."""
+    """Propagates from the source, as the authority, to the main target and its index tables.
 
-    def __init__(
-        self,
-        source: Table,
-        targets: Sequence[Table],
-        mapper: Mapper,
-        mapping: MappingStore,
-        *,
-        width: int = 1,
-    ) -> None:
-        """Take the authority, the replicas (main first, then index tables), the mapping and its store.
+    Attributes:
+        source, targets: the authority, and the replicas: main first, then index tables.
+        mapper: the declaration at work.
+        mapping: the mapping rows.
+        width: how many replica rows of one key are read or written at the same time.
+        announce: announces keys before their replicas are written; None where the caller has done that.
+        ignoring: by table number, properties whose difference is none.
+    """
 
-        Args:
-            source, targets: the tables.
-            mapper: the declaration at work.
-            mapping: the mapping rows.
-            width: how many replica rows of one key are read or written at the same time.
-        """
-        self.source = source
-        self.targets = tuple(targets)
-        self.mapper = mapper
-        self.mapping = mapping
-        self.width = width
-        self.announce: Announce | None = None
-        """Announces keys before their replicas are written; None where whoever calls has done that."""
+    source: Table
+    targets: Sequence[Table]
+    mapper: Mapper
+    mapping: MappingStore
+    width: int = 1
+    announce: Announce | None = None
+    ignoring: Mapping[int, frozenset[str]] = field(default_factory=dict)
+    lists_keys: ClassVar[bool] = True
+    """Whether a key that the mapping does not know is propagated: that gives it its mapping rows."""
 
     async def propagate(self, source_key: EntityKey) -> Propagated:
-        """Make all replicas of `source_key` equal what the source says now.
+        """Make all replicas of `source_key` equal what the authority says now.
 
         Raises:
             Collision: a target key it maps to belongs to another source row.
-            RowRefused: the mapping cannot key the source row; names it by safe id.
+            RowRefused: the mapping cannot be applied to the authority's row; names it by safe id.
             Unavailable: the row changed in every one of `MAX_ROUNDS` rounds.
         """
         tally = Tally(source_key, self.announce)
         for _ in range(MAX_ROUNDS):
             forward = await self.mapping.forward(source_key)
-            known = forward.targets if forward else frozenset[TargetKey]()
-            found = await self._read_replicas(known)
+            if forward is None and not self.lists_keys:
+                return await tally.result()
+            listed = forward.targets if forward else frozenset[TargetKey]()
+            found = await self._read_replicas(source_key, listed)
             authority = await self._authority(source_key)
-            expected = self.expected_of(source_key, authority)
-            unclaimed = await self._unclaimed(source_key, expected, known)
-            if unclaimed:
-                await self.mapping.claim(source_key, forward, unclaimed, self.still_owns)
+            expected = self.expected_of(source_key, authority, found.get(source_place(source_key)))
+            unlisted = await self._unlisted(source_key, expected, listed)
+            if unlisted:
+                await self.mapping.claim(source_key, forward, unlisted, self.still_owns)
                 continue
-            found = await self._owned(source_key, expected, found, known)
-            writes = difference(expected, found)
+            found = await self._owned(source_key, expected, found, listed)
+            writes = difference(expected, found, self.ignoring)
             if await self.apply_all(writes, tally) and await self._is_last(source_key, writes, authority):
                 return await tally.result()
         raise self.too_busy(source_key)
 
-    async def still_owns(self, source_key: EntityKey, target: TargetKey) -> bool:
-        """Tell whether a source row exists now and maps to `target`."""
-        return target in self.expected_of(source_key, await self._authority(source_key))
+    def expected_of(
+        self, source_key: EntityKey, authority: Row | None, _source_row: Row | None = None
+    ) -> Rows:
+        """Return the replicas' rows as they should be when the authority's row is `authority`.
 
-    def row_id(self, source_key: EntityKey) -> str:
-        """Return the safe id of a source row."""
-        return self.mapping.rows.ids.short(self.mapping.rows.source, source_key)
-
-    def table(self, number: int) -> Table:
-        """Return a replica's table by its number."""
-        return self.source if number == SOURCE_TABLE else self.targets[number]
-
-    def expected_of(self, source_key: EntityKey, authority: Row | None) -> Rows:
-        """Return the replicas' rows as they should be when the source row is `authority`.
+        Args:
+            source_key: the old key.
+            authority: the authority's row, None when there is none.
+            _source_row: the source row as it is, where that is a replica: it keeps what the mapping drops.
 
         Raises:
             RowRefused: the mapping cannot be applied to it; names it by safe id.
@@ -186,6 +178,22 @@ class Propagator:
             raise refused.for_row(self.row_id(source_key)) from None
         return {TargetKey(table, *key_of(row)): row for table, row in mapped}
 
+    async def still_owns(self, source_key: EntityKey, target: TargetKey) -> bool:
+        """Tell whether a source key has a row now that stands under or maps to `target`."""
+        return target in self.expected_of(source_key, await self._authority(source_key))
+
+    def row_id(self, source_key: EntityKey) -> str:
+        """Return the safe id of a source row."""
+        return self.mapping.rows.ids.short(self.mapping.rows.source, source_key)
+
+    def target_id(self, target_key: EntityKey) -> str:
+        """Return the safe id of a main target row."""
+        return self.mapping.rows.ids.short(self.targets[0].name, target_key)
+
+    def table(self, number: int) -> Table:
+        """Return a replica's table by its number."""
+        return self.source if number == SOURCE_TABLE else self.targets[number]
+
     async def read(self, targets: Sequence[TargetKey]) -> dict[TargetKey, Row | None]:
         """Read replica rows, `width` at a time."""
         gets = [partial(self.table(one.table).get, one.key) for one in targets]
@@ -196,7 +204,7 @@ class Propagator:
         """Carry out conditional writes, `width` at a time; True when all are done."""
 
         async def apply(number: int, operation: Operation) -> bool:
-            outcome = await apply_one(self.table(number), operation)
+            outcome, _ = await apply_for_etag(self.table(number), operation)
             tally.add(operation, outcome)
             return bool(outcome)
 
@@ -220,8 +228,19 @@ class Propagator:
 
     async def is_owner(self, source_key: EntityKey, target_key: EntityKey) -> bool:
         """Tell whether a main target key belongs to a source key."""
+        return await self.owner_of(target_key) == source_key
+
+    async def owner_of(self, target_key: EntityKey) -> EntityKey | None:
+        """Return the source key that a main target key belongs to."""
         owner = await self.mapping.owner(target_key)
-        return owner is not None and owner.source == source_key
+        return None if owner is None else owner.source
+
+    async def yield_or_collide(self, source_key: EntityKey, target: TargetKey, found: Row) -> None:
+        """An index row of another main row stands where ours belongs: a collision while that row's source
+        still maps there; otherwise it is a leftover and may be replaced. Raises Collision."""
+        owner = await self.owner_of(pointer_of(found))
+        if owner is not None and owner != source_key and await self.still_owns(owner, target):
+            raise self.mapping.collision(target, owner, source_key)
 
     async def _authority(self, source_key: EntityKey) -> Row | None:
         return await self.source.get(source_key)
@@ -237,48 +256,39 @@ class Propagator:
         now = await self._authority(source_key)
         return version_of(now) == version_of(authority)
 
-    async def _read_replicas(self, targets: frozenset[TargetKey]) -> Rows:
-        rows = await self.read(sorted(targets))
+    async def _read_replicas(self, _source_key: EntityKey, listed: frozenset[TargetKey]) -> Rows:
+        """Return the rows that stand where replicas of a key may stand, by what its forward row lists."""
+        rows = await self.read(sorted(listed))
         return {target: row for target, row in rows.items() if row is not None}
 
-    async def _unclaimed(
-        self, source_key: EntityKey, expected: Rows, known: frozenset[TargetKey]
+    async def _unlisted(
+        self, source_key: EntityKey, expected: Rows, listed: frozenset[TargetKey]
     ) -> set[TargetKey]:
         """Return the expected target keys that this source key does not (or no longer) hold."""
-        unclaimed = set(expected.keys() - known)
-        for target in expected.keys() & known:
+        unlisted = {target for target in expected if target.table != SOURCE_TABLE} - listed
+        for target in expected.keys() & listed:
             # Listed once is not owned for ever: the claim may have passed over while our row was gone.
             if target.table == 0 and not await self.is_owner(source_key, target.key):
-                unclaimed.add(target)
-        return unclaimed
+                unlisted.add(target)
+        return unlisted
 
     async def _owned(
-        self, source_key: EntityKey, expected: Rows, found: Rows, known: frozenset[TargetKey]
+        self, source_key: EntityKey, expected: Rows, found: Rows, listed: frozenset[TargetKey]
     ) -> Rows:
         """Leave out rows under this key's old target keys that belong to another source row by now."""
         own = dict(found)
-        main_keys = {target.key for target in known if target.table == 0}
+        main_keys = {target.key for target in listed if target.table == 0}
         for target, row in found.items():
             if target.table == 0:
                 mine = target in expected or await self.is_owner(source_key, target.key)
             else:
-                mine = pointer_of(row) in main_keys
+                mine = target.table == SOURCE_TABLE or pointer_of(row) in main_keys
                 if not mine and target in expected:
-                    await yield_or_collide(self.mapping, self.still_owns, source_key, target, row)
+                    await self.yield_or_collide(source_key, target, row)
                     mine = True
             if not mine:
                 del own[target]
         return own
-
-
-async def yield_or_collide(
-    mapping: MappingStore, still_owns: StillOwns, source_key: EntityKey, target: TargetKey, found: Row
-) -> None:
-    """An index row of another main row stands where ours belongs: a collision while that row's source still
-    maps there; otherwise it is a leftover and may be replaced. Raises Collision."""
-    owner = await mapping.owner(pointer_of(found))
-    if owner is not None and owner.source != source_key and await still_owns(owner.source, target):
-        raise mapping.collision(target, owner.source, source_key)
 
 
 def version_of(row: Row | None) -> str | None:

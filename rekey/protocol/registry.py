@@ -19,20 +19,24 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from rekey.core import edm
 from rekey.core.clock import TICKS_PER_SECOND, ticks_of
 from rekey.errors import ConditionFailed, RowMissing, StateUnusable, TableMissing
 from rekey.mapping.rows import CONTROL_TABLE
-from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, TIMESTAMP, TYPE_SUFFIX, EntityKey, KeyRange, Row
+from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, KeyRange, Row
+from rekey.protocol.stored import INT64, MAPPING, SECONDS, TEXT, WHOLE, Kind, column, read, written
 from rekey.tables.base import SIGNED_S, TableService
 
 CLIENT_PREFIX = "client."
 _BEHIND_ALL = "client.~"
-"""Behind every client's row: ids are hexadecimal."""
+"""After every client's row: ids are hexadecimal."""
 FORMAT = 1
+_COUNTS = Kind(
+    MAPPING.write, lambda text: {str(name): int(number) for name, number in json.loads(text).items()}
+)
 SAFETY_S = 5.0
 """What clocks that run at different rates, and servers of one service that disagree, may come to."""
 PURGE_AFTER_S = 3600.0
@@ -51,7 +55,7 @@ class ClientRow:
         version: of rekey.
         epoch: the newest it has acknowledged: nothing of an older one runs in it. 0: of none yet.
         lease_s: seconds for which it trusts what it read.
-        longest_s: seconds within which whatever it begins has taken effect, or never does.
+        longest_s: seconds within which all that it begins has taken effect, or never does.
         beat_at: its last beat, in ticks of the service's clock; 0 for a row that was not read.
         in_flight: operations under way.
         left: writes whose replicas it still has to bring up to date.
@@ -63,21 +67,21 @@ class ClientRow:
     """
 
     client_id: str
-    name: str
-    view: str
-    host: str
-    pid: int
-    version: str
-    epoch: int
-    lease_s: float
-    longest_s: float
+    name: str = field(metadata=column("Name"))
+    view: str = field(metadata=column("View", TEXT))
+    host: str = field(metadata=column("Host"))
+    pid: int = field(metadata=column("Pid", WHOLE))
+    version: str = field(metadata=column("Version"))
+    epoch: int = field(metadata=column("Epoch", INT64))
+    lease_s: float = field(metadata=column("LeaseMs", SECONDS))
+    longest_s: float = field(metadata=column("LongestMs", SECONDS))
     beat_at: int = 0
-    in_flight: int = 0
-    left: int = 0
-    counters: Mapping[str, int] = field(default_factory=dict)
-    run_id: str = ""
-    refuses: str = ""
-    late_s: float = SIGNED_S
+    in_flight: int = field(default=0, metadata=column("InFlight", WHOLE))
+    left: int = field(default=0, metadata=column("Left", WHOLE))
+    counters: Mapping[str, int] = field(default_factory=dict, metadata=column("Counters", _COUNTS))
+    run_id: str = field(default="", metadata=column("RunId"))
+    refuses: str = field(default="", metadata=column("Refuses"))
+    late_s: float = field(default=SIGNED_S, metadata=column("LateMs", SECONDS, may_be_absent=True))
     etag: str = ""
 
 
@@ -102,7 +106,7 @@ def over_at(row: ClientRow) -> int:
 
 
 def refused_at(row: ClientRow) -> int:
-    """Return from when on the service refuses whatever a client has signed that does not beat again, in ticks
+    """Return from when on the service refuses all that a client has signed that does not beat again, in ticks
     of the service's clock."""
     return over_at(row) + _ticks(row.late_s)
 
@@ -134,60 +138,25 @@ def _ticks(seconds: float) -> int:
 
 
 def to_row(script_id: str, client: ClientRow) -> Row:
-    """Return the wire row. Times are rounded up to whole milliseconds: too long is safe."""
-    return {
-        PARTITION_KEY: script_id,
-        ROW_KEY: CLIENT_PREFIX + client.client_id,
-        "Format": FORMAT,
-        "Name": client.name,
-        "View": str(client.view),
-        "Host": client.host,
-        "Pid": client.pid,
-        "Version": client.version,
-        "RunId": client.run_id,
-        "Epoch": str(client.epoch),
-        "Epoch" + TYPE_SUFFIX: edm.INT64,
-        "LeaseMs": math.ceil(client.lease_s * 1000),
-        "LongestMs": math.ceil(client.longest_s * 1000),
-        "InFlight": client.in_flight,
-        "Left": client.left,
-        "Counters": json.dumps(dict(client.counters), sort_keys=True),
-        "Refuses": client.refuses,
-        "LateMs": math.ceil(client.late_s * 1000),
-    }
+    """Return the wire row."""
+    row_key = CLIENT_PREFIX + client.client_id
+    return {PARTITION_KEY: script_id, ROW_KEY: row_key, "Format": FORMAT, **written(client)}
 
 
 def from_row(row: Row) -> ClientRow:
-    """Read a wire row. Raises StateUnusable when another version, or somebody else, wrote it."""
+    """Read a wire row. Raises StateUnusable when another version, or another program, wrote it."""
     try:
         if row["Format"] != FORMAT:
             raise ValueError("format")
-        return ClientRow(
-            client_id=row[ROW_KEY].removeprefix(CLIENT_PREFIX),
-            name=row["Name"],
-            view=row["View"],
-            host=row["Host"],
-            pid=int(row["Pid"]),
-            version=row["Version"],
-            epoch=int(row["Epoch"]),
-            lease_s=int(row["LeaseMs"]) / 1000,
-            longest_s=int(row["LongestMs"]) / 1000,
-            beat_at=ticks_of(row[TIMESTAMP]),
-            in_flight=int(row["InFlight"]),
-            left=int(row["Left"]),
-            counters={str(name): int(number) for name, number in json.loads(row["Counters"]).items()},
-            run_id=row["RunId"],
-            refuses=row["Refuses"],
-            late_s=int(row.get("LateMs", SIGNED_S * 1000)) / 1000,
-            etag=row[ETAG],
-        )
+        client_id, beat_at = row[ROW_KEY].removeprefix(CLIENT_PREFIX), ticks_of(row[TIMESTAMP])
+        return ClientRow(client_id, beat_at=beat_at, etag=row[ETAG], **read(ClientRow, row))
     except (KeyError, ValueError, TypeError, AttributeError):
         raise StateUnusable(
             f"the row of a client of {row.get(PARTITION_KEY)} in {CONTROL_TABLE} cannot be read by this"
             " program",
             kept="the row, unchanged",
-            hint="bring rekey to the same version in the application and here; nobody else may write to the"
-            " restricted store",
+            hint="bring rekey to the same version in the application and here; no other program may write to"
+            " the restricted store",
         ) from None
 
 
@@ -219,7 +188,7 @@ class Registry:
         return found
 
     async def beat(self, client: ClientRow) -> None:
-        """Write the client's row, whatever is there; makes the table if there is none yet."""
+        """Write the client's row, over what is there; makes the table if there is none yet."""
         row = to_row(self.script_id, client)
         try:
             await self._table.upsert(row)
@@ -229,24 +198,20 @@ class Registry:
 
     async def delete(self, client_id: str) -> None:
         """Delete a client's row. Only for the client itself, once nothing of it is under way."""
-        try:
+        with suppress(RowMissing, TableMissing):
             await self._table.delete(EntityKey(self.script_id, CLIENT_PREFIX + client_id))
-        except (RowMissing, TableMissing):
-            return
 
-    async def purge(self, now: int, *, after_s: float = PURGE_AFTER_S) -> int:
-        """Delete the rows of clients that have been over for `after_s` seconds; return how many.
+    async def purge(self, now: int) -> int:
+        """Delete the rows of clients that have been over for `PURGE_AFTER_S` seconds; return how many.
 
         One that beats meanwhile keeps its row. One that beats later makes it anew, and reads after that.
         """
         purged = 0
         for client in await self.list():
-            if now < max(over_at(client) + _ticks(after_s), refused_at(client)):
+            if now < max(over_at(client) + _ticks(PURGE_AFTER_S), refused_at(client)):
                 continue
             key = EntityKey(self.script_id, CLIENT_PREFIX + client.client_id)
-            try:
+            with suppress(ConditionFailed, RowMissing):
                 await self._table.delete(key, etag=client.etag)
-            except (ConditionFailed, RowMissing):
-                continue
-            purged += 1
+                purged += 1
         return purged

@@ -6,51 +6,57 @@ Rules kept here:
   source, which is a replica too once the target is the authority.
 * Every write of a replica is conditional on what was read: replace and delete on the ETag, insert on absence.
 * What was read before the authority was written is older than that write, so it may be overwritten. What was
-  read beside it may be somebody's newer row: it is overwritten only if it holds what was expected before.
+  read during it may be another writer's newer row: overwritten only if it holds what was expected before.
 * A row that is as it should be is written all the same right after a write of the authority: its new ETag
-  stops whoever read it before and would overwrite it.
+  stops a writer that read it before and would overwrite it.
 * Where there is nothing to write because nothing was found, that has to be looked at once more.
+* A target row is expressed in the source only if mapping the source row forward again gives exactly this
+  target row, key and content. What would lose anything is refused. Properties that hold the source's
+  Timestamp are left out of that: the service sets it, and it cannot be foreseen.
+* A source row that says the same already is kept as it is, with its own spelling.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
 
 from rekey.core.edm import canonical_content
+from rekey.declaration.mapper import Mapper
+from rekey.errors import RowRefused
 from rekey.mapping.rows import TargetKey
-from rekey.model import Row, etag_of
+from rekey.model import TIMESTAMP, EntityKey, Row, etag_of, key_of
 from rekey.tables.base import Operation, Verb
 
 SOURCE_TABLE = -1
 """The table number of the source, where it is a replica."""
+STAND_IN = "2000-01-01T00:00:00.0000000Z"
+"""A Timestamp for rows that were not written yet, where a mapping wants one."""
+
+CURE = (
+    "mend the row in the target so that it can be expressed in the source, or stay with the target and"
+    " go on to `complete`"
+)
 
 Rows = dict[TargetKey, Row]
 Seen = Mapping[TargetKey, Row | None]
 """Replica rows as read; None for those that were not there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Follow:
-    """The writes of the replicas that follow one write of the authority.
-
-    `look_again` says that a row was not there, or not ours, and nothing is written in its place.
-    """
-
-    writes: list[tuple[TargetKey, Operation]]
-    look_again: bool
+def source_place(source_key: EntityKey) -> TargetKey:
+    """Return how the source row of a key is named where it is a replica."""
+    return TargetKey(SOURCE_TABLE, *source_key)
 
 
 def follow(
     expected: Rows, early: Seen, late: Seen, before: Rows, ours: Collection[TargetKey]
-) -> Follow | None:
-    """Return the writes that follow the authority's; None when propagate has to find out.
+) -> tuple[list[tuple[TargetKey, Operation]], bool] | None:
+    """Return the writes that follow the authority's, and whether to look again: a row was not there, or not
+    ours, and nothing is written in its place. None when propagate has to find out.
 
     Args:
         expected: the rows as they should be now.
         early: rows read before the authority was written.
-        late: rows read beside that.
+        late: rows read during that.
         before: the rows as they should have been before the write, as far as known.
         ours: rows of `early` and `late` that belong to this key. Others are left alone.
     """
@@ -75,7 +81,7 @@ def follow(
             return None
         else:
             writes.append((target, Operation(Verb.DELETE, present, etag_of(present))))
-    return Follow(writes, look_again)
+    return writes, look_again
 
 
 def _is_older(target: TargetKey, present: Row, early: Seen, before: Rows) -> bool:
@@ -92,7 +98,7 @@ def same_content(one: Row, other: Row, ignoring: frozenset[str] = frozenset()) -
 
 
 def difference(
-    expected: Rows, found: Rows, ignoring: Mapping[int, frozenset[str]] = MappingProxyType({})
+    expected: Rows, found: Rows, ignoring: Mapping[int, frozenset[str]]
 ) -> list[tuple[int, Operation]]:
     """Return the conditional writes, each with its table, that turn `found` into `expected`.
 
@@ -112,3 +118,58 @@ def difference(
         if target not in expected:
             writes.append((target.table, Operation(Verb.DELETE, present, etag_of(present))))
     return writes
+
+
+def inverse(
+    mapper: Mapper, source_key: EntityKey, target_row: Row, source_row: Row | None, *, cure: str = CURE
+) -> Row:
+    """Return the source row that a main target row stands for.
+
+    Args:
+        mapper: the declaration at work.
+        source_key: the old key.
+        target_row: the main target row.
+        source_row: the source row as it is now, None when there is none.
+        cure: what to do about a row that cannot be expressed.
+
+    Returns:
+        `source_row` itself when it stands for the target row already; otherwise a new row, with a Timestamp
+        for mapping it again. What is written is its `content_of`.
+
+    Raises:
+        RowRefused: `not-reversible`, without the row's safe id.
+    """
+    if source_row is not None and stands_for(mapper, source_row, target_row):
+        return source_row
+    desired = mapper.reverse(target_row, source_key, source_row)
+    # What the server will set cannot be foreseen; the old value stands in for a copied Timestamp.
+    desired[TIMESTAMP] = (source_row or target_row).get(TIMESTAMP, STAND_IN)
+    problem = lost(mapper, desired, target_row)
+    if problem is not None:
+        raise RowRefused("not-reversible", "target", problem, cure=cure)
+    return desired
+
+
+def lost(mapper: Mapper, source_row: Row, target_row: Row) -> str | None:
+    """Map a source row forward; say what of the main target row it does not reproduce, None if nothing.
+
+    Raises:
+        RowRefused: the source row cannot be mapped.
+    """
+    main = mapper.map(source_row)[0].row
+    if key_of(main) != key_of(target_row):
+        return "mapped forward again, it would stand under another key"
+    now, then = canonical_content(target_row), canonical_content(main)
+    timed = mapper.timestamp_copies[0]
+    names = {name for name, *_ in set(now) ^ set(then) if name not in timed}
+    if names:
+        return f"the way back would lose or change these properties: {', '.join(sorted(names))}"
+    return None
+
+
+def stands_for(mapper: Mapper, source_row: Row, target_row: Row) -> bool:
+    """Tell whether a source row says what the target row says; one that cannot be mapped does not."""
+    try:
+        return lost(mapper, source_row, target_row) is None
+    except RowRefused:
+        return False

@@ -7,7 +7,7 @@ Rules kept here (ADR 0017):
   `cutover`.
 * The new view opens when the backfill is done (`copied`): before that it would miss rows.
 * Where there is no way back (`reverse=False`) nothing follows the target after cutover: writes in the new
-  view are plain then, and the old view, which nobody keeps current, is over.
+  view are plain then, and the old view, which is not kept current, is over.
   Before cutover, writes in the new view are refused there: nothing says what they are in the source.
 * In a freeze writes wait and reads go on.
 """
@@ -116,43 +116,35 @@ def index_write_refused(phase: ControlPhase | None) -> str:
     return "" if phase in (ControlPhase.COMPLETE, ControlPhase.RETIRED) else INDEX_TABLE
 
 
+_REFUSALS = {
+    NEW_VIEW_CLOSED: (
+        "{table} cannot be used by its new keys yet: not all rows are copied",
+        "use the old view until `rekey status` says that the backfill is done, then this one",
+    ),
+    NEW_VIEW_READS_ONLY: (
+        "{table} cannot be written by its new keys before cutover: reverse=False leaves its rows no way back",
+        "write in the old view until cutover",
+    ),
+    OLD_VIEW_OVER: (
+        "{table} cannot be used by its old keys any more: the migration has gone beyond that",
+        "deploy the version of the application that uses the new view",
+    ),
+    INDEX_TABLE: (
+        "{table} is an index table: it follows its main table until the migration is complete",
+        "write the main row: its index rows follow",
+    ),
+    FROZEN: (
+        "writes to {table} wait while the migration moves the authority",
+        "repeat the operation: a freeze lasts seconds",
+    ),
+}
+"""What a refusal says, and what to do about it, by its code."""
+
+
 def refusal(code: str, table: str) -> WritesRefused:
     """Return the error of a refused operation on the table named, saying what to do."""
-    match code:
-        case "new-view-closed":
-            return WritesRefused(
-                code,
-                f"{table} cannot be used by its new keys yet: not all rows are copied",
-                hint="use the old view until `rekey status` says that the backfill is done, then this one",
-            )
-        case "new-view-reads-only":
-            return WritesRefused(
-                code,
-                f"{table} cannot be written by its new keys before cutover: the declaration says"
-                " reverse=False, so nothing says what such a row is in the old table",
-                hint="write in the old view until cutover",
-            )
-        case "old-view-over":
-            return WritesRefused(
-                code,
-                f"{table} cannot be used by its old keys any more: the migration has gone beyond that",
-                hint="deploy the version of the application that uses the new view",
-            )
-        case "index-table":
-            return WritesRefused(
-                code,
-                f"{table} is an index table that follows its main table; it is not written by itself before"
-                " the migration is complete",
-                hint="write the main row: its index rows follow",
-            )
-        case "frozen":
-            return WritesRefused(
-                code,
-                f"writes to {table} wait while the migration moves the authority",
-                hint="repeat the operation: a freeze lasts seconds",
-                retryable=True,
-            )
-    raise ValueError(code)
+    what, hint = _REFUSALS[code]
+    return WritesRefused(code, what.format(table=table), hint=hint, retryable=code == FROZEN)
 
 
 def refusal_code(view: View, route_taken: Route, *, copied: bool) -> str:

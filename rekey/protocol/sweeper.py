@@ -1,10 +1,10 @@
-"""Settling intents: whatever a write left unfinished is finished from what the authority says.
+"""Settling intents: what a write left unfinished is finished from what the authority says.
 
 Rules kept here:
 
 * Nothing is assumed about what the write did or did not do: propagate reads both sides afresh.
-* An intent is removed only after its key was propagated without an open outcome, and only if nobody touched
-  it since it was read.
+* An intent is removed only after its key was propagated without an open outcome, and only if it was not
+  touched since it was read.
 * Only intents whose time is over are taken: what a younger one announces may still be under way.
 * An intent of a client that has given no sign since is settled, and kept: its process may only stand still,
   and send when it goes on. It is settled again from time to time until the client was heard of, or the
@@ -24,10 +24,9 @@ from rekey.core.concurrency import for_each
 from rekey.errors import Findings, ServiceError
 from rekey.model import EntityKey
 from rekey.protocol.journal import Intent, Journal
-from rekey.protocol.propagate import Propagated, Propagator
 from rekey.protocol.registry import ClientRow, refused_at
 from rekey.protocol.reverse import ReversePropagator
-from rekey.protocol.rules import SOURCE, Side
+from rekey.protocol.rules import Side
 
 Hopeless = Callable[[Findings], Awaitable[None]]
 """Told why a key cannot be settled."""
@@ -35,7 +34,7 @@ AGAIN_S = 10.0
 """After so long an intent that is kept is settled again."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Swept:
     """What one sweep did.
 
@@ -47,11 +46,19 @@ class Swept:
         kept: further intents that were settled, and stay.
     """
 
-    settled: int
-    left: int
-    oldest_at: int | None
-    failed: int
+    settled: int = 0
+    left: int = 0
+    oldest_at: int | None = None
+    failed: int = 0
     kept: int = 0
+
+    def leave(self, intents: list[Intent], *, failed: bool = False) -> None:
+        """Count intents that are still there."""
+        self.left += len(intents)
+        self.failed += len(intents) if failed else 0
+        for intent in intents:
+            if self.oldest_at is None or intent.at < self.oldest_at:
+                self.oldest_at = intent.at
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,50 +95,19 @@ class Company:
         return self.unquiet or not (went_on or self.now >= refused_at(row))
 
 
-class Settler:
-    """Propagates the key of an intent, from whichever side is the authority."""
-
-    def __init__(self, forward: Propagator, reverse: ReversePropagator) -> None:
-        """Take propagate for both authorities."""
-        self.forward = forward
-        self.reverse = reverse
-
-    async def settle(self, authority: Side, side: Side, key: EntityKey) -> Propagated:
-        """Make the replicas of a key equal what the authority says.
-
-        Args:
-            authority: which side decides now.
-            side: which table `key` is a key of.
-            key: a source key or a main target key.
-
-        Raises:
-            ServiceError, Findings: it could not be done.
-        """
-        if side != SOURCE:
-            # A main target key that nobody owns was never written under: owners come before rows.
-            owner = await self.forward.mapping.owner(key)
-            if owner is None:
-                return Propagated()
-            key = owner.source
-        if authority == SOURCE:
-            return await self.forward.propagate(key)
-        return await self.reverse.propagate(key)
-
-
 class Sweeper:
     """Settles the intents of a migration's journal."""
 
     def __init__(
         self,
         journal: Journal,
-        forward: Propagator,
         reverse: ReversePropagator,
         *,
         monotonic: Callable[[], float] = rising_seconds,
     ) -> None:
         """Take the journal, propagate for both authorities, and what time is measured by."""
         self._journal = journal
-        self._settler = Settler(forward, reverse)
+        self._reverse = reverse
         self._monotonic = monotonic
         self._kept: dict[EntityKey, float] = {}
         """When intents that are kept were last settled."""
@@ -155,13 +131,23 @@ class Sweeper:
             hopeless: told of a key that cannot be settled, whose intents are then removed; by default they
                 stay.
         """
-        counts = _Counts()
+        swept = Swept()
         kept, self._kept = self._kept, {}
 
         async def settle(intents: list[Intent]) -> None:
-            if await self._settle(authority, intents, counts, hopeless):
-                for intent in intents:
-                    await (self._keep(intent) if company.keeps(intent) else self._end(intent, counts))
+            try:
+                propagated = await self._reverse.settle(authority, intents[0].side, intents[0].key)
+            except (Findings, ServiceError) as error:
+                if hopeless is None or isinstance(error, ServiceError):
+                    swept.leave(intents, failed=True)
+                    return
+                await hopeless(error)
+            else:
+                if propagated.open:
+                    swept.leave(intents)
+                    return
+            for intent in intents:
+                await (self._keep(intent) if company.keeps(intent) else self._end(intent, swept))
 
         check()
         async for page in self._journal.scan():
@@ -169,34 +155,15 @@ class Sweeper:
             for intent in page:
                 last = kept.get(intent.id, float("-inf"))
                 if company.is_young(intent):
-                    counts.leave([intent])
+                    swept.leave([intent])
                 elif self._monotonic() < last + AGAIN_S and company.keeps(intent):
                     self._kept[intent.id] = last
                 else:
                     by_key[intent.side, intent.key].append(intent)
             await for_each(by_key.values(), settle, limit=concurrency)
             check()
-        return Swept(counts.settled, counts.left, counts.oldest_at, counts.failed, len(self._kept))
-
-    async def _settle(
-        self, authority: Side, intents: list[Intent], counts: _Counts, hopeless: Hopeless | None
-    ) -> bool:
-        """Propagate the key of some intents; tell whether they are needed no more."""
-        side, key = intents[0].side, intents[0].key
-        try:
-            propagated = await self._settler.settle(authority, side, key)
-        except Findings as error:
-            if hopeless is None:
-                counts.leave(intents, failed=True)
-                return False
-            await hopeless(error)
-            return True
-        except ServiceError:
-            counts.leave(intents, failed=True)
-            return False
-        if propagated.open:
-            counts.leave(intents)
-        return not propagated.open
+        swept.kept = len(self._kept)
+        return swept
 
     async def _keep(self, intent: Intent) -> None:
         self._kept[intent.id] = self._monotonic()
@@ -204,28 +171,13 @@ class Sweeper:
             with suppress(ServiceError):  # then the next sweep says so
                 await self._journal.keep(intent)
 
-    async def _end(self, intent: Intent, counts: _Counts) -> None:
+    async def _end(self, intent: Intent, swept: Swept) -> None:
         try:
             ended = await self._journal.end_if(intent)
         except ServiceError:
-            counts.leave([intent], failed=True)
+            swept.leave([intent], failed=True)
             return
         if ended:
-            counts.settled += 1
+            swept.settled += 1
         else:
-            counts.leave([intent])
-
-
-@dataclass(slots=True)
-class _Counts:
-    settled: int = 0
-    left: int = 0
-    failed: int = 0
-    oldest_at: int | None = None
-
-    def leave(self, intents: list[Intent], *, failed: bool = False) -> None:
-        self.left += len(intents)
-        self.failed += len(intents) if failed else 0
-        for intent in intents:
-            if self.oldest_at is None or intent.at < self.oldest_at:
-                self.oldest_at = intent.at
+            swept.leave([intent])

@@ -7,15 +7,16 @@ Rules kept here:
   write, also on another machine and without the state file.
 * A runner that succeeds one which did not end in order extends it before it does anything else, and so does
   one that ends with a write left open: what those have sent may be under way for the margin.
-* It grows, conditionally on what was read, until somebody has waited for its end and removes it. It is cut
-  short only by who knows that all who worked within it have ended.
-* It is the service's time; whoever waits for it asks the service, and adds the margin for which a request
-  that was sent may be under way.
+* It grows, conditionally on what was read, until a runner has waited for its end and removes it. It is cut
+  short only by a runner that knows that all who worked within it have ended.
+* It is the service's time; a runner that waits for it asks the service, and adds the margin for which a
+  request that was sent may be under way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from rekey.core import edm
 from rekey.core.clock import TICKS_PER_SECOND, Clock, format_ticks, ticks_of
@@ -91,27 +92,22 @@ class Term:
         await self.remove()
 
     async def cut(self) -> None:
-        """Let it end now: whoever worked within it has ended, although requests may still be under way."""
+        """Let it end now: all who worked within it have ended, although requests may still be under way."""
         row = await self._row()
         now = await self._service.server_time()
         if row is None or ticks_of(row[_UNTIL]) <= ticks_of(now):
             return
         self._known = 0
-        try:
+        with suppress(RowMissing, ConditionFailed):  # extended or removed meanwhile: theirs to wait for
             await self._table.replace(self._as_row(ticks_of(now)), etag=etag_of(row))
-        except (RowMissing, ConditionFailed):
-            return  # somebody extended or removed it meanwhile: theirs to wait for
 
     async def remove(self) -> None:
         """Remove it: every task has ended, and nothing that it sent is open."""
         self._known = 0
         row = await self._row()
-        if row is None:
-            return
-        try:
-            await self._table.delete(self._key, etag=etag_of(row))
-        except (RowMissing, ConditionFailed):
-            return  # somebody extended or removed it meanwhile: theirs to wait for
+        if row is not None:
+            with suppress(RowMissing, ConditionFailed):  # extended or removed meanwhile: theirs to wait for
+                await self._table.delete(self._key, etag=etag_of(row))
 
     def _as_row(self, until: int) -> Row:
         return {

@@ -9,7 +9,7 @@ Rules kept here:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rekey.copy.scan import WindowSize, window_of
@@ -148,7 +148,7 @@ class Run:
     @property
     def sweeper(self) -> Sweeper:
         """Settles intents."""
-        return Sweeper(self.journal, self.propagator, self.reverse, monotonic=self.clock.rising)
+        return Sweeper(self.journal, self.reverse, monotonic=self.clock.rising)
 
     @property
     def source(self) -> Table:
@@ -156,7 +156,7 @@ class Run:
         return self.propagator.source
 
     @property
-    def targets(self) -> tuple[Table, ...]:
+    def targets(self) -> Sequence[Table]:
         """The target tables, main first."""
         return self.propagator.targets
 

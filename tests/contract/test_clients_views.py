@@ -29,7 +29,7 @@ from azure.data.tables import (
 
 from rekey import DualWriteRefused, DualWriteTableClient, Index, LeaseSettings, Migration, Target, keys, props
 from rekey.aio import DualWriteTableClient as AsyncDualWriteTableClient
-from rekey.client.sdk.core import OtherRun
+from rekey.client.route import OtherRun
 from rekey.errors import ConfigurationError, DeclarationError, SecretMissing
 from rekey.model import EntityKey
 from rekey.phases import ControlPhase
@@ -309,9 +309,7 @@ async def test_without_the_restricted_store_nothing_is_read_or_written(setting: 
 
 
 @both_kinds
-async def test_rows_that_cannot_be_keyed_are_refused_and_a_transaction_names_the_operation(
-    setting: Setting, sync: bool
-) -> None:
+async def test_rows_that_cannot_be_keyed_are_refused_by_operation(setting: Setting, sync: bool) -> None:
     await setting.reach("dual_write")
     nameless = {"PartitionKey": "blog", "RowKey": "x", "Tags": "a"}
     async with (

@@ -37,7 +37,7 @@ def core_of(folder: Path, memory: MemoryTableService) -> ClientCore:
     declared = load_script(path)
     facts = ClientFacts(SCRIPT, declared.digest, {}, "old", "web")
     plan = plan_for(Prepared(declared, {}.__getitem__, no_key), facts, LeaseSettings(poll_s=0.01), 0.0)
-    return ClientCore(plan, lambda _plan: Accounts(memory, memory))
+    return ClientCore(plan, lambda: Accounts(memory, memory))
 
 
 async def test_a_client_that_is_closed_while_it_registers_does_not_go_on_beating(tmp_path: Path) -> None:

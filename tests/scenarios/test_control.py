@@ -248,9 +248,7 @@ async def test_a_row_is_deleted_only_if_it_is_still_the_one_that_was_read(store:
     assert await store.read() is None
 
 
-async def test_that_all_is_copied_is_said_without_a_move_and_ends_with_the_way_back_to_source(
-    store: ControlStore,
-) -> None:
+async def test_copied_is_said_without_a_move_and_ends_on_the_way_back(store: ControlStore) -> None:
     before = await move_along(store, DUAL_WRITE)
     marked = await store.mark_copied()
     assert (marked.copied, marked.epoch, marked.move_id) == (True, before.epoch, before.move_id)

@@ -191,9 +191,7 @@ async def test_a_transaction_of_the_new_view(memory: MemoryTableService) -> None
     assert memory.dump("Users")[0]["Age"] == 1
 
 
-async def test_a_transaction_over_partitions_of_the_authority_is_refused_before_anything_is_written(
-    memory: MemoryTableService,
-) -> None:
+async def test_a_transaction_over_partitions_of_the_authority_is_refused(memory: MemoryTableService) -> None:
     rows = [post("one"), {**post("two"), "PartitionKey": "other"}]
     world = await memory_world(POSTS, memory).prepare(rows)
     changes = [replace({**target_row(world, row), "Title": "new"}) for row in rows]
@@ -238,9 +236,7 @@ async def test_every_verb_in_the_old_view_after_cutover(
     assert world.counters.left == 0
 
 
-async def test_an_old_view_write_that_moves_the_row_within_its_partition_is_one_transaction(
-    memory: MemoryTableService,
-) -> None:
+async def test_a_move_within_a_partition_is_one_transaction(memory: MemoryTableService) -> None:
     world = await memory_world(USERS_BY_NAME, memory).prepare([user(ANN.row)])
     world.permits.move(ControlPhase.CUTOVER)
     calls: list[str] = []

@@ -82,9 +82,7 @@ async def test_two_rows_of_one_old_key_are_never_both_acknowledged(memory: Memor
     assert len(memory.dump("PostsV2")) == 1
 
 
-async def test_a_write_that_was_cut_off_keeps_other_keys_for_as_long_as_it_may_take_effect(
-    memory: MemoryTableService,
-) -> None:
+async def test_a_write_that_was_cut_off_keeps_other_keys_for_a_time(memory: MemoryTableService) -> None:
     world = await after_cutover(memory)
     await cut_off(world, insert(in_month(world, "2024-01")))
     held = await reserved(world)

@@ -135,7 +135,7 @@ async def test_in_the_new_view_after_cutover_a_write_takes_three_round_trips(
     assert await rounds.of(View.NEW, delete(key_of(row))) == 3
 
 
-async def test_a_row_made_anew_after_cutover_takes_one_more_only_for_a_client_that_did_not_see_it_go(
+async def test_a_row_made_anew_takes_one_round_more_where_it_was_not_seen_to_go(
     memory: MemoryTableService,
 ) -> None:
     """Its old key is in the mapping already: its new key is reserved there, on what the mapping says. Who

@@ -49,9 +49,7 @@ async def test_every_verb_in_the_old_view_is_followed(memory: MemoryTableService
     assert world.counters.left == world.counters.replica_failures == 0
 
 
-async def test_content_derived_rows_move_and_their_old_rows_are_gone_when_the_caller_has_its_answer(
-    memory: MemoryTableService,
-) -> None:
+async def test_rows_keyed_by_content_have_moved_when_the_answer_is_there(memory: MemoryTableService) -> None:
     world = await memory_world(POSTS, memory).prepare([post("hello", "2024-01", "a,b")])
     writer = world.writer()
     await writer.write([replace(post("hello", "2024-02", "b,c"))])
@@ -69,7 +67,7 @@ async def test_content_derived_rows_move_and_their_old_rows_are_gone_when_the_ca
     assert TargetKey(0, "2024-02", "hello") in forward.targets
 
 
-async def test_rows_that_the_backfill_has_not_reached_are_claimed_and_copied_by_their_write(
+async def test_rows_before_the_backfill_are_claimed_and_copied_by_their_write(
     memory: MemoryTableService,
 ) -> None:
     world = await memory_world(USERS, memory).prepare()

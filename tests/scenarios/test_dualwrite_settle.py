@@ -36,7 +36,7 @@ async def test_settling_does_not_wait_for_writes_that_began_after_it() -> None:
     await world.assert_quiet()
 
 
-async def test_settling_waits_for_the_attempt_under_way_and_not_for_the_pause_behind_it(
+async def test_settling_waits_for_the_running_attempt_not_for_the_pause_after_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A key that is being tried while an epoch ends, and fails again, must not hold the epoch up for long."""
@@ -56,7 +56,7 @@ async def test_settling_waits_for_the_attempt_under_way_and_not_for_the_pause_be
         await fails.wait()
         raise Unavailable("busy", code="ServerBusy", status=503)
 
-    monkeypatch.setattr(writer.finisher.settler, "settle", settle)
+    monkeypatch.setattr(writer.finisher.reverse, "settle", settle)
     memory.faults = PlannedFaults(Planned(Fault(FaultKind.NOT_SENT), table="UsersV2", times=1_000))
     await writer.write([insert(user("ann@example.com"))])
     await tried.wait()
@@ -71,7 +71,7 @@ async def test_settling_waits_for_the_attempt_under_way_and_not_for_the_pause_be
     await world.assert_quiet()
 
 
-async def test_a_transaction_cut_off_behind_its_answer_leaves_all_its_intents_to_be_looked_at(
+async def test_a_transaction_cut_off_after_its_answer_leaves_all_its_intents(
     memory: MemoryTableService,
 ) -> None:
     """One key was settled already, the other not: none of the intents is removed, none forgotten."""

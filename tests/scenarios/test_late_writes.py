@@ -355,7 +355,7 @@ class OfTheSdk:
             ours.script_id, prepared.declared.digest, prepared.fingerprints, View.OLD, self.name
         )
         plan = plan_for(prepared, facts, QUICK, 0.0)
-        self.core = ClientCore(plan, lambda _: project.connect(project.config))
+        self.core = ClientCore(plan, lambda: project.connect(project.config))
         self.lease = ours.do(self.core.open())
         self.lease.monotonic = project.clock.rising
 

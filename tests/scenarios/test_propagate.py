@@ -85,9 +85,7 @@ async def test_two_live_rows_of_one_target_key_are_a_collision_and_nothing_is_ov
     assert "example" not in str(collision.value)
 
 
-async def test_a_key_whose_owner_is_gone_passes_to_the_next_row_and_the_old_one_leaves_it_alone(
-    memory: MemoryTableService,
-) -> None:
+async def test_a_key_whose_owner_is_gone_passes_to_the_next_row(memory: MemoryTableService) -> None:
     world = await World(memory, LOWERED).prepare([user("ann@example.com")])
     await world.propagator.propagate(ANN)
     await world.source.delete(ANN)
@@ -120,9 +118,7 @@ async def test_an_index_key_of_two_live_rows_is_a_collision(memory: MemoryTableS
         await world.propagator.propagate(EntityKey("other", "hello"))
 
 
-async def test_a_row_the_mapping_cannot_key_is_refused_by_safe_id_before_anything_is_written(
-    memory: MemoryTableService,
-) -> None:
+async def test_a_row_the_mapping_cannot_key_is_refused_by_safe_id(memory: MemoryTableService) -> None:
     broken: Row = {"PartitionKey": "blog", "RowKey": "hello", "Tags": "a"}
     world = await World(memory, POSTS).prepare([broken])
     with pytest.raises(RowRefused) as refused:

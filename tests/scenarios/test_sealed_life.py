@@ -15,10 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from azure.core.credentials import AzureNamedKeyCredential
 
 from rekey.client.sdk.core import ClientCore
-from rekey.client.sdk.plan import Endpoint, Plan, prepared_with
+from rekey.client.sdk.plan import Plan, prepared_with
 from rekey.errors import (
     Findings,
     Interrupted,
@@ -419,12 +418,10 @@ def test_a_client_without_the_wrapping_key_writes_nothing(ours: Company) -> None
 
 def core(ours: Company, wrapping_key: bytes) -> ClientCore:
     """The core of the SDK's clients, on the tables in memory."""
-    nowhere = Endpoint("http://127.0.0.1:1/none", AzureNamedKeyCredential("none", "a2V5"))
     project = ours.project
     secrets = {"users": resolve_secret(project.config, "users")}
     prepared = prepared_with(project.scripts[ours.script_id], secrets, wrapping_key)
-    plan = Plan(prepared, "Users", tables=nowhere, restricted=nowhere, shadow_reads=0.0)
-    return ClientCore(plan, lambda _: project.connect(project.config))
+    return ClientCore(Plan(prepared, "Users", shadow_reads=0.0), lambda: project.connect(project.config))
 
 
 def test_the_core_of_the_clients_writes_with_the_wrapping_key_and_refuses_with_another(ours: Company) -> None:

@@ -33,9 +33,11 @@ class AuthorityFirst(Propagator):
         self._key, self._early = source_key, []
         return await super().propagate(source_key)
 
-    async def _read_replicas(self, targets: frozenset[TargetKey]) -> dict[TargetKey, Row]:
+    async def _read_replicas(
+        self, source_key: EntityKey, listed: frozenset[TargetKey]
+    ) -> dict[TargetKey, Row]:
         self._early = [await super()._authority(self._key)]
-        return await super()._read_replicas(targets)
+        return await super()._read_replicas(source_key, listed)
 
     async def _authority(self, source_key: EntityKey) -> Row | None:
         return self._early.pop() if self._early else await super()._authority(source_key)
@@ -50,21 +52,21 @@ class WriteFirst(Propagator):
         self._first = True
         return await super().propagate(source_key)
 
-    async def _unclaimed(self, *given: Any) -> set[TargetKey]:
+    async def _unlisted(self, *given: Any) -> set[TargetKey]:
         first, self._first = self._first, False
-        return set() if first else await super()._unclaimed(*given)
+        return set() if first else await super()._unlisted(*given)
 
 
 class ClaimAfterReading(Propagator):
     """Goes on after a claim with what it read before it, instead of beginning the round again."""
 
-    async def _unclaimed(
-        self, source_key: EntityKey, expected: dict[TargetKey, Row], known: frozenset[TargetKey]
+    async def _unlisted(
+        self, source_key: EntityKey, expected: dict[TargetKey, Row], listed: frozenset[TargetKey]
     ) -> set[TargetKey]:
-        unclaimed = await super()._unclaimed(source_key, expected, known)
-        if unclaimed:
+        unlisted = await super()._unlisted(source_key, expected, listed)
+        if unlisted:
             forward = await self.mapping.forward(source_key)
-            await self.mapping.claim(source_key, forward, unclaimed, self.still_owns)
+            await self.mapping.claim(source_key, forward, unlisted, self.still_owns)
         return set()
 
 
@@ -80,12 +82,10 @@ class AnyOwner(Propagator):
 def unconditional() -> Any:
     """Replace and delete whatever is there, not what was read."""
 
-    def difference(
-        expected: dict[TargetKey, Row], found: dict[TargetKey, Row]
-    ) -> list[tuple[int, Operation]]:
+    def difference(*given: Any) -> list[tuple[int, Operation]]:
         return [
             (table, write if write.etag is None else replace(write, etag="*"))
-            for table, write in _difference(expected, found)
+            for table, write in _difference(*given)
         ]
 
     return mock.patch.object(propagate, "difference", difference)

@@ -21,7 +21,7 @@ from rekey.client.route import Writer
 from rekey.client.work import ClientParts, Work
 from rekey.mapping.rows import Forward, TargetKey
 from rekey.model import EntityKey, Row, key_of
-from rekey.protocol import effects, propagate, reverse
+from rekey.protocol import effects, propagate
 from rekey.protocol.journal import Journal
 from rekey.protocol.propagate import Propagated
 from rekey.protocol.reverse import ReversePropagator
@@ -66,7 +66,7 @@ def unconditional() -> Any:
             operation = replace(operation, etag="*")
         return await _apply_for_etag(table, operation)
 
-    return _in((effects, replicas), "apply_for_etag", apply_for_etag)
+    return _in((propagate, replicas), "apply_for_etag", apply_for_etag)
 
 
 def no_last_look() -> Any:
@@ -80,7 +80,7 @@ def no_last_look() -> Any:
 
 def no_round_after_insert() -> Any:
     """Take a round of propagate that inserted for the last one, if the authority did not change."""
-    return _in((propagate, reverse), "needs_another_round", lambda _writes: False)
+    return mock.patch.object(propagate, "needs_another_round", lambda _writes: False)
 
 
 def unlisted() -> Any:
@@ -129,10 +129,10 @@ def stale_list() -> Iterator[None]:
         listed.set(await self.mapping.forward(source_key))
         return await _propagate_back(self, source_key)
 
-    async def authority_now(self: ReversePropagator, source_key: EntityKey) -> Row | None:
+    async def authority(self: ReversePropagator, source_key: EntityKey) -> Row | None:
         return await self.authority(listed.get() or await self.mapping.forward(source_key))
 
-    with mock.patch.multiple(ReversePropagator, propagate=propagate, _authority_now=authority_now):
+    with mock.patch.multiple(ReversePropagator, propagate=propagate, _authority=authority):
         yield
 
 

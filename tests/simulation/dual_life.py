@@ -306,7 +306,7 @@ class Life:
         client = Client(
             process,
             view,
-            ClientCore(plan, lambda _plan: accounts),
+            ClientCore(plan, lambda: accounts),
             self.project.tables.table(plan.table),
             self.application,
             self.storm,

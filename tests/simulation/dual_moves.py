@@ -169,7 +169,8 @@ class MovingWorld(DualWorld):
     def lease(self, name: str, view: str) -> ClientLease:
         """Return a client's lease, on the loop's time."""
         return ClientLease(
-            self.others,
+            self.store,
+            Registry(self.others, SCRIPT),
             ClientFacts(SCRIPT, DIGEST, {}, view, name),
             settings=TIMES,
             client_id=name.replace(" ", ""),
@@ -185,6 +186,7 @@ class MovingWorld(DualWorld):
                 propagator=self.propagator(),
                 journal=self.journal(name),
                 permits=permits,
+                run_id="run",
                 counters=Counters(),
             )
         )
@@ -220,7 +222,7 @@ class MovingWorld(DualWorld):
             restricted=self.others,
             journal=journal,
             mapping=self.mapping,
-            sweeper=self.dual.sweeper(journal, propagator, self.dual.reverse(propagator)),
+            sweeper=self.dual.sweeper(journal, self.dual.reverse(propagator)),
             config=SimpleNamespace(gates=gates, limits=SimpleNamespace(concurrency=1)),
             clock=Waits(self.scheduler),
             check=go_on,

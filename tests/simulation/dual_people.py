@@ -366,13 +366,11 @@ class Client:
 
 
 def plan_for(prepared: Prepared, facts: Any, settings: Any, share: float) -> Plan:
-    """Return the plan of a client, with accounts that nobody connects to."""
+    """Return the plan of a client."""
     old = View(facts.view) is View.OLD
     return Plan(
         prepared,
         prepared.declared.migration.source if old else prepared.mapper.tables[0],
-        tables=None,  # type: ignore[arg-type]
-        restricted=None,  # type: ignore[arg-type]
         name=facts.name,
         settings=settings,
         shadow_reads=share,

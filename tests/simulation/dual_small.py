@@ -23,6 +23,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rekey.client.lease import Permit
 from rekey.client.route import Writer
 from rekey.client.work import ClientParts, Counters
 from rekey.copy.sweep import settle_moved
@@ -33,7 +34,6 @@ from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row, key_of
 from rekey.phases import ControlPhase
 from rekey.protocol.journal import Journal
-from rekey.protocol.permits import Permit
 from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.rules import SOURCE, TARGET, Side, View
 from rekey.protocol.sweeper import Company, Sweeper
@@ -240,10 +240,7 @@ class DualWorld(SmallWorld):
 
     def journal(self, name: str) -> Journal:
         """Return a journal whose row keys depend on nothing but who writes them."""
-        numbers = itertools.count()
-        return self.dual.journal(
-            self.journal_table, SCRIPT, now=lambda: 0, token=lambda: f"{name}-{next(numbers)}"
-        )
+        return self.dual.journal(self.journal_table, SCRIPT, now=lambda: 0, token=f"{name}-0")
 
     async def sweep(self) -> Any:
         """Sweep once, as the runner does."""
@@ -254,7 +251,7 @@ class DualWorld(SmallWorld):
         if self.open_sweeps:
             journal = self.journal(f"announcing {next(self.announcing)}")
             propagator.announce = announcing(journal, Waits(self.scheduler))
-        sweeper = self.dual.sweeper(self.journal("sweeper"), propagator, self.dual.reverse(propagator))
+        sweeper = self.dual.sweeper(self.journal("sweeper"), self.dual.reverse(propagator))
         company = Company(self.others.clock.ticks(), usual_s=self.dual.older_than_s)
         return await sweeper.sweep(self.authority, company, concurrency=1, check=go_on)
 

@@ -15,7 +15,7 @@ from unittest import mock
 import pytest
 
 from rekey.protocol.propagate import Propagated
-from rekey.protocol.sweeper import Settler
+from rekey.protocol.reverse import ReversePropagator
 from tests.simulation.dual_life import KINDS, Life
 from tests.simulation.judging import Found
 
@@ -94,7 +94,7 @@ async def _settles_nothing(*_: object) -> Propagated:
 def test_without_settling_what_intents_announce_a_life_finds_the_loss(tmp_path: Path) -> None:
     """Intents that killed clients left behind are removed, and nothing is done about them."""
     with (
-        mock.patch.object(Settler, "settle", _settles_nothing),
+        mock.patch.object(ReversePropagator, "settle", _settles_nothing),
         pytest.raises(Found, match="seed"),
     ):
         for seed in range(3, 20):

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from rekey.client.lease import ClientLease, LeaseView
+from rekey.client.lease import ClientLease, Permit
 from rekey.client.reading import LeaseSettings
 from rekey.errors import Unavailable, WritesRefused
 from rekey.model import EntityKey, Row
@@ -193,8 +193,10 @@ class Play:
         line = Line(
             draw, self.hand, self.spawn, draw.choice((0.02, 0.5, 5.0, 12.0)), draw.choice((0.0, 0.05))
         )
+        service: Any = FarService(self.service, line)
         made = self.lease(
-            FarService(self.service, line),  # type: ignore[arg-type]
+            ControlStore(service, SCRIPT),
+            Registry(service, SCRIPT),
             FACTS,
             settings=SETTINGS,
             settle=lambda: line.hand.sleep(draw.random()),
@@ -286,8 +288,8 @@ class ReadsFirst(ClientLease):
 
     async def _look_now(self) -> None:
         began = self.monotonic()
-        read = await self._store.read()
-        await self._registry.beat(self._row())
+        read = await self.store.read()
+        await self.registry.beat(self._row())
         self._take(read)
         self._trusted_until = began + self.settings.lease_s
 
@@ -315,7 +317,7 @@ class TrustsTheBeat(ClientLease):
 class WaitsForNothing(ClientLease):
     """Acknowledges what it has read at once."""
 
-    def _is_through(self, view: LeaseView) -> bool:
+    def _is_through(self, view: Permit) -> bool:
         return True
 
 

@@ -247,16 +247,15 @@ def test_a_table_that_cannot_be_is_refused_when_the_client_is_made(
 
 def plan(**more: Any) -> Plan:
     """Return a plan of a client of USERS."""
-    account = Endpoint(BASE, AzureNamedKeyCredential("account", "a2V5"))
     given = {"secrets": SECRETS, "wrapping_key": WRAPPING_KEY, **more}
     secrets, wrapping_key = given.pop("secrets"), given.pop("wrapping_key")
     prepared = prepared_with(declared_as("0001_users", USERS), secrets, wrapping_key)
-    return Plan(prepared, "Users", tables=account, restricted=account, **given)
+    return Plan(prepared, "Users", **given)
 
 
 def test_a_plan_shows_no_secret_and_no_credential() -> None:
     made = plan()
-    shown = repr(made)
+    shown = f"{made!r} {account_of(BASE, AzureNamedKeyCredential('account', 'a2V5'), 'tables')!r}"
     assert made.facts.fingerprints.keys() == {"users"}
     assert not any(
         secret in shown for secret in (SECRETS["users"].decode(), "a2V5", "redential(", WRAPPING_KEY.decode())

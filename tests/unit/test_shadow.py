@@ -8,13 +8,13 @@ import logging
 import pytest
 
 from rekey.client import shadow as module
+from rekey.client.lease import Permit
 from rekey.client.shadow import Shadow
 from rekey.client.work import ClientParts, Counters
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import EntityKey, Row, key_of
 from rekey.phases import ControlPhase
 from rekey.protocol.journal import Journal
-from rekey.protocol.permits import Permit
 from rekey.protocol.rules import SOURCE, TARGET, View
 from tests.memory import MemoryTableService
 from tests.worlds import POSTS, USERS, World, post, user

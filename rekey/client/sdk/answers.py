@@ -96,14 +96,16 @@ class _Answer:
     encoding: str | None = "utf-8"
     content_type: str | None = None
     status_code, reason, url, content = 0, "", "", b""
+    request: Any = None
+    headers: MutableMapping[str, str] = case_insensitive_dict()
 
     def __init__(self, request: HttpRequest, answer: Answer) -> None:
-        self._request = request
+        self.request = request
         self.answer = answer
         self.status_code, self.url, self.content = int(answer.status), request.url, answer.body
         self.reason = HTTPStatus(answer.status).phrase
         self.content_type = answer.headers.get("Content-Type")
-        self._headers: MutableMapping[str, str] = case_insensitive_dict(
+        self.headers = case_insensitive_dict(
             {
                 "Date": formatdate(usegmt=True),
                 "x-ms-version": request.headers.get("x-ms-version", ""),
@@ -113,17 +115,7 @@ class _Answer:
         )
         client_request_id = request.headers.get("x-ms-client-request-id")
         if client_request_id is not None:
-            self._headers["x-ms-client-request-id"] = client_request_id
-
-    @property
-    def request(self) -> HttpRequest:
-        """The request that is answered."""
-        return self._request
-
-    @property
-    def headers(self) -> MutableMapping[str, str]:
-        """The headers, in any case."""
-        return self._headers
+            self.headers["x-ms-client-request-id"] = client_request_id
 
     def raise_for_status(self) -> None:
         """Raise HttpResponseError for an error status."""
@@ -149,7 +141,7 @@ class SyncAnswer(_Answer, HttpResponse):
 
     def parts(self) -> Iterator[SyncAnswer]:
         """Return the parts of the answer to a transaction."""
-        return iter([SyncAnswer(self._request, part) for part in self.answer.parts])
+        return iter([SyncAnswer(self.request, part) for part in self.answer.parts])
 
     def read(self) -> bytes:
         """Return the body."""
@@ -177,7 +169,7 @@ class AsyncAnswer(_Answer, AsyncHttpResponse):
     async def parts(self) -> AsyncIterator[AsyncAnswer]:
         """Iterate over the parts of the answer to a transaction."""
         for part in self.answer.parts:
-            yield AsyncAnswer(self._request, part)
+            yield AsyncAnswer(self.request, part)
 
     async def read(self) -> bytes:
         """Return the body."""

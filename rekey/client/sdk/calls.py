@@ -22,9 +22,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from azure.core.rest import HttpRequest
 
 from rekey.core.edm import STRING
-from rekey.errors import RequestRejected
 from rekey.model import PARTITION_KEY, ROW_KEY, TYPE_SUFFIX, EntityKey, Row, content_of
-from rekey.tables.base import Operation, Verb
+from rekey.tables.base import Operation, Verb, rejected
 
 _ENTITY = re.compile(r"(?P<table>[^(]+)\(PartitionKey='(?P<partition>[^']*)',RowKey='(?P<row>[^']*)'\)")
 _TABLE = re.compile(r"Tables\('[^']*'\)")
@@ -132,13 +131,9 @@ def _operation(request: HttpRequest, table: str) -> Operation:
         row = row_of(request.content)
         for name in (PARTITION_KEY, ROW_KEY):
             if name not in row:
-                raise RequestRejected(
-                    "The values are not specified for all properties in the entity.",
-                    code="PropertiesNeedValue",
-                    status=400,
-                )
+                raise rejected("PropertiesNeedValue", "the entity has no key")
             if not isinstance(row[name], str):
-                raise RequestRejected("a key is not text (InvalidInput)", code="InvalidInput", status=400)
+                raise rejected("InvalidInput", "a key is not text")
         return Operation(Verb.INSERT, row)
     _check_table(found["table"], table)
     key = _key(found)

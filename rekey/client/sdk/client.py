@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
@@ -82,14 +83,14 @@ class DualWriting(ABC, Generic[CredentialT]):
             prepared_with(migration, secrets, wrapping_key),
             table_name,
             view,
-            tables=account_of(endpoint, credential, "tables"),
-            restricted=account_of(restricted_endpoint, restricted_credential, "restricted"),
             name=name,
             settings=settings,
             shadow_reads=shadow_reads,
             shadow_seed=shadow_seed,
         )
-        self._core = ClientCore(plan, connect)
+        tables = account_of(endpoint, credential, "tables")
+        restricted = account_of(restricted_endpoint, restricted_credential, "restricted")
+        self._core = ClientCore(plan, partial(connect, tables, restricted, plan.settings))
         self._own: list[Any] = []
         policy = self._policy(CustomHookPolicy(**kwargs))
         first = [*policies_of(kwargs.pop("per_call_policies", None)), policy]

@@ -36,20 +36,16 @@ class DualWriteTableClient(DualWriting[AsyncCredential], TableClient):
         await self._core.open()
         return self
 
-    async def __aexit__(self, *args: Any) -> None:
+    async def __aexit__(self, *_args: object) -> None:
         """Settle what is in flight, and close."""
-        await self._close_core()
-        await super().__aexit__(*args)
+        await self.close()
 
     async def close(self) -> None:
         """Settle what is in flight, and close. Idempotent."""
-        await self._close_core()
-        await super().close()
-
-    async def _close_core(self) -> None:
         await self._core.close()
         while self._own:
             await self._own.pop().close()
+        await super().close()
 
     def _policy(self, hooks: CustomHookPolicy[Any, Any]) -> AsyncPolicy:
         return AsyncPolicy(self._core, hooks)

@@ -38,22 +38,18 @@ class DualWriteTableClient(DualWriting[SyncCredential], TableClient):
         self._thread.run(self._core.open())
         return self
 
-    def __exit__(self, *args: Any) -> None:
+    def __exit__(self, *_args: object) -> None:
         """Settle what is in flight, and close."""
-        self._close_core()
-        super().__exit__(*args)
+        self.close()
 
     def close(self) -> None:
         """Settle what is in flight, and close. Idempotent."""
-        self._close_core()
-        super().close()
-
-    def _close_core(self) -> None:
         if self._thread.started:
             self._thread.run(self._core.close())
             self._thread.close()
         while self._own:
             self._own.pop().close()
+        super().close()
 
     def _policy(self, hooks: CustomHookPolicy[Any, Any]) -> SyncPolicy:
         self._thread = LoopThread()

@@ -15,27 +15,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass
 from functools import partial
 from http import HTTPStatus
 
-from rekey.client.lease import ClientLease
+from rekey.client.lease import ClientLease, Permit
 from rekey.client.reading import closed
-from rekey.client.route import Writer
+from rekey.client.route import OtherRun, Writer
 from rekey.client.sdk.calls import Read
 from rekey.client.sdk.plan import Plan
 from rekey.client.shadow import Shadow
 from rekey.client.work import ClientParts, Counters
 from rekey.errors import Moved, WritesRefused
 from rekey.mapping.rows import JOURNAL_TABLE
-from rekey.migration.opening import open_migration
+from rekey.migration.opening import OpenMigration, open_migration
 from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow
 from rekey.protocol.effects import apply_operations
 from rekey.protocol.journal import Journal
-from rekey.protocol.permits import Permit
-from rekey.protocol.registry import SAFETY_S
+from rekey.protocol.registry import SAFETY_S, Registry
 from rekey.protocol.rules import NEW_VIEW_CLOSED, View, index_write_refused, reads_refused, refusal
 from rekey.tables.allowance import while_allowed
 from rekey.tables.base import Accounts, Operation
@@ -45,40 +44,6 @@ TABLE_IN_USE = "table-in-use"
 WRAPPING_KEY_MOVED = "wrapping-key-moved"
 _REPLICAS_AT_ONCE = 8
 """Rows of one key that are read or written at the same time."""
-
-
-class OtherRun(Exception):
-    """The permit is of another run than the writer: make another writer."""
-
-
-class _PermitsOfRun:
-    """The lease's permits, of one run alone."""
-
-    def __init__(self, lease: ClientLease, run_id: str) -> None:
-        self._lease = lease
-        self._run_id = run_id
-        self.hold, self.check, self.in_time = lease.hold, lease.check, lease.in_time
-
-    @asynccontextmanager
-    async def operation(self, *, writes: bool) -> AsyncIterator[Permit]:
-        async with self._lease.operation(writes=writes) as permit:
-            if self._is_current():
-                yield permit
-                return
-        raise OtherRun
-
-    def current(self) -> Permit | None:
-        return self._lease.current() if self._is_current() else None
-
-    async def look_again(self) -> Permit:
-        permit = await self._lease.look_again()
-        if not self._is_current():
-            raise OtherRun
-        return permit
-
-    def _is_current(self) -> bool:
-        control = self._lease.control
-        return control is not None and control.run_id == self._run_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,32 +58,54 @@ class _Working:
 class ClientCore:
     """Writes, permits and shadow reads of one client."""
 
-    def __init__(self, plan: Plan, connect: Callable[[Plan], Accounts]) -> None:
+    def __init__(self, plan: Plan, connect: Callable[[], Accounts]) -> None:
         """Take the plan, and what connects the accounts when they are first needed."""
         self.plan, self.table = plan, plan.table
         self.counters = Counters()
         self._connect = connect
         self._opening = asyncio.Lock()
         self._making = asyncio.Lock()
-        self._accounts: Accounts | None = None
+        self._migration: OpenMigration | None = None
         self._lease: ClientLease | None = None
         self._working: _Working | None = None
         self._closed = False
 
     async def open(self) -> ClientLease:
         """Register and look at the control row for the first time; later calls only return the lease."""
-        if self._lease is None:
-            async with self._opening:
-                if self._lease is None:
-                    self._lease = await self._started()
-        return self._lease
+        async with self._opening:
+            if self._lease is not None:
+                return self._lease
+            if self._closed:
+                raise closed(self.plan.declared.script_id).error()
+            accounts = self._connect()
+            self._migration = migration = open_migration(self.plan.prepared, accounts)
+            lease = ClientLease(
+                migration.control,
+                Registry(accounts.restricted, migration.declared.script_id),
+                self.plan.facts,
+                settings=self.plan.settings,
+                settle=self._settle,
+                counters=partial(asdict, self.counters),
+                left=lambda: 0 if self._working is None else self._working.writer.left,
+                late_s=lambda: max(accounts.tables.late_s, accounts.restricted.late_s),
+            )
+            await lease.start()
+            try:
+                if lease.control is not None:
+                    await self._worker(lease, lease.control)
+            except BaseException:
+                await lease.close()  # else it would go on beating
+                await accounts.close()
+                raise
+            self._lease = lease
+            return lease
 
     async def close(self) -> None:
         """Settle and close. Idempotent; a client that was closed refuses."""
         self._closed = True
         async with self._opening:  # a client that is registering now would go on beating for ever
-            working, lease, accounts = self._working, self._lease, self._accounts
-        self._accounts = None
+            working, lease, migration = self._working, self._lease, self._migration
+        self._migration = None
         if working is not None:
             await working.shadow.close()
         try:
@@ -127,8 +114,8 @@ class ClientCore:
             if self._working is not None:
                 await self._working.writer.close()
         finally:
-            if accounts is not None:
-                await accounts.close()
+            if migration is not None:
+                await migration.accounts.close()
 
     # --- writes -------------------------------------------------------------------------------------------
 
@@ -140,12 +127,10 @@ class ClientCore:
                 etags = await self._write_alone(lease, operations)
                 if etags is not None:
                     return etags
-                continue
-            working = await self._worker(lease, lease.control)
-            try:
-                return await working.writer.write(operations)
-            except OtherRun:
-                continue
+            else:
+                working = await self._worker(lease, lease.control)
+                with suppress(OtherRun):  # then the control row is that of another run by now
+                    return await working.writer.write(operations)
 
     async def _write_alone(
         self, lease: ClientLease, operations: Sequence[Operation]
@@ -161,7 +146,7 @@ class ClientCore:
                 code = NEW_VIEW_CLOSED if self.plan.view is View.NEW else ""
             if code:
                 raise refusal(code, self.table)
-            table = self._tables().tables.table(self.table)
+            table = self._opened().accounts.tables.table(self.table)
             with while_allowed(partial(lease.check, permit)):
                 async with asyncio.timeout(self.plan.settings.sending_s):
                     etags = await apply_operations(table, operations)
@@ -223,29 +208,6 @@ class ClientCore:
 
     # --- parts --------------------------------------------------------------------------------------------
 
-    async def _started(self) -> ClientLease:
-        if self._closed:
-            raise closed(self.plan.declared.script_id).error()
-        self._accounts = accounts = self._connect(self.plan)
-        lease = ClientLease(
-            self._accounts.restricted,
-            self.plan.facts,
-            settings=self.plan.settings,
-            settle=self._settle,
-            counters=self.counters.as_dict,
-            left=self._left,
-            late_s=lambda: max(accounts.tables.late_s, accounts.restricted.late_s),
-        )
-        await lease.start()
-        try:
-            if lease.control is not None:
-                await self._worker(lease, lease.control)
-        except BaseException:
-            await lease.close()  # else it would go on beating
-            await self._accounts.close()
-            raise
-        return lease
-
     async def _worker(self, lease: ClientLease, control: ControlRow) -> _Working:
         """Return what works for the run of a control row; made anew for another run."""
         if self._working is not None and self._working.run_id == control.run_id:
@@ -254,43 +216,39 @@ class ClientCore:
             before = self._working
             if before is not None and before.run_id == control.run_id:
                 return before
-            self._working = working = await self._made(lease, control)
+            migration, plan = self._opened(), self.plan
+            accounts = migration.accounts
+            try:
+                mapping = await migration.mapping(control)
+            except Moved as error:
+                raise WritesRefused(WRAPPING_KEY_MOVED, error.what, hint=error.hint) from None
+            client = ClientParts(
+                plan.view,
+                lease.client_id,
+                propagator=migration.propagator(mapping, accounts.tables.table, width=_REPLICAS_AT_ONCE),
+                journal=Journal(
+                    accounts.restricted.table(JOURNAL_TABLE),
+                    plan.declared.script_id,
+                    mapping.keyring,
+                    open_s=plan.settings.longest_operation_s + SAFETY_S,
+                ),
+                permits=lease,
+                run_id=control.run_id,
+                counters=self.counters,
+                longest_operation_s=plan.settings.sending_s,
+            )
+            shadow = Shadow(client, plan.shadow_reads, plan.shadow_seed)
+            self._working = working = _Working(control.run_id, Writer(client), shadow)
             if before is not None:
                 await before.shadow.close()
                 await before.writer.close()
             return working
 
-    async def _made(self, lease: ClientLease, control: ControlRow) -> _Working:
-        accounts, plan = self._tables(), self.plan
-        migration = open_migration(plan.prepared, accounts)
-        try:
-            mapping = await migration.mapping(control)
-        except Moved as error:
-            raise WritesRefused(WRAPPING_KEY_MOVED, error.what, hint=error.hint) from None
-        propagator = migration.propagator(mapping, accounts.tables.table, width=_REPLICAS_AT_ONCE)
-        open_s = plan.settings.longest_operation_s + SAFETY_S
-        journal_table = accounts.restricted.table(JOURNAL_TABLE)
-        journal = Journal(journal_table, plan.declared.script_id, mapping.keyring, open_s=open_s)
-        client = ClientParts(
-            plan.view,
-            lease.client_id,
-            propagator=propagator,
-            journal=journal,
-            permits=_PermitsOfRun(lease, control.run_id),
-            counters=self.counters,
-            longest_operation_s=plan.settings.sending_s,
-        )
-        shadow = Shadow(client, plan.shadow_reads, plan.shadow_seed)
-        return _Working(control.run_id, Writer(client), shadow)
-
-    def _tables(self) -> Accounts:
-        if self._accounts is None:
+    def _opened(self) -> OpenMigration:
+        if self._migration is None:
             raise closed(self.plan.declared.script_id).error()
-        return self._accounts
+        return self._migration
 
     async def _settle(self) -> None:
         if self._working is not None:
             await self._working.writer.settle()
-
-    def _left(self) -> int:
-        return 0 if self._working is None else self._working.writer.left

@@ -22,6 +22,7 @@ import inspect
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from typing import Any, TypeVar
 
 from azure.core.async_paging import AsyncItemPaged
@@ -51,23 +52,10 @@ from rekey.errors import (
 C = TypeVar("C")
 
 _CALLS = (
-    "create_entity",
-    "create_table",
-    "delete_entity",
-    "delete_table",
-    "get_entity",
-    "get_table_access_policy",
-    "set_table_access_policy",
-    "submit_transaction",
-    "update_entity",
-    "upsert_entity",
+    *("create_entity", "delete_entity", "get_entity", "update_entity", "upsert_entity", "submit_transaction"),
+    *("create_table", "delete_table", "get_table_access_policy", "set_table_access_policy"),
 )
 _LISTS = ("list_entities", "query_entities")
-
-_NEVER_AS_IT_IS = 400
-_NOT_NOW = 403
-_LATER = 503
-_TOO_LARGE = 413
 
 _SAID_BY_THE_SERVICE = {
     "EntityAlreadyExists": "The specified entity already exists.",
@@ -144,11 +132,11 @@ def answer_to_error(error: RekeyError, table: str, *, batch: bool = False) -> An
     if not isinstance(error, ServiceError) or (
         isinstance(error, TableMissing | CredentialRefused) and not _is_about(error, table)
     ):
-        status = _NOT_NOW
+        status = HTTPStatus.FORBIDDEN
         if isinstance(error, RowRefused | Collision):
-            status = _NEVER_AS_IT_IS
+            status = HTTPStatus.BAD_REQUEST
         elif isinstance(error, WritesRefused) and error.retryable:
-            status = _LATER
+            status = HTTPStatus.SERVICE_UNAVAILABLE
         return error_answer(status, code_of(error), str(error), index=error.index, refusal=error)
     if isinstance(error, EndpointDown):
         raise ServiceRequestError(str(error))
@@ -159,7 +147,7 @@ def answer_to_error(error: RekeyError, table: str, *, batch: bool = False) -> An
     message = _SAID_BY_THE_SERVICE.get(error.code, error.what)
     if error.hint and error.code not in _SAID_BY_THE_SERVICE:
         message = f"{message}\nNext: {error.hint}"
-    whole = error.status in (401, 403, _TOO_LARGE) or error.status >= 500 or error.status in (408, 429)
+    whole = error.status in (401, 403, 408, 413, 429) or error.status >= 500
     if not batch or whole:
         return error_answer(error.status, error.code, message, index=error.index)
     if error.index is not None:
@@ -224,18 +212,17 @@ def _listed(method: Callable[..., Any]) -> Callable[..., Any]:
     def calling(*args: Any, **kwargs: Any) -> Any:
         paged = method(*args, **kwargs)
         kind: Any = AsyncItemPaged if isinstance(paged, AsyncItemPaged) else ItemPaged
-        pages: Any = _AsyncPages if isinstance(paged, AsyncItemPaged) else _Pages
 
         def by_page(continuation_token: Any = None) -> Any:
-            return pages(paged.by_page(continuation_token))
+            return _Pages(paged.by_page(continuation_token))
 
         return kind(page_iterator_class=by_page)
 
     return calling
 
 
-class _PagesOfTheSDK:
-    """One of the SDK's iterators over pages."""
+class _Pages(Iterator[Any], AsyncIterator[Any]):
+    """One of the SDK's iterators over pages, of either client, raising refusals as such."""
 
     def __init__(self, pages: Any) -> None:
         self._pages = pages
@@ -243,17 +230,9 @@ class _PagesOfTheSDK:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pages, name)
 
-
-class _Pages(_PagesOfTheSDK, Iterator[Any]):
-    """Pages, raising refusals as such."""
-
     def __next__(self) -> Any:
         with _raising():
             return next(self._pages)
-
-
-class _AsyncPages(_PagesOfTheSDK, AsyncIterator[Any]):
-    """Pages of the asynchronous client, raising refusals as such."""
 
     async def __anext__(self) -> Any:
         with _raising():

@@ -73,7 +73,6 @@ class Plan:
         is_index: whether that is an index table.
         facts: what the lease compares with the control row.
         settings: the lease's times.
-        tables, restricted: the two accounts.
         shadow_reads: share of reads that are also done on the replica, 0 to 1.
         shadow_seed: of the draw which reads these are; None for a different one each time.
     """
@@ -84,8 +83,6 @@ class Plan:
         table: str,
         view: View | str | None = None,
         *,
-        tables: Endpoint,
-        restricted: Endpoint,
         name: str = DEFAULT_NAME,
         settings: LeaseSettings | None = None,
         shadow_reads: float = DEFAULT_SHADOW_READS,
@@ -111,7 +108,6 @@ class Plan:
             self.declared.script_id, self.declared.digest, fingerprints, str(self.view), name
         )
         self.settings = settings or LeaseSettings()
-        self.tables, self.restricted = tables, restricted
         self.shadow_reads, self.shadow_seed = shadow_reads, shadow_seed
 
 
@@ -224,13 +220,10 @@ def timeouts_for(settings: LeaseSettings) -> Timeouts:
     )
 
 
-def connect(plan: Plan) -> Accounts:
+def connect(tables: Endpoint, restricted: Endpoint, settings: LeaseSettings) -> Accounts:
     """Return the core's own connections to both accounts; the first request connects."""
-
-    def service(endpoint: Endpoint, retry: RetryPolicy) -> AzureTableService:
-        return AzureTableService.open(
-            endpoint.address, endpoint.credential, retry=retry, timeouts=timeouts_for(plan.settings)
-        )
-
-    shared = replace(RETRY, content_settles=False)
-    return Accounts(service(plan.tables, shared), service(plan.restricted, RETRY))
+    timeouts, shared = timeouts_for(settings), replace(RETRY, content_settles=False)
+    return Accounts(
+        AzureTableService.open(tables.address, tables.credential, retry=shared, timeouts=timeouts),
+        AzureTableService.open(restricted.address, restricted.credential, retry=RETRY, timeouts=timeouts),
+    )

@@ -30,19 +30,60 @@ _JUDGED = (HTTPStatus.OK, HTTPStatus.NOT_FOUND)
 _DECODE = ContentDecodePolicy(response_encoding="utf-8")
 
 
-class AsyncPolicy(AsyncHTTPPolicy[HttpRequest, AsyncHttpResponse]):
-    """The policy of the asynchronous client."""
+class _Policy:
+    """What a request asks for, and how it is answered: the same for both clients."""
 
     def __init__(self, core: ClientCore, hooks: CustomHookPolicy[Any, Any]) -> None:
         super().__init__()
         self._core = core
         self._hooks = hooks
 
+    def _understood(self, request: PipelineRequest[HttpRequest]) -> Call | Answer | None:
+        """Return what a request asks for; None for one that goes on as it is; or the answer to one that the
+        service would refuse as it stands."""
+        try:
+            call = call_of(request.http_request, self._core.table)
+        except RequestRejected as refused:
+            return answer_to_error(refused, self._core.table)
+        if isinstance(call, Write):
+            self._hooks.on_request(request)
+        return None if call in (Table.CREATE, Table.POLICY) else call
+
+    async def _answer_to(self, call: Write | Table) -> Answer | None:
+        """Hand a write to the core and return the answer; for a table that is to be deleted, the answer when
+        it must not be. Raises AzureError when there is none to give."""
+        try:
+            if isinstance(call, Table):
+                await self._core.deleting_table()
+                return None
+            if not call.operations:
+                empty = RequestRejected("a transaction without operations", code="InvalidInput", status=400)
+                return answer_to_error(empty, self._core.table)
+            return answer_of(call, await self._core.write(call.operations))
+        except RekeyError as error:
+            return answer_to_error(error, self._core.table, batch=isinstance(call, Write) and call.batch)
+        except TimeoutError:
+            raise ServiceResponseTimeoutError(
+                "the write took longer than the longest operation; it may have been applied"
+            ) from None
+
+    def _answered(self, request: PipelineRequest[HttpRequest], found: R) -> PipelineResponse[HttpRequest, R]:
+        response: PipelineResponse[HttpRequest, R] = PipelineResponse(
+            request.http_request, found, request.context
+        )
+        _DECODE.on_response(request, response)
+        self._hooks.on_response(request, response)
+        return response
+
+
+class AsyncPolicy(_Policy, AsyncHTTPPolicy[HttpRequest, AsyncHttpResponse]):
+    """The policy of the asynchronous client."""
+
     async def send(
         self, request: PipelineRequest[HttpRequest]
     ) -> PipelineResponse[HttpRequest, AsyncHttpResponse]:
         """Do a write, or send anything else on."""
-        call = _understood(request, self._core, self._hooks)
+        call = self._understood(request)
         if isinstance(call, Read):
             try:
                 async with self._core.reading():
@@ -55,24 +96,22 @@ class AsyncPolicy(AsyncHTTPPolicy[HttpRequest, AsyncHttpResponse]):
                     self._core.shadow(call, found.status_code, found.content)
                 return response
         if isinstance(call, Write | Table):
-            call = await _answer_to(self._core, call)
+            call = await self._answer_to(call)
         if call is None:
             return await self.next.send(request)
-        return _answered(request, AsyncAnswer(request.http_request, call), self._hooks)
+        return self._answered(request, AsyncAnswer(request.http_request, call))
 
 
-class SyncPolicy(HTTPPolicy[HttpRequest, HttpResponse]):
+class SyncPolicy(_Policy, HTTPPolicy[HttpRequest, HttpResponse]):
     """The policy of the synchronous client."""
 
     def __init__(self, core: ClientCore, thread: LoopThread, hooks: CustomHookPolicy[Any, Any]) -> None:
-        super().__init__()
-        self._core = core
+        super().__init__(core, hooks)
         self._thread = thread
-        self._hooks = hooks
 
     def send(self, request: PipelineRequest[HttpRequest]) -> PipelineResponse[HttpRequest, HttpResponse]:
         """Do a write, or send anything else on."""
-        call = _understood(request, self._core, self._hooks)
+        call = self._understood(request)
         if isinstance(call, Read):
             try:
                 with self._thread.holding(self._core.reading):
@@ -86,53 +125,9 @@ class SyncPolicy(HTTPPolicy[HttpRequest, HttpResponse]):
                 return response
         if isinstance(call, Write | Table):
             try:
-                call = self._thread.run(_answer_to(self._core, call))
+                call = self._thread.run(self._answer_to(call))
             except RekeyError as refused:  # closed, or left behind by a fork
                 call = answer_to_error(refused, self._core.table)
         if call is None:
             return self.next.send(request)
-        return _answered(request, SyncAnswer(request.http_request, call), self._hooks)
-
-
-def _understood(
-    request: PipelineRequest[HttpRequest], core: ClientCore, hooks: CustomHookPolicy[Any, Any]
-) -> Call | Answer | None:
-    """Return what a request asks for; None for one that goes on as it is; or the answer to one that the
-    service would refuse as it stands."""
-    try:
-        call = call_of(request.http_request, core.table)
-    except RequestRejected as refused:
-        return answer_to_error(refused, core.table)
-    if isinstance(call, Write):
-        hooks.on_request(request)
-    return None if call in (Table.CREATE, Table.POLICY) else call
-
-
-async def _answer_to(core: ClientCore, call: Write | Table) -> Answer | None:
-    """Hand a write to the core and return the answer; for a table that is to be deleted, the answer when it
-    must not be. Raises AzureError when there is none to give."""
-    try:
-        if isinstance(call, Table):
-            await core.deleting_table()
-            return None
-        if not call.operations:
-            empty = RequestRejected("a transaction without operations", code="InvalidInput", status=400)
-            return answer_to_error(empty, core.table)
-        return answer_of(call, await core.write(call.operations))
-    except RekeyError as error:
-        return answer_to_error(error, core.table, batch=isinstance(call, Write) and call.batch)
-    except TimeoutError:
-        raise ServiceResponseTimeoutError(
-            "the write took longer than the longest operation; it may have been applied"
-        ) from None
-
-
-def _answered(
-    request: PipelineRequest[HttpRequest], found: R, hooks: CustomHookPolicy[Any, Any]
-) -> PipelineResponse[HttpRequest, R]:
-    response: PipelineResponse[HttpRequest, R] = PipelineResponse(
-        request.http_request, found, request.context
-    )
-    _DECODE.on_response(request, response)
-    hooks.on_response(request, response)
-    return response
+        return self._answered(request, SyncAnswer(request.http_request, call))

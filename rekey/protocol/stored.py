@@ -1,0 +1,78 @@
+"""Rows of the control table as frozen values: how each field is called and written there. Pure.
+
+Rules kept here:
+
+* A column that is absent, or does not hold what it should, is an error (KeyError, ValueError, TypeError,
+  AttributeError), unless it may be absent: then it is not written where the field is None or "".
+* What version 0.1.0 wrote is read, and written back byte for byte.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from rekey.core import edm
+from rekey.model import TYPE_SUFFIX, Row
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How values of one kind are written and read, and their EDM type where the wire does not show it."""
+
+    write: Callable[[Any], Any]
+    read: Callable[[Any], Any]
+    edm: str = ""
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+PLAIN = Kind(_as_it_is, _as_it_is)
+TEXT = Kind(str, _as_it_is)
+WHOLE = Kind(_as_it_is, int)
+INT64 = Kind(str, int, edm.INT64)
+MOMENT = Kind(str, _as_it_is, edm.DATETIME)
+MAPPING = Kind(lambda value: json.dumps(dict(value), sort_keys=True), json.loads)
+SECONDS = Kind(lambda value: math.ceil(value * 1000), lambda value: int(value) / 1000)
+"""Written in whole milliseconds, rounded up: too long is safe."""
+
+
+def column(name: str, kind: Kind = PLAIN, *, may_be_absent: bool = False) -> dict[str, Any]:
+    """Return the metadata of a field that is stored.
+
+    Args:
+        name: of the column.
+        kind: how it is written.
+        may_be_absent: another version, or an earlier phase, has no such column; the field has a default then.
+    """
+    return {"column": name, "kind": kind, "may_be_absent": may_be_absent}
+
+
+def written(value: Any) -> Row:
+    """Return the columns of a dataclass."""
+    row: Row = {}
+    for one in fields(value):
+        content, said = getattr(value, one.name), one.metadata
+        if "column" not in said or (said["may_be_absent"] and content in (None, "")):
+            continue
+        name, kind = said["column"], said["kind"]
+        row[name] = kind.write(content)
+        if kind.edm:
+            row[name + TYPE_SUFFIX] = kind.edm
+    return row
+
+
+def read(kind: type, row: Row) -> dict[str, Any]:
+    """Return the fields of a dataclass that a row holds. Raises KeyError, ValueError, TypeError,
+    AttributeError."""
+    stored = [(one.name, one.metadata) for one in fields(kind) if "column" in one.metadata]
+    return {
+        name: said["kind"].read(row[said["column"]])
+        for name, said in stored
+        if said["column"] in row or not said["may_be_absent"]
+    }
