@@ -94,7 +94,6 @@ PURE = {
     "state.models",
     "copy.workers.tasks",
     "project.sections",
-    "state.keytexts",
     "stress.render",
     "stress.report",
     "stress.spread",

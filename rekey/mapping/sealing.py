@@ -34,7 +34,8 @@ from rekey.errors import Erased, SealedUnreadable, StateUnusable
 from rekey.mapping.ids import SHORT_CHARACTERS
 from rekey.mapping.wrapping import KEY_BYTES, Wrapped, WrappingKey, not_unwrapped
 from rekey.model import PARTITION_KEY, ROW_KEY, TYPE_SUFFIX, EntityKey, KeyRange, Row
-from rekey.state import keytexts
+from rekey.state.models import SEALED as SEALED_TEXT
+from rekey.state.models import KeyTexts
 
 ROOT = "root"
 """The row key of the key that ids and the state file's seal are derived from; data keys stand under their
@@ -248,8 +249,8 @@ class Sealer:
         return known
 
 
-class SealedKeys:
-    """Writes keys as sealed text, and reads them: `rekey.state.keytexts.KeyTexts`."""
+class SealedKeys(KeyTexts):
+    """Keys as sealed texts, bound to migration and column."""
 
     def __init__(self, script_id: str, key: bytes) -> None:
         """Take the migration and a key of 32 bytes."""
@@ -261,16 +262,16 @@ class SealedKeys:
         if key is None:
             return None
         plain = json.dumps([key.partition, key.row]).encode("ascii")
-        return keytexts.SEALED + base64.b64encode(self.seal(column, plain)).decode()
+        return SEALED_TEXT + base64.b64encode(self.seal(column, plain)).decode()
 
     def from_text(self, column: str, text: str | None) -> EntityKey | None:
         """Return the key that `to_text` sealed for that column. Raises StateUnusable when it is not that."""
         if text is None:
             return None
         try:
-            if not text.startswith(keytexts.SEALED):
+            if not text.startswith(SEALED_TEXT):
                 raise ValueError("not sealed")
-            plain = self.unseal(column, base64.b64decode(text.removeprefix(keytexts.SEALED), validate=True))
+            plain = self.unseal(column, base64.b64decode(text.removeprefix(SEALED_TEXT), validate=True))
         except ValueError:
             raise StateUnusable(
                 f"a checkpoint of {self._script_id} in the state file was altered, or sealed by another run",

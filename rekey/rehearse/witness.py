@@ -40,7 +40,7 @@ from rekey.mapping.sealing import (
 from rekey.mapping.wrapping import WrappingKey
 from rekey.model import EntityKey, KeyRange, Row, key_of
 from rekey.rehearse.azurite import AzuriteAccount
-from rekey.state.keytexts import PLAIN, KeyTexts
+from rekey.state.models import KeyTexts
 
 NAMED = 5
 """How many wrong rows a finding names."""
@@ -147,7 +147,7 @@ class Witness:
     def cursor_keys(self) -> KeyTexts:
         """Return how keys stand in the state file."""
         root = self._root()
-        return PLAIN if root is None else SealedKeys(self._script_id, cursors_key(root, self._id_key()))
+        return KeyTexts() if root is None else SealedKeys(self._script_id, cursors_key(root, self._id_key()))
 
     def _id_key(self) -> bytes:
         row = self._restricted_row(CONTROL_TABLE, EntityKey(self._script_id, _CONTROL_ROW_KEY))

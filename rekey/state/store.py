@@ -4,8 +4,8 @@ Rules kept here:
 
 * Every change is one transaction, synced to the disk before the call returns: progress is never claimed
   before it is durable, and a failed write leaves the last checkpoint.
-* Segments and the facts that belong to them change in one transaction (`checkpoint`), and so do the halves of
-  a segment that is split: at any moment every key is in exactly one segment.
+* The segments of a checkpoint change in one transaction, and so do the halves of a segment that is split: at
+  any moment every key is in exactly one segment.
 * A checkpoint moves cursors and counts, never bounds: it may come from before a split.
 * Keys stand in the file as the `KeyTexts` of their migration write them, sealed if its mapping is.
 * An audit event follows the newest one that the file holds in the same transaction: two processes never add
@@ -36,15 +36,16 @@ from rekey.model import EntityKey, KeyRange
 from rekey.state import audit, backend, files
 from rekey.state.audit import AuditEvent, canonical_json, utc_text
 from rekey.state.filelock import FileLock
-from rekey.state.keytexts import PLAIN, KeyTexts
 from rekey.state.models import (
     KEYS_FORGOTTEN,
+    KeyTexts,
     MigrationRecord,
     PhaseRun,
     Segment,
     StoredCheckpoint,
     StoredSums,
     Verification,
+    require_same_rules,
 )
 
 _REQUESTS = "requests."
@@ -178,7 +179,7 @@ class State:
         run_id: str,
         secret_fingerprints: Mapping[str, str],
         endpoint_id: str,
-    ) -> MigrationRecord:
+    ) -> None:
         """Record what a migration starts with, or check that it is what it started with.
 
         Raises:
@@ -188,14 +189,14 @@ class State:
         with self._writing() as connection:
             known = _migration(connection, script_id)
             if known is not None:
-                known.require_same_place(source=source, endpoint_id=endpoint_id, run_id=run_id)
-                known.require_same_rules(digest=digest, secret_fingerprints=secret_fingerprints)
-                return known
+                known.require_same_place(source, endpoint_id, run_id)
+                began = known.digest, known.secret_fingerprints
+                require_same_rules(script_id, began, (digest, secret_fingerprints))
+                return
             made = MigrationRecord(
                 script_id, digest, source, run_id, endpoint_id, dict(secret_fingerprints), self._now()
             )
             connection.execute(sa.insert(MIGRATION).values(asdict(made)))
-        return made
 
     def migration(self, script_id: str) -> MigrationRecord | None:
         """Return what a migration started with, None when the file does not know it."""
@@ -238,8 +239,8 @@ class State:
         with self._writing() as connection:
             return _add_segments(connection, script_id, purpose, ranges, self._texts(script_id))
 
-    def checkpoint(self, segments: Sequence[Segment], *, facts: Mapping[str, str] | None = None) -> None:
-        """Save cursors, counts and done of segments of one migration, and facts of it, in one transaction.
+    def checkpoint(self, segments: Sequence[Segment]) -> None:
+        """Save cursors, counts and done of segments of one migration, in one transaction.
 
         Raises:
             MachineFailed: disk full or failing; the checkpoint before this one stands.
@@ -247,8 +248,7 @@ class State:
         scripts = {segment.script_id for segment in segments}
         if len(scripts) != 1:
             raise ValueError("a checkpoint is of the segments of one migration")
-        script_id = scripts.pop()
-        keys = self._texts(script_id)
+        keys = self._texts(scripts.pop())
         with self._writing() as connection:
             for segment in segments:
                 saved = {
@@ -258,7 +258,6 @@ class State:
                     "done": int(segment.done),
                 }
                 connection.execute(sa.update(SEGMENT).where(SEGMENT.c.id == segment.id).values(saved))
-            _put_facts(connection, script_id, facts or {})
 
     def split_segment(self, segment: Segment, middle: EntityKey) -> Segment:
         """End a segment at a key and add a new one for what lies after it, in one transaction.
@@ -321,7 +320,7 @@ class State:
     def set_fact(self, script_id: str, name: str, value: str | None) -> None:
         """Set a fact; None removes it. The migration must be registered."""
         with self._writing() as connection:
-            _put_facts(connection, script_id, {name: value})
+            _put_fact(connection, script_id, name, value)
 
     # --- phase runs ---------------------------------------------------------------------------------------
 
@@ -346,7 +345,14 @@ class State:
         """Return all runs of all phases of a migration, oldest first."""
         query = sa.select(PHASE_RUN).where(PHASE_RUN.c.script_id == script_id).order_by(PHASE_RUN.c.id)
         with self._reading() as connection:
-            return [_phase_run(row) for row in connection.execute(query)]
+            found = [row._asdict() for row in connection.execute(query)]
+        runs = []
+        for values in found:
+            counters, requests = dict[str, int](), dict[str, int]()
+            for name, number in values.pop("counters").items():
+                (requests if name.startswith(_REQUESTS) else counters)[name.removeprefix(_REQUESTS)] = number
+            runs.append(PhaseRun(**values, counters=counters, requests=requests))
+        return runs
 
     def _update_phase(self, run: int, **values: Any) -> None:
         with self._writing() as connection:
@@ -372,8 +378,10 @@ class State:
         if mode is not None:
             query = query.where(VERIFICATION.c.mode == mode)
         with self._reading() as connection:
-            found = connection.execute(query.order_by(VERIFICATION.c.id))
-            return [_verification(row) for row in found]
+            found = [row._asdict() for row in connection.execute(query.order_by(VERIFICATION.c.id))]
+        for values in found:
+            del values["script_id"]
+        return [Verification(number=values.pop("id"), **values) for values in found]
 
     def keep_sums(self, script_id: str, stored: StoredSums | None) -> None:
         """Store the sums of a verification under way in the place of those before; None removes them."""
@@ -385,7 +393,7 @@ class State:
             values = {"basis": stored.basis, "begun_at": stored.begun_at, "sums": sums}
             adding = upsert(PARTIAL_SUMS).values(script_id=script_id, **values)
             connection.execute(adding.on_conflict_do_update(index_elements=["script_id"], set_=values))
-            _put_facts(connection, script_id, {KEYS_FORGOTTEN: None})  # the file holds keys again
+            _put_fact(connection, script_id, KEYS_FORGOTTEN, None)  # the file holds keys again
 
     def sums(self, script_id: str) -> StoredSums | None:
         """Return the sums of a verification under way, None when there are none.
@@ -477,7 +485,7 @@ class State:
         return utc_text(self._clock())
 
     def _texts(self, script_id: str) -> KeyTexts:
-        return self._keys.get(script_id, PLAIN)
+        return self._keys.get(script_id) or KeyTexts()
 
     @contextmanager
     def _reading(self) -> Iterator[sa.Connection]:
@@ -539,38 +547,20 @@ def _add_segments(
     return _segments(connection, script_id, purpose, keys)
 
 
-def _put_facts(connection: sa.Connection, script_id: str, facts: Mapping[str, str | None]) -> None:
-    """Set facts of a migration; None removes one."""
-    for name, value in facts.items():
-        if value is None:
-            connection.execute(sa.delete(FACT).where(FACT.c.script_id == script_id, FACT.c.name == name))
-            continue
-        setting = upsert(FACT).values(script_id=script_id, name=name, value=value)
-        connection.execute(
-            setting.on_conflict_do_update(index_elements=["script_id", "name"], set_={"value": value})
-        )
+def _put_fact(connection: sa.Connection, script_id: str, name: str, value: str | None) -> None:
+    """Set a fact of a migration; None removes it."""
+    if value is None:
+        connection.execute(sa.delete(FACT).where(FACT.c.script_id == script_id, FACT.c.name == name))
+        return
+    setting = upsert(FACT).values(script_id=script_id, name=name, value=value)
+    connection.execute(
+        setting.on_conflict_do_update(index_elements=["script_id", "name"], set_={"value": value})
+    )
 
 
 def _counters(counters: Mapping[str, int], requests: Mapping[str, int]) -> dict[str, int]:
     """Return both kinds of counters of a phase run as its column holds them."""
     return {**counters, **{_REQUESTS + name: number for name, number in requests.items()}}
-
-
-def _phase_run(row: sa.Row[Any]) -> PhaseRun:
-    values = row._asdict()
-    recorded: dict[str, int] = values.pop("counters")
-    sent = {name: number for name, number in recorded.items() if name.startswith(_REQUESTS)}
-    return PhaseRun(
-        **values,
-        counters={name: number for name, number in recorded.items() if name not in sent},
-        requests={name.removeprefix(_REQUESTS): number for name, number in sent.items()},
-    )
-
-
-def _verification(row: sa.Row[Any]) -> Verification:
-    values = row._asdict()
-    del values["script_id"]
-    return Verification(number=values.pop("id"), **values)
 
 
 def _with_keys(sums: Mapping[str, Any], convert: Callable[[str, Any], Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from rekey.project.config import Gates
 from rekey.protocol.control import ControlRow
 from rekey.protocol.registry import ClientRow, is_current, is_over
 from rekey.state.audit import EVIDENCE_VERIFIED, AuditEvent
-from rekey.state.ledger import LedgerScript, aligned, applied_phases, handover
+from rekey.state.ledger import aligned, applied_phases, handover
 from rekey.state.models import PhaseRun, Segment, Verification
 
 RETURNED_AFTER = "returned_after"
@@ -206,10 +206,7 @@ def waits(script: Declared, scripts: Mapping[str, Declared], ledger_ids: Iterabl
     ids = set(ledger_ids)
     if applied_phases(ids, script.script_id):
         return ()
-    ours = LedgerScript.of(script)
-    needed = [
-        Wait(other, handover(LedgerScript.of(scripts[other]), ours)) for other in sorted(script.depends)
-    ]
+    needed = [Wait(other, handover(scripts[other], script)) for other in sorted(script.depends)]
     return tuple(one for one in needed if one.phase not in applied_phases(ids, one.script_id))
 
 

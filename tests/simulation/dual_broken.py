@@ -26,8 +26,8 @@ from rekey.protocol.journal import Journal
 from rekey.protocol.propagate import Propagated
 from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.rules import Side
-from rekey.runner import client_barrier as following
-from rekey.runner import freeze
+from rekey.runner import clients
+from rekey.runner.phases import cutover
 from rekey.tables.base import Operation, Table, Verb
 
 
@@ -156,7 +156,7 @@ def no_waiting() -> Any:
     async def wait(*_: Any) -> int:
         return 1
 
-    return _in((following, freeze), "wait_for_clients", wait)
+    return _in((clients, cutover), "wait_for_clients", wait)
 
 
 def no_draining() -> Any:
@@ -165,7 +165,7 @@ def no_draining() -> Any:
     async def drain(*_: Any) -> int:
         return 0
 
-    return mock.patch.object(freeze, "drain", drain)
+    return mock.patch.object(cutover, "drain", drain)
 
 
 @contextmanager

@@ -40,9 +40,7 @@ from rekey.mapping.rows import TargetKey
 from rekey.model import TIMESTAMP, EntityKey, etag_of
 from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow
-from rekey.runner.client_barrier import wait_for_present
-from rekey.runner.commands import require_begun
-from rekey.runner.intents import heard_of_until
+from rekey.runner.clients import any_intent, heard_of_until, wait_for_present
 from rekey.runner.phases.retire import quiet_at
 from rekey.runner.run import Run
 from rekey.runner.session import Session
@@ -116,14 +114,12 @@ async def require_complete(run: Run) -> ControlRow:
             kept="everything; nothing was erased",
             hint="run the same command again after that",
         )
-    if not run.is_delta:
-        async for times in run.journal.times():
-            if times:  # `complete` has removed what was only kept
-                raise Refused(
-                    f"the journal of {run.script_id} holds intents: not all writes are settled",
-                    kept="everything; nothing was erased",
-                    hint=f"`rekey apply {run.script_id}` settles them",
-                )
+    if not run.is_delta and await any_intent(run):  # `complete` has removed what was only kept
+        raise Refused(
+            f"the journal of {run.script_id} holds intents: not all writes are settled",
+            kept="everything; nothing was erased",
+            hint=f"`rekey apply {run.script_id}` settles them",
+        )
     run.state.forget_keys(run.script_id)
     return now
 
@@ -156,8 +152,7 @@ def erase(
         Refused: not now; see `require_complete`.
         SealedUnreadable: what was asked for cannot be opened.
     """
-    require_begun(session, script_id)
-    run = session.begin(script_id)
+    run = session.resume(script_id)
     now = session.do(require_complete(run))
     _end_what_was_begun(session, run, now)
     asked = session.do(find(run, queries))

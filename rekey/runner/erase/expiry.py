@@ -24,7 +24,6 @@ from rekey.mapping.erasing import Emptied, empty
 from rekey.mapping.keyring import cohorts_kept
 from rekey.mapping.retention import WHOLE, Cohort, day_of
 from rekey.protocol.control import ControlRow
-from rekey.runner.commands import require_begun
 from rekey.runner.erase.erasure import require_complete
 from rekey.runner.run import Run
 from rekey.runner.session import Session
@@ -77,8 +76,7 @@ def expire(session: Session, script_id: str, cohort: str | None = None, reason: 
             kept="everything; nothing was erased",
             hint=f"`rekey expire {script_id}` empties it when its retention is over",
         )
-    require_begun(session, script_id)
-    run = session.begin(script_id)
+    run = session.resume(script_id)
     control = session.do(require_complete(run))
     now, seen = session.do(_seen(run, control))
     if cohort is None:

@@ -7,7 +7,7 @@ Rules kept here:
 * A row that changed after the freeze is never deleted: if there is one, the others are deleted one by one
   with their ETags and the changed ones are reported; only an unchanged table is dropped whole.
 * Capture "dual-write" writes the source until `complete`: there it is compared with the moment from which on
-  the source was quiet, or with the latest that this can have been when nobody kept it.
+  the source was quiet, or with the latest that this can have been when that was not kept.
 """
 
 from __future__ import annotations
@@ -17,17 +17,15 @@ from rekey.copy.delta import later
 from rekey.core.clock import ticks_of
 from rekey.core.concurrency import for_each
 from rekey.errors import ConditionFailed, Findings, RowMissing
-from rekey.model import Row, etag_of, key_of
+from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, Row, etag_of, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol.control import ControlRow
 from rekey.protocol.registry import SAFETY_S
-from rekey.runner.client_barrier import move
-from rekey.runner.intents import any_intent
+from rekey.runner.clients import any_intent, move
 from rekey.runner.phases.complete import QUIET_AT
 from rekey.runner.phases.complete import undo as refuse
 from rekey.runner.phases.cutover import FROZEN_AT, written_since
-from rekey.runner.phases.operation import Counters, Operation
-from rekey.runner.run import Run
+from rekey.runner.run import Counters, Operation, Run
 from rekey.status.facts import EVIDENCE_MISSING, is_proved
 
 _NAMED = 20
@@ -97,20 +95,19 @@ async def _delete_unchanged(run: Run, moment: str, counters: Counters) -> list[s
     changed: list[str] = []
 
     async def remove(row: Row) -> None:
-        if ticks_of(row["Timestamp"]) < ticks_of(moment):
-            try:
+        try:
+            if ticks_of(row[TIMESTAMP]) < ticks_of(moment):
                 await run.source.delete(key_of(row), etag=etag_of(row))
-            except RowMissing:
-                return
-            except ConditionFailed:
-                changed.append(run.ids.short(run.source.name, key_of(row)))
-            else:
                 counters["rows_deleted"] += 1
-        else:
-            changed.append(run.ids.short(run.source.name, key_of(row)))
+                return
+        except RowMissing:
+            return
+        except ConditionFailed:
+            pass  # it has just changed
+        changed.append(run.ids.short(run.source.name, key_of(row)))
 
     with run.progress.task("delete source rows") as advance:
-        async for page in run.source.scan(select=["PartitionKey", "RowKey"]):
+        async for page in run.source.scan(select=[PARTITION_KEY, ROW_KEY]):
             run.check()
             await for_each(page.rows, remove, limit=run.config.limits.concurrency)
             advance(len(page.rows))
