@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from rekey.mapping.retention import ERASED_ON
-from rekey.mapping.rows import MAPPING_TABLE
+from rekey.mapping.rows import ERASED_ON, MAPPING_TABLE
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.state.audit import AuditEvent
 from rekey.state.store import State

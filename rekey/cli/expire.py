@@ -81,7 +81,7 @@ def expire(
 
 def _told(script_id: str, done: Expired) -> list[str]:
     from rekey.core.clock import format_ticks
-    from rekey.mapping.retention import WHOLE
+    from rekey.mapping.rows import WHOLE
     from rekey.status.tell import moment
 
     if done.cohorts == (WHOLE,):

@@ -32,7 +32,7 @@ from rekey.doctor.finding import (
     warning,
 )
 from rekey.doctor.observed import KEYS_OFF, AccountSeen, Kind, MigrationSeen, Observed, Reading
-from rekey.mapping.retention import WHOLE
+from rekey.mapping.rows import WHOLE
 from rekey.phases import ControlPhase
 from rekey.tables.probe import BAD_CERTIFICATE, Heard
 

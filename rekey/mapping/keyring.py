@@ -30,13 +30,13 @@ from rekey.errors import (
     Unavailable,
 )
 from rekey.mapping.ids import SafeIds
-from rekey.mapping.retention import Cohort, Tombstones, cohorts, is_tombstone
-from rekey.mapping.rows import MAPPING_TABLE
+from rekey.mapping.rows import MAPPING_TABLE, Cohort, Tombstones, cohorts, is_tombstone
 from rekey.mapping.sealing import (
     DATA_KEY,
     ROOT,
     DataKey,
     Sealer,
+    WrappingKey,
     cohort_in,
     cohort_of,
     data_key_row,
@@ -47,7 +47,6 @@ from rekey.mapping.sealing import (
     unreadable,
     within,
 )
-from rekey.mapping.wrapping import WrappingKey
 from rekey.model import EntityKey, Row, etag_of, key_of
 from rekey.state.audit import utc_now
 from rekey.tables.base import Table, TableService

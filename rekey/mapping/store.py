@@ -30,10 +30,17 @@ from rekey.errors import (
 )
 from rekey.mapping.ids import SafeIds
 from rekey.mapping.keyring import Keyring
-from rekey.mapping.retention import WHOLE, is_tombstone
-from rekey.mapping.rows import Forward, MappingRows, Owner, Reservation, TargetKey, pointer_of
-from rekey.mapping.sealing import key_partition, within
-from rekey.mapping.wrapping import WrappingKey
+from rekey.mapping.rows import (
+    WHOLE,
+    Forward,
+    MappingRows,
+    Owner,
+    Reservation,
+    TargetKey,
+    is_tombstone,
+    pointer_of,
+)
+from rekey.mapping.sealing import WrappingKey, key_partition, within
 from rekey.model import EntityKey, KeyRange, Row, key_of
 from rekey.tables.base import Page, Table
 

@@ -22,9 +22,9 @@ from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Declared, required_secrets
 from rekey.errors import SecretMissing
 from rekey.mapping.rows import MAPPING_TABLE
+from rekey.mapping.sealing import LocalWrappingKey, WrappingKey, WrappingKeys
 from rekey.mapping.store import MappingStore, open_mapping
 from rekey.mapping.vault import KeyVaultWrappingKey
-from rekey.mapping.wrapping import LocalWrappingKey, WrappingKey, WrappingKeys
 from rekey.project.config import Account, Config, account_key, resolve_secret
 from rekey.project.secrets_source import SecretKind, SecretSource, fingerprint, read_local
 from rekey.protocol.control import ControlRow, ControlStore

@@ -32,12 +32,12 @@ from rekey.mapping.sealing import (
     ROOT,
     DataKey,
     SealedKeys,
+    WrappingKey,
     cursors_key,
     ids_key,
     key_partition,
     read_data_key,
 )
-from rekey.mapping.wrapping import WrappingKey
 from rekey.model import EntityKey, KeyRange, Row, key_of
 from rekey.rehearse.azurite import AzuriteAccount
 from rekey.state.models import KeyTexts

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from rekey.core.clock import TICKS_PER_SECOND, ticks_of
 from rekey.declaration.migration import Declared
-from rekey.mapping.retention import Cohort
+from rekey.mapping.rows import Cohort
 from rekey.phases import ControlPhase, Phase
 from rekey.project.config import Gates
 from rekey.protocol.control import ControlRow

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rekey.core.clock import format_ticks
-from rekey.mapping.retention import WHOLE
+from rekey.mapping.rows import WHOLE
 from rekey.phases import ControlPhase
 from rekey.present.text import duration, wrapped
 from rekey.protocol.registry import Standing

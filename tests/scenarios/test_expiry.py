@@ -12,8 +12,7 @@ import pytest
 from rekey.errors import Refused, SealedUnreadable
 from rekey.mapping.keyring import Keyring
 from rekey.mapping.rows import MAPPING_TABLE
-from rekey.mapping.sealing import key_partition
-from rekey.mapping.wrapping import LocalWrappingKey
+from rekey.mapping.sealing import LocalWrappingKey, key_partition
 from rekey.model import EntityKey, Row, content_of
 from tests.commands import Commands
 from tests.diagnosing import changed

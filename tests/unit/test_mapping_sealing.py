@@ -21,8 +21,10 @@ from rekey.mapping.sealing import (
     REVERSE,
     ROOT,
     DataKey,
+    LocalWrappingKey,
     SealedKeys,
     Sealer,
+    WrappingKeys,
     cohort_of,
     data_key_row,
     ids_key,
@@ -32,7 +34,6 @@ from rekey.mapping.sealing import (
     size_class,
     unpadded,
 )
-from rekey.mapping.wrapping import LocalWrappingKey, WrappingKeys
 from rekey.model import ETAG, EntityKey, Row
 from rekey.tables.base import Table
 from tests.memory import MemoryTableService

@@ -39,8 +39,7 @@ from rekey.errors import (
 )
 from rekey.evidence.log import make_checkpoint
 from rekey.mapping.lookup import Lookup, Query
-from rekey.mapping.retention import day_of
-from rekey.mapping.rows import TargetKey
+from rekey.mapping.rows import TargetKey, day_of
 from rekey.mapping.sealing import within
 from rekey.model import TIMESTAMP, EntityKey, etag_of, key_of
 from rekey.phases import ControlPhase
