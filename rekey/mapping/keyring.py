@@ -29,7 +29,6 @@ from rekey.errors import (
     TableMissing,
     Unavailable,
 )
-from rekey.mapping.ids import SafeIds
 from rekey.mapping.rows import MAPPING_TABLE, Cohort, Tombstones, cohorts, is_tombstone
 from rekey.mapping.sealing import (
     DATA_KEY,
@@ -40,7 +39,6 @@ from rekey.mapping.sealing import (
     cohort_in,
     cohort_of,
     data_key_row,
-    ids_key,
     key_partition,
     new_data_key,
     read_data_key,
@@ -116,15 +114,6 @@ class Keyring:
         if row is None:
             raise SealedUnreadable(self.table.name, ROOT, "the root key of the migration is gone")
         self._root = await self._unwrapped(row)
-
-    def safe_ids(self, id_key: bytes) -> SafeIds:
-        """Return the safe ids of the migration. The restricted store alone is not enough to test guesses of
-        legacy keys against them.
-
-        Args:
-            id_key: the key in the control row.
-        """
-        return SafeIds(ids_key(self.root, id_key))
 
     @property
     def root(self) -> DataKey:

@@ -34,7 +34,7 @@ import hmac
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import orjson
@@ -125,26 +125,25 @@ class Owner(NamedTuple):
     etag: str
 
 
+@dataclass(eq=False)
 class MappingRows:
-    """Builds and reads the mapping rows of one migration."""
+    """Builds and reads the mapping rows of one migration.
 
-    def __init__(
-        self,
-        script_id: str,
-        source: str,
-        tables: Sequence[str],
-        ids: SafeIds,
-        sealer: Sealer | None = None,
-        tombstones: Tombstones | None = None,
-    ) -> None:
-        """Take the migration's id, its source's name, its target tables' names (main first), what seals its
-        rows (None for rows in the clear), and what reads tombstones."""
-        self.script_id = script_id
-        self.source = source
-        self.tables = tuple(tables)
-        self.ids = ids
-        self.sealer = sealer
-        self.tombstones = tombstones or Tombstones(MAPPING_TABLE)
+    Attributes:
+        script_id: the migration.
+        source: its source's name.
+        tables: its target tables' names, main first.
+        ids: its safe ids.
+        sealer: seals its rows; None for rows in the clear.
+        tombstones: reads them.
+    """
+
+    script_id: str
+    source: str
+    tables: Sequence[str]
+    ids: SafeIds
+    sealer: Sealer | None = None
+    tombstones: Tombstones = field(default_factory=lambda: Tombstones(MAPPING_TABLE))
 
     def forward_key(self, source_key: EntityKey) -> EntityKey:
         """Return where the forward row of a source key lives."""

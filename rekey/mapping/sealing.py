@@ -119,20 +119,16 @@ class LocalWrappingKey:
             )
         self._key = hmac.new(secret, _LABEL, hashlib.sha256).digest()
         told = hmac.new(self._key, b"rekey/wrapping/name/v1", hashlib.sha256).digest()
-        self._by = f"local:{crockford.encode(told[:_NAME_BYTES])}"
-
-    @property
-    def name(self) -> str:
-        """`local:` and 32 characters by which the secret is recognised without being known."""
-        return self._by
+        self.name = f"local:{crockford.encode(told[:_NAME_BYTES])}"
+        """The secret is recognised by these 32 characters without being known."""
 
     def wraps(self, by: str) -> bool:
         """Tell whether this key is the one that wrapped something."""
-        return by == self._by
+        return by == self.name
 
     def wrap(self, key: bytes) -> Wrapped:
         """Wrap 32 bytes."""
-        return Wrapped(self._by, keywrap.aes_key_wrap(self._key, key))
+        return Wrapped(self.name, keywrap.aes_key_wrap(self._key, key))
 
     def unwrap(self, wrapped: Wrapped) -> bytes:
         """Return the 32 bytes. Raises Moved when it is not what this key wrapped."""
@@ -141,41 +137,24 @@ class LocalWrappingKey:
         try:
             return keywrap.aes_key_unwrap(self._key, wrapped.data)
         except (keywrap.InvalidUnwrap, ValueError):
-            raise not_unwrapped(self._by) from None
+            raise not_unwrapped(self.name) from None
 
 
 class WrappingKeys:
-    """The present wrapping key, and one of before that still unwraps."""
+    """The present wrapping key, which names and wraps; and one of before, which still unwraps."""
 
     def __init__(self, present: WrappingKey, previous: WrappingKey | None = None) -> None:
         """Take both."""
-        self._present = present
-        self._all = (present, previous) if previous is not None else (present,)
-
-    @property
-    def name(self) -> str:
-        """The present key's."""
-        return self._present.name
-
-    @property
-    def is_remote(self) -> bool:
-        """Tell whether any of them is asked over the network."""
-        return any(one.is_remote for one in self._all)
-
-    def wraps(self, by: str) -> bool:
-        """Tell whether the present key wrapped something."""
-        return self._present.wraps(by)
-
-    def wrap(self, key: bytes) -> Wrapped:
-        """Wrap with the present key."""
-        return self._present.wrap(key)
+        self._all = (present,) if previous is None else (present, previous)
+        self.name, self.wraps, self.wrap = present.name, present.wraps, present.wrap
+        self.is_remote = any(one.is_remote for one in self._all)
 
     def unwrap(self, wrapped: Wrapped) -> bytes:
         """Unwrap with the one of the keys that wrapped it. Raises Moved when none did."""
         for one in self._all:
             if one.wraps(wrapped.by):
                 return one.unwrap(wrapped)
-        raise wrong_key(wrapped.by, self._present.name)
+        raise wrong_key(wrapped.by, self.name)
 
 
 def wrong_key(by: str, configured: str) -> Moved:

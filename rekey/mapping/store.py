@@ -16,8 +16,8 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass
 
-from rekey.declaration.migration import Migration
 from rekey.errors import (
     Ambiguous,
     Collision,
@@ -28,7 +28,6 @@ from rekey.errors import (
     TableMissing,
     Unavailable,
 )
-from rekey.mapping.ids import SafeIds
 from rekey.mapping.keyring import Keyring
 from rekey.mapping.rows import (
     WHOLE,
@@ -40,7 +39,7 @@ from rekey.mapping.rows import (
     is_tombstone,
     pointer_of,
 )
-from rekey.mapping.sealing import WrappingKey, key_partition, within
+from rekey.mapping.sealing import key_partition, within
 from rekey.model import EntityKey, KeyRange, Row, key_of
 from rekey.tables.base import Page, Table
 
@@ -50,14 +49,19 @@ StillOwns = Callable[[EntityKey, TargetKey], Awaitable[bool]]
 """Tells whether a source key's row exists now and maps to a target key."""
 
 
+@dataclass(eq=False)
 class MappingStore:
-    """Reads and extends the mapping rows of one migration."""
+    """Reads and extends the mapping rows of one migration.
 
-    def __init__(self, table: Table, rows: MappingRows, keyring: Keyring | None = None) -> None:
-        """Take the restricted mapping table, the builder of its rows, and the keyring of sealed ones."""
-        self.table = table
-        self.rows = rows
-        self.keyring = keyring
+    Attributes:
+        table: the restricted mapping table.
+        rows: builds and reads its rows.
+        keyring: of sealed ones; None for a mapping in the clear.
+    """
+
+    table: Table
+    rows: MappingRows
+    keyring: Keyring | None = None
 
     async def fresh(self) -> None:
         """Have what rows are sealed with that are about to be made."""
@@ -222,27 +226,3 @@ class MappingStore:
         bounds = KeyRange(EntityKey(partition, prefix[:-1]), EntityKey(partition, prefix + "\uffff"))
         pages = self.table.scan(bounds)
         return [row async for page in pages for row in page.rows if row["RowKey"].startswith(prefix)]
-
-
-async def open_mapping(
-    table: Table, script_id: str, migration: Migration, id_key: bytes, wrapping: WrappingKey | None
-) -> MappingStore:
-    """Return the mapping store of a migration that has begun.
-
-    Args:
-        table: the restricted mapping table.
-        script_id: the migration.
-        migration: its declaration.
-        id_key: of its control row.
-        wrapping: what its data keys are wrapped with; None only for a mapping in the clear.
-
-    Raises:
-        Moved, SealedUnreadable: the data keys cannot be opened.
-    """
-    of = script_id, migration.source, migration.tables
-    if wrapping is None:
-        return MappingStore(table, MappingRows(*of, SafeIds(id_key)))
-    keyring = Keyring(table, script_id, wrapping)
-    await keyring.open()
-    rows = MappingRows(*of, keyring.safe_ids(id_key), keyring.sealer, keyring.tombstones)
-    return MappingStore(table, rows, keyring)

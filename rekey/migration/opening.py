@@ -21,9 +21,11 @@ from functools import cached_property
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Declared, required_secrets
 from rekey.errors import SecretMissing
-from rekey.mapping.rows import MAPPING_TABLE
-from rekey.mapping.sealing import LocalWrappingKey, WrappingKey, WrappingKeys
-from rekey.mapping.store import MappingStore, open_mapping
+from rekey.mapping.ids import SafeIds
+from rekey.mapping.keyring import Keyring
+from rekey.mapping.rows import MAPPING_TABLE, MappingRows
+from rekey.mapping.sealing import LocalWrappingKey, WrappingKey, WrappingKeys, ids_key
+from rekey.mapping.store import MappingStore
 from rekey.mapping.vault import KeyVaultWrappingKey
 from rekey.project.config import Account, Config, account_key, resolve_secret
 from rekey.project.secrets_source import SecretKind, SecretSource, fingerprint, read_local
@@ -131,8 +133,14 @@ class OpenMigration:
             Moved, SealedUnreadable: the data keys cannot be opened.
         """
         table = self.accounts.restricted.table(MAPPING_TABLE)
-        declared, wrapping = self.prepared.declared, self.prepared.wrapping
-        return await open_mapping(table, declared.script_id, declared.migration, row.id_key, wrapping)
+        script_id, migration = self.declared.script_id, self.declared.migration
+        of = script_id, migration.source, migration.tables
+        if self.prepared.wrapping is None:
+            return MappingStore(table, MappingRows(*of, SafeIds(row.id_key)))
+        keyring = Keyring(table, script_id, self.prepared.wrapping)
+        await keyring.open()
+        ids = SafeIds(ids_key(keyring.root, row.id_key))
+        return MappingStore(table, MappingRows(*of, ids, keyring.sealer, keyring.tombstones), keyring)
 
     def propagator(
         self, mapping: MappingStore, table: Callable[[str], Table], *, width: int | None = None

@@ -281,16 +281,23 @@ async def heard_of_until(run: Run, behind: ControlRow | None = None) -> int | No
 # --- the journal -------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
 class Announced:
-    """A key whose replicas the runner is about to write (`rekey.protocol.propagate.Announced`)."""
+    """A key whose replicas the runner is about to write (`rekey.protocol.propagate.Announced`).
 
-    def __init__(self, journal: Journal, ids: list[EntityKey], clock: Clock, until: float) -> None:
-        """Take the runner's journal, the intent, and until when it may write, in rising seconds."""
-        self._journal, self._ids, self._clock, self._until = journal, ids, clock, until
+    Attributes:
+        journal, ids: the runner's, and the intent in it.
+        clock, until: until when it may write, in rising seconds.
+    """
+
+    journal: Journal
+    ids: list[EntityKey]
+    clock: Clock
+    until: float
 
     def check(self) -> None:
         """Raise Unavailable when that time is over."""
-        if self._clock.rising() >= self._until:
+        if self.clock.rising() >= self.until:
             raise Unavailable(
                 "the replicas of a row could not be written in time",
                 code="TooSlow",
@@ -299,7 +306,7 @@ class Announced:
 
     async def end(self) -> None:
         """Remove the intent."""
-        await self._journal.end(self._ids)
+        await self.journal.end(self.ids)
 
 
 def announcing(journal: Journal, clock: Clock) -> Announce:

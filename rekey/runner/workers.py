@@ -17,7 +17,7 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -58,15 +58,21 @@ def reached(keys: SealedKeys, rest: KeyRange, result: Result) -> KeyRange:
     return rest.behind(cursor)
 
 
+@dataclass(frozen=True, slots=True)
 class Workers:
-    """The workers of one run's executor, and what their tasks are made under now. Use `Workers.of`.
+    """The workers of one run's executor. Use `Workers.of`.
 
     It is a `rekey.verify.full.Reader`: a comparison reads its tables by it.
+
+    Attributes:
+        run: the migration.
+        basis: what tasks are made under now.
+        keys: seals keys in tasks.
     """
 
-    def __init__(self, run: Run, basis: Basis, keys: SealedKeys) -> None:
-        """Take the run, what its tasks are made under, and what keys in them are sealed with."""
-        self.run, self.basis, self.keys = run, basis, keys
+    run: Run
+    basis: Basis
+    keys: SealedKeys
 
     @classmethod
     async def of(cls, run: Run, *, writes: bool) -> Workers:
@@ -258,64 +264,58 @@ class _Copying(Job[Segment]):
 # --- comparing ---------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
 class _Reading(Job[Part]):
-    """A comparison as a job of parts."""
+    """A comparison as a job of parts.
 
-    def __init__(
-        self,
-        workers: Workers,
-        ctx: ReconcileContext,
-        kind: Kind,
-        received: Callable[[Part, Result], None],
-        added: Callable[[Part], None] = lambda _part: None,
-        taken: Callable[[Result], None] = lambda _result: None,
-        buckets: tuple[bytes, ...] = (),
-    ) -> None:
-        """Take what kind of tasks to send, and whom to tell.
+    Attributes:
+        workers: carry it out.
+        ctx: the comparison.
+        kind: to sum up, or to find the rows of `buckets`.
+        received: takes what a result brings besides its cursor; raises ValueError for what was not asked for.
+        added: told of a part that was split off.
+        taken: told of a result when its cursor is taken, too.
+        buckets: packed, for each target.
+    """
 
-        Args:
-            workers: who carry it out.
-            ctx: the comparison.
-            kind: to sum up, or to find the rows of `buckets`.
-            received: takes what a result brings besides its cursor; raises ValueError when that was not
-                asked for.
-            added: told of a part that was split off.
-            taken: told of a result when its cursor is taken, too.
-            buckets: packed, for each target.
-        """
-        self._workers, self._ctx, self._kind, self._buckets = workers, ctx, kind, buckets
-        self._received, self._added, self._taken = received, added, taken
+    workers: Workers
+    ctx: ReconcileContext
+    kind: Kind
+    received: Callable[[Part, Result], None]
+    added: Callable[[Part], None] = lambda _part: None
+    taken: Callable[[Result], None] = lambda _result: None
+    buckets: tuple[bytes, ...] = ()
 
     async def split(self, piece: Part) -> tuple[Part, Part] | None:
         """Split what is left of a part."""
-        table = self._ctx.source if piece.table == SOURCE else self._ctx.targets[piece.table]
+        table = self.ctx.source if piece.table == SOURCE else self.ctx.targets[piece.table]
         middle = await find_middle(table, piece.rest)
         if middle is None:
             return None
         piece.within, rest = piece.within.split(middle)
         upper = Part(piece.table, rest)
-        self._added(upper)
+        self.added(upper)
         return piece, upper
 
     def task(self, piece: Part, ticket: Ticket) -> Task:
         """Return the task to read what is left of a part."""
-        return self._workers.task(
-            self._kind,
+        return self.workers.task(
+            self.kind,
             piece.rest,
             ticket,
             table=piece.table,
-            authority_is_target=self._ctx.authority_is_target,
-            buckets=self._buckets,
+            authority_is_target=self.ctx.authority_is_target,
+            buckets=self.buckets,
         )
 
     def take(self, piece: Part, result: Result) -> Part | None:
         """Take what a result brings, and move on."""
-        left = reached(self._workers.keys, piece.rest, result)
-        self._received(piece, result)
+        left = reached(self.workers.keys, piece.rest, result)
+        self.received(piece, result)
         if left != piece.rest:
             piece.cursor = left.after
         piece.done = result.ended is Ended.DONE
-        self._taken(result)
+        self.taken(result)
         return None if piece.done else piece
 
 

@@ -205,14 +205,13 @@ class State:
 
     def migrations(self) -> list[MigrationRecord]:
         """Return all migrations that the file knows, by script id."""
-        with self._reading() as connection:
-            found = connection.execute(sa.select(MIGRATION).order_by(MIGRATION.c.script_id))
-            return [MigrationRecord(**row._asdict()) for row in found]
+        return [
+            MigrationRecord(**one) for one in self._read(sa.select(MIGRATION).order_by(MIGRATION.c.script_id))
+        ]
 
     def forget(self, script_id: str) -> None:
         """Remove a migration with its segments, facts and verifications; its phase runs and audit stay."""
-        with self._writing() as connection:
-            connection.execute(sa.delete(MIGRATION).where(MIGRATION.c.script_id == script_id))
+        self._write(sa.delete(MIGRATION).where(MIGRATION.c.script_id == script_id))
 
     # --- segments and checkpoints -----------------------------------------------------------------------
 
@@ -287,10 +286,7 @@ class State:
 
     def clear_segments(self, script_id: str, purpose: str) -> None:
         """Remove the segments of one purpose."""
-        with self._writing() as connection:
-            connection.execute(
-                sa.delete(SEGMENT).where(SEGMENT.c.script_id == script_id, SEGMENT.c.purpose == purpose)
-            )
+        self._write(sa.delete(SEGMENT).where(SEGMENT.c.script_id == script_id, SEGMENT.c.purpose == purpose))
 
     def forget_keys(self, script_id: str) -> None:
         """Take all keys of a migration out of the file; counts stay. After `complete` they are of no use."""
@@ -313,9 +309,8 @@ class State:
 
     def facts(self, script_id: str) -> dict[str, str]:
         """Return all facts of a migration."""
-        with self._reading() as connection:
-            found = connection.execute(sa.select(FACT).where(FACT.c.script_id == script_id))
-            return {row.name: row.value for row in found}
+        found = self._read(sa.select(FACT).where(FACT.c.script_id == script_id))
+        return {one["name"]: one["value"] for one in found}
 
     def set_fact(self, script_id: str, name: str, value: str | None) -> None:
         """Set a fact; None removes it. The migration must be registered."""
@@ -327,36 +322,31 @@ class State:
     def start_phase(self, script_id: str, phase: str) -> int:
         """Record that a phase is entered and return the number of this run."""
         begun = {"script_id": script_id, "phase": str(phase), "started_at": self._now(), "counters": {}}
-        with self._writing() as connection:
-            return connection.execute(sa.insert(PHASE_RUN).values(begun)).lastrowid
+        return self._write(sa.insert(PHASE_RUN).values(begun)).lastrowid
 
     def count_phase(self, run: int, requests: Mapping[str, int]) -> None:
         """Record what a run of a phase has sent until now, by kind; that stays if the run is killed."""
-        self._update_phase(run, counters=_counters({}, requests))
+        counted = _counters({}, requests)
+        self._write(sa.update(PHASE_RUN).where(PHASE_RUN.c.id == run).values(counters=counted))
 
     def finish_phase(
         self, run: int, outcome: str, counters: Mapping[str, int], requests: Mapping[str, int] | None = None
     ) -> None:
         """Record how a run of a phase ended, what it did, and what it sent."""
         counted = _counters(counters, requests or {})
-        self._update_phase(run, finished_at=self._now(), outcome=outcome, counters=counted)
+        ended = {"finished_at": self._now(), "outcome": outcome, "counters": counted}
+        self._write(sa.update(PHASE_RUN).where(PHASE_RUN.c.id == run).values(ended))
 
     def phase_runs(self, script_id: str) -> list[PhaseRun]:
         """Return all runs of all phases of a migration, oldest first."""
         query = sa.select(PHASE_RUN).where(PHASE_RUN.c.script_id == script_id).order_by(PHASE_RUN.c.id)
-        with self._reading() as connection:
-            found = [row._asdict() for row in connection.execute(query)]
         runs = []
-        for values in found:
+        for values in self._read(query):
             counters, requests = dict[str, int](), dict[str, int]()
             for name, number in values.pop("counters").items():
                 (requests if name.startswith(_REQUESTS) else counters)[name.removeprefix(_REQUESTS)] = number
             runs.append(PhaseRun(**values, counters=counters, requests=requests))
         return runs
-
-    def _update_phase(self, run: int, **values: Any) -> None:
-        with self._writing() as connection:
-            connection.execute(sa.update(PHASE_RUN).where(PHASE_RUN.c.id == run).values(values))
 
     # --- verifications ------------------------------------------------------------------------------------
 
@@ -364,8 +354,7 @@ class State:
         """Record the result of a verification. The migration must be registered."""
         values = {**asdict(verification), "script_id": script_id}
         del values["number"]  # the file gives it
-        with self._writing() as connection:
-            connection.execute(sa.insert(VERIFICATION).values(values))
+        self._write(sa.insert(VERIFICATION).values(values))
 
     def latest_verification(self, script_id: str, mode: str = "full") -> Verification | None:
         """Return the verification of this mode that was recorded last."""
@@ -377,8 +366,7 @@ class State:
         query = sa.select(VERIFICATION).where(VERIFICATION.c.script_id == script_id)
         if mode is not None:
             query = query.where(VERIFICATION.c.mode == mode)
-        with self._reading() as connection:
-            found = [row._asdict() for row in connection.execute(query.order_by(VERIFICATION.c.id))]
+        found = self._read(query.order_by(VERIFICATION.c.id))
         for values in found:
             del values["script_id"]
         return [Verification(number=values.pop("id"), **values) for values in found]
@@ -401,20 +389,19 @@ class State:
         Raises:
             StateUnusable: they cannot be read, or their keys cannot be opened.
         """
-        with self._reading() as connection:
-            query = sa.select(PARTIAL_SUMS).where(PARTIAL_SUMS.c.script_id == script_id)
-            row = connection.execute(query).one_or_none()
-        if row is None:
+        found = self._read(sa.select(PARTIAL_SUMS).where(PARTIAL_SUMS.c.script_id == script_id))
+        if not found:
             return None
+        [stored] = found
         try:
-            sums = _with_keys(json.loads(row.sums), self._texts(script_id).from_text)
+            sums = _with_keys(json.loads(stored["sums"]), self._texts(script_id).from_text)
         except (KeyError, TypeError, ValueError):
             raise StateUnusable(
                 "the stored sums of an earlier verification cannot be read",
                 kept="all tables; a verification changes none",
                 hint="run `rekey verify --mode full` again: it begins anew",
             ) from None
-        return StoredSums(row.basis, row.begun_at, sums)
+        return StoredSums(stored["basis"], stored["begun_at"], sums)
 
     # --- audit --------------------------------------------------------------------------------------------
 
@@ -442,8 +429,7 @@ class State:
         query = sa.select(AUDIT_EVENT).order_by(AUDIT_EVENT.c.seq)
         if script_id is not None:
             query = query.where(AUDIT_EVENT.c.script_id == script_id)
-        with self._reading() as connection:
-            return [AuditEvent(**row._asdict()) for row in connection.execute(query)]
+        return [AuditEvent(**one) for one in self._read(query)]
 
     def check_chain(self) -> int | None:
         """Return the seq at which the audit chain breaks first, None when it holds."""
@@ -451,15 +437,13 @@ class State:
 
     def add_checkpoint(self, size: int, note: str, remark: str) -> None:
         """Record a checkpoint over the first `size` events; one that is there already stays as it is."""
-        with self._writing() as connection:
-            adding = upsert(AUDIT_CHECKPOINT).values(size=size, at=self._now(), note=note, remark=remark)
-            connection.execute(adding.on_conflict_do_nothing())
+        adding = upsert(AUDIT_CHECKPOINT).values(size=size, at=self._now(), note=note, remark=remark)
+        self._write(adding.on_conflict_do_nothing())
 
     def checkpoints(self) -> list[StoredCheckpoint]:
         """Return all checkpoints over the audit log, by size."""
-        with self._reading() as connection:
-            found = connection.execute(sa.select(AUDIT_CHECKPOINT).order_by(AUDIT_CHECKPOINT.c.size))
-            return [StoredCheckpoint(**row._asdict()) for row in found]
+        found = self._read(sa.select(AUDIT_CHECKPOINT).order_by(AUDIT_CHECKPOINT.c.size))
+        return [StoredCheckpoint(**one) for one in found]
 
     def _add_event(
         self, connection: sa.Connection, event: str, script_id: str | None, details: Mapping[str, Any]
@@ -486,6 +470,14 @@ class State:
 
     def _texts(self, script_id: str) -> KeyTexts:
         return self._keys.get(script_id) or KeyTexts()
+
+    def _read(self, query: sa.Select[Any]) -> list[dict[str, Any]]:
+        with self._reading() as connection:
+            return [row._asdict() for row in connection.execute(query)]
+
+    def _write(self, statement: sa.Executable) -> sa.CursorResult[Any]:
+        with self._writing() as connection:
+            return connection.execute(statement)
 
     @contextmanager
     def _reading(self) -> Iterator[sa.Connection]:
