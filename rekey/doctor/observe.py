@@ -40,8 +40,8 @@ from rekey.doctor.observed import (
     Writing,
 )
 from rekey.errors import ConfigurationError, CredentialRefused, RekeyError, ServiceError
-from rekey.mapping.keyring import cohorts_kept
 from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE
+from rekey.mapping.store import cohorts_kept
 from rekey.migration.opening import credential_for
 from rekey.model import PARTITION_KEY, ROW_KEY, key_of
 from rekey.project.config import AZURITE_ACCOUNT, Account, Config, Gates, account_key

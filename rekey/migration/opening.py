@@ -22,10 +22,9 @@ from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Declared, required_secrets
 from rekey.errors import SecretMissing
 from rekey.mapping.ids import SafeIds
-from rekey.mapping.keyring import Keyring
 from rekey.mapping.rows import MAPPING_TABLE, MappingRows
 from rekey.mapping.sealing import LocalWrappingKey, WrappingKey, WrappingKeys, ids_key
-from rekey.mapping.store import MappingStore
+from rekey.mapping.store import Keyring, MappingStore
 from rekey.mapping.vault import KeyVaultWrappingKey
 from rekey.project.config import Account, Config, account_key, resolve_secret
 from rekey.project.secrets_source import SecretKind, SecretSource, fingerprint, read_local

@@ -29,9 +29,9 @@ from rekey.evidence.keys import Signer
 from rekey.evidence.log import make_checkpoint
 from rekey.evidence.signing import open_signer
 from rekey.mapping.ids import new_key
-from rekey.mapping.keyring import Keyring
 from rekey.mapping.rows import MAPPING_TABLE
 from rekey.mapping.sealing import SealedKeys, cursors_key
+from rekey.mapping.store import Keyring
 from rekey.migration.opening import OpenMigration, Prepared, connect, open_migration
 from rekey.phases import ControlPhase, Phase
 from rekey.project.config import Config

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from rekey.errors import Refused, SealedUnreadable
-from rekey.mapping.keyring import Keyring
 from rekey.mapping.rows import MAPPING_TABLE
 from rekey.mapping.sealing import LocalWrappingKey, key_partition
+from rekey.mapping.store import Keyring
 from rekey.model import EntityKey, Row, content_of
 from tests.commands import Commands
 from tests.diagnosing import changed
@@ -72,7 +72,7 @@ def late(script: str) -> Row:
 
 def made(folder: Path, script: str, capsys: Any, monkeypatch: Any) -> Commands:
     rekey = begun(folder, script, capsys, monkeypatch)
-    monkeypatch.setattr("rekey.mapping.keyring.cohort_of", lambda _moment: "2024-02")
+    monkeypatch.setattr("rekey.mapping.store.cohort_of", lambda _moment: "2024-02")
     source = rekey.project.scripts[SCRIPT].migration.source
     asyncio.run(rekey.project.tables.table(source).insert(late(script)))
     rekey("apply")

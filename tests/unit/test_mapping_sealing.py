@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from rekey.errors import Moved, RowRefused, SealedUnreadable, SecretMissing, StateUnusable
 from rekey.mapping.ids import SafeIds
-from rekey.mapping.keyring import Keyring
 from rekey.mapping.rows import MAPPING_TABLE, MappingRows, Reservation, TargetKey
 from rekey.mapping.sealing import (
     DATA_KEY,
@@ -34,6 +33,7 @@ from rekey.mapping.sealing import (
     size_class,
     unpadded,
 )
+from rekey.mapping.store import Keyring
 from rekey.model import ETAG, EntityKey, Row
 from rekey.tables.base import Table
 from tests.memory import MemoryTableService

@@ -32,9 +32,9 @@ from rekey.errors import (
     Unavailable,
 )
 from rekey.evidence.log import make_checkpoint
-from rekey.mapping.keyring import cohorts_kept
 from rekey.mapping.rows import DONE, ERASED_ON, WHOLE, Cohort, day_of, is_tombstone
 from rekey.mapping.sealing import key_partition, within
+from rekey.mapping.store import cohorts_kept
 from rekey.model import TIMESTAMP, EntityKey, Row, etag_of, key_of
 from rekey.protocol.control import ControlRow
 from rekey.runner.erase.erasure import MAX_ROUNDS, require_complete
