@@ -35,20 +35,19 @@ from rekey.tables.base import Accounts, Table
 from rekey.tables.credentials import Credential, SharedKey
 
 
+@dataclass
 class Prepared:
-    """A declaration with its secrets and the wrapping key of its mapping; nothing is connected."""
+    """A declaration with its secrets and the wrapping key of its mapping; nothing is connected.
 
-    def __init__(
-        self,
-        declared: Declared,
-        secret: Callable[[str], bytes],
-        wrapping: Callable[[], WrappingKey | None],
-    ) -> None:
-        """Take the declaration, what gives a secret by its name, and what gives the wrapping key. Both may
-        raise SecretMissing."""
-        self.declared = declared
-        self._secret = secret
-        self._wrapping = wrapping
+    Attributes:
+        declared: the declaration.
+        secret: gives a secret by its name, or raises SecretMissing.
+        wrapping_key: gives the wrapping key, or raises SecretMissing.
+    """
+
+    declared: Declared
+    secret: Callable[[str], bytes]
+    wrapping_key: Callable[[], WrappingKey | None]
 
     @classmethod
     def of(cls, config: Config, declared: Declared) -> Prepared:
@@ -61,7 +60,7 @@ class Prepared:
         missing: dict[str, SecretMissing] = {}
         for name in required_secrets(self.declared.migration):
             try:
-                found[name] = self._secret(name)
+                found[name] = self.secret(name)
             except SecretMissing as error:
                 missing[name] = error
         return found, missing
@@ -97,7 +96,7 @@ class Prepared:
     @cached_property
     def wrapping(self) -> WrappingKey | None:
         """What the mapping is sealed with, None for one in the clear. Raises SecretMissing."""
-        return self._wrapping() if self.declared.migration.is_sealed else None
+        return self.wrapping_key() if self.declared.migration.is_sealed else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ import socket
 import sqlite3
 import uuid
 from collections.abc import Iterable, Mapping
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -192,7 +192,11 @@ def _missing(connection: sqlite3.Connection, path: Path, folder: Path) -> list[s
     ids = set(ledger_ids(connection))
     schema = {entry for entry in ids if _is_schema(entry)}
     phases = {entry.rpartition(".")[2] for entry in ids - schema}
-    if schema - set(known) or phases - set(Phase) or _yoyo_is_newer(connection):
+    yoyo_version = None
+    if "_yoyo_version" in _tables(connection):
+        [(yoyo_version,)] = connection.execute("SELECT max(version) FROM _yoyo_version").fetchall()
+    newer_yoyo = yoyo_version is not None and yoyo_version not in schema_versions
+    if schema - set(known) or phases - set(Phase) or newer_yoyo:
         raise StateUnusable(
             f"the state file {path} was written by a newer rekey"
             f" (schema {schema_version(schema)}, this program knows {schema_version(known)})",
@@ -210,14 +214,6 @@ def _steps(folder: Path) -> list[Path]:
 
 def _is_schema(entry: str) -> bool:
     return entry.startswith(SCHEMA_PREFIX) and "." not in entry
-
-
-def _yoyo_is_newer(connection: sqlite3.Connection) -> bool:
-    if "_yoyo_version" not in _tables(connection):
-        return False
-    with closing(connection.execute("SELECT max(version) FROM _yoyo_version")) as cursor:
-        version = cursor.fetchone()[0]
-    return version is not None and version not in schema_versions
 
 
 def _tables(connection: sqlite3.Connection) -> list[str]:

@@ -449,17 +449,9 @@ class State:
         self, connection: sa.Connection, event: str, script_id: str | None, details: Mapping[str, Any]
     ) -> AuditEvent:
         newest = sa.select(AUDIT_EVENT).order_by(AUDIT_EVENT.c.seq.desc()).limit(1)
-        last = connection.execute(newest).one_or_none()
-        added = audit.chained(
-            None if last is None else AuditEvent(**last._asdict()),
-            at=self._now(),
-            actor=audit.current_actor(),
-            event=event,
-            script_id=script_id,
-            details=details,
-            host=audit.current_host(),
-            command=audit.COMMAND.get(),
-        )
+        row = connection.execute(newest).one_or_none()
+        last = None if row is None else AuditEvent(**row._asdict())
+        added = audit.chained(last, self._now(), event, script_id, details)
         connection.execute(sa.insert(AUDIT_EVENT).values(asdict(added)))
         return added
 
