@@ -21,10 +21,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from rekey.core.clock import format_ticks, ticks_of
+from rekey.core.clock import format_ticks
 from rekey.core.concurrency import for_each
 from rekey.errors import (
     Ambiguous,
@@ -41,11 +42,11 @@ from rekey.evidence.log import make_checkpoint
 from rekey.mapping.lookup import Lookup, Query
 from rekey.mapping.rows import TargetKey, day_of
 from rekey.mapping.sealing import within
-from rekey.model import TIMESTAMP, EntityKey, etag_of, key_of
+from rekey.model import EntityKey, etag_of, key_of
 from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow
 from rekey.runner.clients import any_intent, heard_of_until, wait_for_present
-from rekey.runner.phases.retire import quiet_at
+from rekey.runner.phases.retire import delete_unchanged, quiet_at
 from rekey.runner.run import Run
 from rekey.runner.session import Session
 from rekey.state.audit import ERASURE_BEGUN, ERASURE_ENDED, SUBJECTS, erasures
@@ -243,12 +244,17 @@ async def _carry_out(run: Run, now: ControlRow, asked: Asked, begun: int, *, sea
     async def erase_one(subject: tuple[str, EntityKey]) -> None:
         run.check()
         row_id, source = subject
-        gone = await _delete_source(run, now, source)
-        if gone == "changed":
+        became: Literal["deleted", "gone", "changed"] = "gone"
+        if now.phase is not ControlPhase.RETIRED:
+            with suppress(TableMissing, TableBeingDeleted):
+                row = await run.source.get(source)
+                if row is not None:
+                    became = await delete_unchanged(run, row, quiet_at(run, now))
+        if became == "changed":
             done.changed.append(row_id)
             return
-        done.source_rows += gone == "deleted"
-        done.source_rows_gone += gone == "gone"
+        done.source_rows += became == "deleted"
+        done.source_rows_gone += became == "gone"
         rows = run.mapping.rows
         listed = [rows.reverse_key(target.key) for target in await _targets(run, source) if target.table == 0]
         # Counted after each wait: others count meanwhile.
@@ -325,23 +331,3 @@ async def _bury(run: Run, at: EntityKey, source: EntityKey, on: str) -> bool:
             continue
         return True
     raise Unavailable("a mapping row kept changing while it was erased", hint="run the same command again")
-
-
-async def _delete_source(
-    run: Run, now: ControlRow, source: EntityKey
-) -> Literal["deleted", "gone", "changed"]:
-    """Delete a source row that was not written since the source was quiet."""
-    if now.phase is ControlPhase.RETIRED:
-        return "gone"
-    try:
-        row = await run.source.get(source)
-        if row is None:
-            return "gone"
-        if ticks_of(row[TIMESTAMP]) >= ticks_of(quiet_at(run, now)):
-            return "changed"
-        await run.source.delete(source, etag=etag_of(row))
-    except (RowMissing, TableMissing, TableBeingDeleted):
-        return "gone"
-    except ConditionFailed:
-        return "changed"
-    return "deleted"

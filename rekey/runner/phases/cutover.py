@@ -69,6 +69,7 @@ FROZEN_AT = "frozen_at"
 """Fact: the freeze time of capture "delta"; `retire` compares with it."""
 _NAMED = 20
 """How many rows a refusal names."""
+_NOT_STOPPED = "nobody has confirmed that the application's writers are stopped (--writers-stopped)"
 
 
 async def gate(run: Run) -> list[str]:
@@ -80,7 +81,7 @@ async def gate(run: Run) -> list[str]:
         return []
     reasons = closed_by_verification(run)
     if run.is_delta and not run.options.writers_stopped:
-        reasons.append("nobody has confirmed that the application's writers are stopped (--writers-stopped)")
+        reasons.append(_NOT_STOPPED)
     if not run.is_delta:
         reasons += await closed_by_clients(run, now)
     return reasons
@@ -173,11 +174,8 @@ async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> dict[str, i
     await wait_until_heard(run, control)
     settled = await settle_stale(run, side)
     if settled.failed:
-        raise GateClosed(
-            end,
-            [f"{settled.failed} intents of the journal cannot be settled"],
-            hint=unsettled_hint(run),
-        )
+        unsettled = f"{settled.failed} intents of the journal cannot be settled"
+        raise GateClosed(end, [unsettled], hint=unsettled_hint(run))
     deadline = Deadline(run.clock, run.config.gates.freeze_timeout_s)
     frozen = await run.control.move(start, ControlPhase.FREEZE)
     try:
@@ -197,12 +195,9 @@ async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> dict[str, i
         after = await run.control.move(ControlPhase.FREEZE, end)
     except Exception as error:
         left = await leave_freeze(run, start, only=frozen.move_id)
-        given_up = {
-            "to": start,
-            "error": type(error).__name__,
-            "freeze_ms": round(deadline.elapsed_s * 1000),
-        }
-        run.state.audit("freeze-given-up", run.script_id, given_up)
+        frozen_ms = round(deadline.elapsed_s * 1000)
+        details = {"to": start, "error": type(error).__name__, "freeze_ms": frozen_ms}
+        run.state.audit("freeze-given-up", run.script_id, details)
         if left and isinstance(error, RekeyError):
             error.kept = f"{error.kept or 'everything'}; the migration is back in `{start}`, and writes go on"
         raise
@@ -255,20 +250,14 @@ async def undo(run: Run) -> None:
         )
     if run.is_delta:
         if not run.options.writers_stopped:
-            raise GateClosed(
-                "dual_write",
-                ["nobody has confirmed that the application's writers are stopped (--writers-stopped)"],
-                hint="stop whatever writes to the target, then `rekey rollback --writers-stopped`",
-            )
+            hint = "stop whatever writes to the target, then `rekey rollback --writers-stopped`"
+            raise GateClosed("dual_write", [_NOT_STOPPED], hint=hint)
         await _copy_back(run, now)
         return
     reasons = await closed_by_difference(run)
     if reasons:
-        raise GateClosed(
-            "dual_write",
-            reasons,
-            hint=f"when nothing differs any more: `rekey rollback {run.script_id}` again",
-        )
+        hint = f"when nothing differs any more: `rekey rollback {run.script_id}` again"
+        raise GateClosed("dual_write", reasons, hint=hint)
     # Before anything moves: what was verified until now says nothing about what comes back.
     run.state.set_fact(run.script_id, RETURNED_AFTER, str(last_number(run)))
     await cross(run, ControlPhase.CUTOVER, ControlPhase.DUAL_WRITE)
@@ -307,11 +296,8 @@ async def _copy_back(run: Run, now: ControlRow) -> None:
     await each_changed("check the way back", check)  # every row, before anything is written
     if refused:
         listed = "; ".join(f"{problem.row_id}: {problem.problem}" for problem in refused[:_NAMED])
-        raise GateClosed(
-            "dual_write",
-            [f"{len(refused)} target rows cannot go back: {listed}"],
-            hint=refused[0].cure,
-        )
+        reason = f"{len(refused)} target rows cannot go back: {listed}"
+        raise GateClosed("dual_write", [reason], hint=refused[0].cure)
     if now.phase is ControlPhase.CUTOVER:
         await run.control.move(ControlPhase.CUTOVER, ControlPhase.FREEZE)
     try:

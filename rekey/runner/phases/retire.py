@@ -12,6 +12,8 @@ Rules kept here:
 
 from __future__ import annotations
 
+from typing import Literal
+
 from rekey.client.reading import LeaseSettings
 from rekey.copy.delta import later
 from rekey.core.clock import ticks_of
@@ -62,7 +64,7 @@ async def run(run: Run) -> Counters:
         since_then = quiet_at(run, now)
         changed: list[str] = []
         async for _ in written_since(run.source, since_then):
-            changed = await _delete_unchanged(run, since_then, counters)
+            changed = await _delete_all_unchanged(run, since_then, counters)
             break
         if changed:
             since = "the freeze" if run.is_delta else "`complete`"
@@ -90,21 +92,28 @@ def quiet_at(run: Run, now: ControlRow) -> str:
     return kept or later(now.completed_at or now.updated_at, longest)
 
 
-async def _delete_unchanged(run: Run, moment: str, counters: Counters) -> list[str]:
-    """Delete rows that are older than `moment`, by ETag; return the safe ids of the others."""
+async def delete_unchanged(run: Run, row: Row, moment: str) -> Literal["deleted", "gone", "changed"]:
+    """Delete a row of the source, by its ETag, unless it was written at or after `moment`."""
+    if ticks_of(row[TIMESTAMP]) >= ticks_of(moment):
+        return "changed"
+    try:
+        await run.source.delete(key_of(row), etag=etag_of(row))
+    except RowMissing:
+        return "gone"
+    except ConditionFailed:
+        return "changed"
+    return "deleted"
+
+
+async def _delete_all_unchanged(run: Run, moment: str, counters: Counters) -> list[str]:
+    """Delete all rows that are older than `moment`; return the safe ids of the others."""
     changed: list[str] = []
 
     async def remove(row: Row) -> None:
-        try:
-            if ticks_of(row[TIMESTAMP]) < ticks_of(moment):
-                await run.source.delete(key_of(row), etag=etag_of(row))
-                counters["rows_deleted"] += 1
-                return
-        except RowMissing:
-            return
-        except ConditionFailed:
-            pass  # it has just changed
-        changed.append(run.ids.short(run.source.name, key_of(row)))
+        became = await delete_unchanged(run, row, moment)
+        counters["rows_deleted"] += became == "deleted"
+        if became == "changed":
+            changed.append(run.ids.short(run.source.name, key_of(row)))
 
     with run.progress.task("delete source rows") as advance:
         async for page in run.source.scan(select=[PARTITION_KEY, ROW_KEY]):
