@@ -13,19 +13,17 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
-from contextlib import AsyncExitStack, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack, ExitStack
 from typing import Any, TypeVar
 
 from rekey.copy.throttle import Throttle
-from rekey.copy.workers.pool import Factory, load_factory
+from rekey.copy.workers.pool import load_factory
 from rekey.copy.write import Copier
 from rekey.core.clock import Clock, ServiceClock, SystemClock, format_ticks
 from rekey.core.progress import Progress, Silent
 from rekey.declaration.migration import Declared
 from rekey.errors import Refused, StateUnusable
-from rekey.evidence.keys import Signer
 from rekey.evidence.log import make_checkpoint
 from rekey.evidence.signing import open_signer
 from rekey.mapping.ids import new_key
@@ -55,37 +53,11 @@ from rekey.tables.sent import since
 T = TypeVar("T")
 
 
-@dataclass
 class Session:
-    """Open locks, state and connections. Use `Session.open`."""
+    """Open locks, state and connections for the time of one command; use it as a context manager."""
 
-    config: Config
-    scripts: Mapping[str, Declared]
-    accounts: Accounts
-    state: State
-    lock: FileLock
-    loop: asyncio.Runner
-    options: Options
-    progress: Progress
-    stop: StopFlag
-    clock: Clock
-    signer: Signer | None = None
-    factory: Factory | None = None
-    ledger: Ledger = field(init=False)
-    runs: dict[str, Run] = field(default_factory=dict)
-    leases: AsyncExitStack = field(default_factory=AsyncExitStack)
-    counted: Mapping[str, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        scripts = list(self.scripts.values())
-        self.ledger = Ledger.open(
-            self.config.state, scripts, run=self._run_phase, undo=self._undo_phase, lock=self.lock
-        )
-
-    @classmethod
-    @contextmanager
-    def open(
-        cls,
+    def __init__(
+        self,
         config: Config,
         scripts: Mapping[str, Declared],
         *,
@@ -95,58 +67,66 @@ class Session:
         connect_to: Callable[[Config], Accounts] = connect,
         clock: Clock | None = None,
         loop: asyncio.Runner | None = None,
-    ) -> Iterator[Session]:
-        """Open a session for the time of one command.
+    ) -> None:
+        """Take what one command works on; nothing is opened yet.
 
         Args:
             config: the configuration.
             scripts: all scripts of the project, by id.
             options: what the operator said on the command line.
-            progress: who hears how far the work is.
+            progress: is told how far the work is.
             stop: asked for stop requests.
             connect_to: connects the accounts; tests give tables in memory.
             clock: what waiting is asked of; the machine's clock by default.
             loop: runs the work, and stays the caller's; by default one of the session's own.
+        """
+        self.config = config
+        self.scripts = scripts
+        self.options = options or Options()
+        self.progress = progress or Silent()
+        self.stop = stop or StopFlag()
+        self.clock = clock or SystemClock()
+        self.runs: dict[str, Run] = {}
+        self._leases = AsyncExitStack()
+        self._counted: Mapping[str, int] = {}
+        self._connect_to, self._loop = connect_to, loop
+
+    def __enter__(self) -> Session:
+        """Open everything.
 
         Raises:
             Locked: another process works with this state file.
             StateUnusable, MachineFailed, ConfigurationError: see `State.open`, `connect`, `load_factory`.
         """
-        options = options or Options()
-        signer = open_signer(config)
-        executor = options.executor or config.executor.factory
-        factory = load_factory(executor, config.path.parent) if executor else None
+        config = self.config
+        self.signer = open_signer(config)
+        executor = self.options.executor or config.executor.factory
+        self.factory = load_factory(executor, config.path.parent) if executor else None
         with ExitStack() as stack:
-            lock = FileLock(config.state)
-            stack.enter_context(lock)
-            state = stack.enter_context(State.open(config.state, lock=lock))
-            loop = loop or stack.enter_context(asyncio.Runner())
-            accounts = connect_to(config)
-            stack.callback(lambda: loop.run(accounts.close()))
-            session = cls(
-                config,
-                scripts,
-                accounts,
-                state,
-                lock,
-                loop,
-                options,
-                progress or Silent(),
-                stop or StopFlag(),
-                clock or SystemClock(),
-                signer,
-                factory,
+            self._lock = stack.enter_context(FileLock(config.state))
+            self.state = stack.enter_context(State.open(config.state, lock=self._lock))
+            self.loop = self._loop or stack.enter_context(asyncio.Runner())
+            self.accounts = self._connect_to(config)
+            stack.callback(lambda: self.do(self.accounts.close()))
+            scripts = list(self.scripts.values())
+            self.ledger = Ledger.open(
+                config.state, scripts, run=self._run_phase, undo=self._undo_phase, lock=self._lock
             )
-            stack.callback(lambda: loop.run(session.leases.aclose()))
-            yield session
+            stack.callback(lambda: self.do(self._leases.aclose()))
+            self._opened = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Give everything back, last first."""
+        self._opened.__exit__(*error)
 
     def sent(self) -> dict[str, int]:
         """Return the requests sent since `count_anew`, by kind."""
-        return since(self.accounts.sent, self.counted)
+        return since(self.accounts.sent, self._counted)
 
     def count_anew(self) -> None:
         """Count requests from here: what comes before a phase in a command is counted with that phase."""
-        self.counted = self.accounts.sent
+        self._counted = self.accounts.sent
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         """Run asynchronous work to its end on the session's loop."""
@@ -192,8 +172,8 @@ class Session:
         declared, script_id = migration.declared, migration.declared.script_id
         prepared.require()
         self._guard(migration, await control.read())
-        lease = RunnerLease(restricted, script_id, self.lock)
-        await self.leases.enter_async_context(lease)
+        lease = RunnerLease(restricted, script_id, self._lock)
+        await self._leases.enter_async_context(lease)
         if lease.late_until is not None:
             await Term(restricted, script_id).extend(format_ticks(lease.late_until))
         # Read again: before the lease was ours another runner may have dropped everything.
@@ -266,7 +246,7 @@ class Session:
             if not await hand_over(run):
                 await lease.leave()
 
-        self.leases.push_async_callback(end_in_order)
+        self._leases.push_async_callback(end_in_order)
         return run
 
     def _guard(self, migration: OpenMigration, control: ControlRow | None) -> None:
