@@ -23,14 +23,7 @@ from typing import Any
 import rfc8785
 
 from rekey.core.progress import Interruptible
-from rekey.errors import (
-    ConfigurationError,
-    Findings,
-    GateClosed,
-    Refused,
-    RekeyError,
-    SecretMissing,
-)
+from rekey.errors import ConfigurationError, Findings, GateClosed, Refused, RekeyError, SecretMissing
 from rekey.phases import GATED, LEAVES, ORDER, ControlPhase, Phase, following
 from rekey.plan.advice.service import is_cosmos
 from rekey.plan.plan import make_plan
@@ -203,10 +196,12 @@ def _plan_before_first_write(session: Session, script_id: str, *, check_rows: bo
     return plan
 
 
-_USAGE_PROBLEMS = frozenset(
-    {"source-missing", "secret-missing", "wrapping-key-missing", "indexes-cannot-follow"}
-)
-_REFUSED_PROBLEMS = frozenset({"target-holds-rows", "declaration-moved", "secret-moved"})
+_ERRORS: dict[str, type[RekeyError]] = {
+    "secret-missing": SecretMissing,
+    **dict.fromkeys(("source-missing", "wrapping-key-missing", "indexes-cannot-follow"), ConfigurationError),
+    **dict.fromkeys(("target-holds-rows", "declaration-moved", "secret-moved"), Refused),
+}
+"""The error for a plan that begins with this problem; Findings for any other."""
 
 
 def refusal(plan: MigrationPlan) -> RekeyError:
@@ -216,24 +211,12 @@ def refusal(plan: MigrationPlan) -> RekeyError:
         problem.message + (f" (rows {', '.join(problem.row_ids)})" if problem.row_ids else "")
         for problem in plan.errors
     )
-    kind: type[RekeyError] = Findings
-    if first.code == "secret-missing":
-        kind = SecretMissing
-    elif first.code in _USAGE_PROBLEMS:
-        kind = ConfigurationError
-    elif first.code in _REFUSED_PROBLEMS:
-        kind = Refused
+    kind = _ERRORS.get(first.code, Findings)
     return kind(f"{plan.script_id}: {what}", kept="everything: nothing was written", hint=first.cure)
 
 
 def verify(
-    session: Session,
-    script_id: str,
-    *,
-    mode: Mode,
-    repair: bool = False,
-    rows: int = 3000,
-    seed: int = 0,
+    session: Session, script_id: str, *, mode: Mode, repair: bool = False, rows: int = 3000, seed: int = 0
 ) -> Report:
     """Compare source and targets.
 

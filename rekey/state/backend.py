@@ -144,19 +144,14 @@ def prepare(path: Path, lock: FileLock | None, *, folder: Path = SCHEMA_FOLDER) 
         Locked: the schema must change, and another process holds the lock.
         MachineFailed: disk full or failing.
     """
-    connection = files.open_for_writing(path)
-    try:
-        with files.translating(path):
-            if _missing(connection, path, folder):
-                if lock is not None:
-                    lock.require(path)
-                with nullcontext() if lock is not None else FileLock(path), StateBackend(path) as backend:
-                    backend.begin_exclusive_use()
-                    with backend.lock():
-                        backend.apply_migrations(backend.to_apply(schema_migrations(folder)))
-    except BaseException:
-        connection.close()
-        raise
+    with files.closed_on_error(files.open_for_writing(path)) as connection, files.translating(path):
+        if _missing(connection, path, folder):
+            if lock is not None:
+                lock.require(path)
+            with nullcontext() if lock is not None else FileLock(path), StateBackend(path) as backend:
+                backend.begin_exclusive_use()
+                with backend.lock():
+                    backend.apply_migrations(backend.to_apply(schema_migrations(folder)))
     return connection
 
 

@@ -104,11 +104,8 @@ class State:
             # canonical, so that a chained event hashes alike after it was read back
             json_serializer=canonical_json,
         )
-        try:
+        with files.closed_on_error(raw):
             self._connection = self._engine.connect()
-        except BaseException:
-            raw.close()
-            raise
 
     @classmethod
     def open(
@@ -136,13 +133,8 @@ class State:
         path = Path(path).absolute()
         if not read_only:
             return cls(path, backend.prepare(path, lock), read_only=False, clock=clock)
-        copy = files.copy_into_memory(path)
-        try:
-            with files.translating(path):
-                backend.upgrade_copy(copy, path)
-        except BaseException:
-            copy.close()
-            raise
+        with files.closed_on_error(files.copy_into_memory(path)) as copy, files.translating(path):
+            backend.upgrade_copy(copy, path)
         return cls(path, copy, read_only=True, clock=clock)
 
     def close(self) -> None:
