@@ -304,21 +304,22 @@ class MappingStore:
         if self.keyring is not None:
             await self.keyring.learn(rows)
 
+    async def row_at(self, at: EntityKey) -> Row | None:
+        """Return a row of the mapping, None when there is none; what opens it is there."""
+        row = await self.table.get(at)
+        if row is not None:
+            await self.learn((row,))
+        return row
+
     async def forward(self, source_key: EntityKey) -> Forward | None:
         """Return the forward row of a source key, None when it was never copied. Raises Erased."""
-        row = await self.table.get(self.rows.forward_key(source_key))
-        if row is None:
-            return None
-        await self.learn((row,))
-        return self.rows.read_forward(row)
+        row = await self.row_at(self.rows.forward_key(source_key))
+        return None if row is None else self.rows.read_forward(row)
 
     async def owner(self, target_key: EntityKey) -> Owner | None:
         """Return the owner of a main target key, None when it is not claimed. Raises Erased."""
-        row = await self.table.get(self.rows.reverse_key(target_key))
-        if row is None:
-            return None
-        await self.learn((row,))
-        return self.rows.read_owner(row)
+        row = await self.row_at(self.rows.reverse_key(target_key))
+        return None if row is None else self.rows.read_owner(row)
 
     async def owns(self, table: int, row: Row) -> bool:
         """Tell whether this migration wrote a row of its target table with that number (0: main)."""

@@ -162,7 +162,7 @@ async def _catch_up(run: Run, last: Phase) -> int:
         if last is not Phase.RECONCILE:
             return 0
         caught = await catch_up(run)
-        return caught.changed + caught.swept
+        return caught["rows_changed_by_passes"] + caught["rows_swept"]
     side = authority(LEAVES[last])
     if side is None or last in (Phase.PREPARE, Phase.RETIRE):
         return 0

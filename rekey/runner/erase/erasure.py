@@ -316,12 +316,9 @@ async def _bury(run: Run, at: EntityKey, source: EntityKey, on: str) -> bool:
     """
     mapping = run.mapping
     for _ in range(MAX_ROUNDS):
-        row = await mapping.table.get(at)
-        if row is None:
-            return False
-        await mapping.learn((row,))
+        row = await mapping.row_at(at)
         try:
-            if mapping.rows.read_source(row) != source:
+            if row is None or mapping.rows.read_source(row) != source:
                 return False
         except Erased:
             return False

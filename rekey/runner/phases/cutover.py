@@ -129,8 +129,8 @@ async def _prove_under_freeze(run: Run) -> Counters:
             hint="a writer is still running: find it, stop it, and cut over again",
         )
     return {
-        "rows_changed_by_last_pass": caught.changed,
-        "rows_swept": caught.swept,
+        "rows_changed_by_last_pass": caught["rows_changed_by_passes"],
+        "rows_swept": caught["rows_swept"],
         "rows_compared": report.source_rows,
     }
 

@@ -13,8 +13,6 @@ Rules kept here:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rekey.copy.delta import delta_pass
 from rekey.errors import Findings, StateUnusable
 from rekey.phases import Phase
@@ -30,16 +28,7 @@ _LITTLE = 100
 """Changed rows of a pass after which another pass is not worth its scan."""
 
 
-@dataclass(frozen=True, slots=True)
-class CaughtUp:
-    """What catching up did: passes made, rows that they changed in the targets, keys that were swept."""
-
-    passes: int
-    changed: int
-    swept: int
-
-
-async def catch_up(run: Run, *, max_passes: int = MAX_PASSES) -> CaughtUp:
+async def catch_up(run: Run, *, max_passes: int = MAX_PASSES) -> Counters:
     """Make delta passes until one changes little, then sweep."""
     changed = 0
     for number in range(1, max_passes + 1):
@@ -69,18 +58,13 @@ async def catch_up(run: Run, *, max_passes: int = MAX_PASSES) -> CaughtUp:
         changed += now
         if now <= _LITTLE:
             break
-    return CaughtUp(number, changed, await swept_rows(run))
+    return {"passes": number, "rows_changed_by_passes": changed, "rows_swept": await swept_rows(run)}
 
 
 async def run(run: Run) -> Counters:
     """Catch up, verify; raises Findings when rows differ."""
     if run.is_delta:
-        caught = await catch_up(run)
-        counters = {
-            "passes": caught.passes,
-            "rows_changed_by_passes": caught.changed,
-            "rows_swept": caught.swept,
-        }
+        counters = await catch_up(run)
     else:
         counters = {"intents_settled": (await sweep_journal(run, SOURCE)).settled}
     report = await verify_full(run)
