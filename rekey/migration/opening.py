@@ -4,8 +4,8 @@ commands, workers and clients.
 Rules kept here:
 
 * Each process reads its own configuration; nothing here passes a secret on.
-* Secrets are read when they are first needed, once. Whoever plans is told which are missing; anybody else
-  gets the error.
+* Secrets are read when they are first needed, once. A plan is told which are missing; anything else gets
+  the error.
 * A wrapping key out of an environment variable or a file is read at once: an absent one is told before
   anything is done. One in Key Vault is asked when it is first needed. No message holds anything of it.
 * https without a key uses the identity of the process (`DefaultAzureCredential`); a shared key comes from

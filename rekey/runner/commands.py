@@ -53,7 +53,7 @@ class Applied:
         phases: the phases it carried out, in order.
         caught_up: rows that a catch-up pass and sweep changed in the targets, or intents of the journal that
             were settled, when only that was left to do.
-        next_phase: the phase behind the next gate, None when all is done.
+        next_phase: the phase after the next gate, None when all is done.
         asks: what that gate asks for; empty when it is open.
     """
 

@@ -144,8 +144,8 @@ class Session:
         Raises:
             Refused: neither the ledger nor the restricted store knows of it. Nothing was written.
         """
-        known = self.ledger.applied(script_id) or self.do(self.opened(script_id).control.read())
-        if not known:
+        control = self.opened(script_id).control
+        if not self.ledger.applied(script_id) and self.do(control.read()) is None:
             raise Refused(
                 f"{script_id} has not begun and has copied nothing",
                 kept="everything; nothing was changed",
@@ -296,7 +296,7 @@ class Session:
         return throttle
 
     async def _align(self, run: Run) -> None:
-        """Leave a freeze that a killed run left behind, then make the ledger follow the control row."""
+        """Leave the freeze of a run that was killed, then make the ledger follow the control row."""
         row = await run.control.read()
         if row is None:
             return

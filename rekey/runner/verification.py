@@ -13,8 +13,8 @@ Rules kept here:
 * One that was cut off goes on from its sums, but only where they mean what new ones would: of the same run,
   declaration and epoch (so never across a move, and never from before a freeze), with the same side as the
   authority, with clients registered or not as then, and only while the first row that went into them was read
-  less than `[gates] verification_max_age` ago: an older verification opens no gate anyhow. Rows change behind
-  its cursor as they do within one sitting: what differs is looked at again before it counts, and the report
+  less than `[gates] verification_max_age` ago: an older verification opens no gate anyhow. Rows that were
+  read change as they do within one sitting: what differs is looked at again before it counts, and the report
   says what was read when. What cannot be gone on from is forgotten, and said to be.
 * From cutover on the target is the authority: it is looked at last, and repair brings the source up to date.
 """

@@ -227,7 +227,7 @@ class StoredCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class StoredSums:
-    """Sums of a verification under way.
+    """Sums of an unfinished verification.
 
     Attributes:
         basis: what they were made under; compared before a verification goes on from them.

@@ -364,7 +364,7 @@ class State:
         return [Verification(number=values.pop("id"), **values) for values in found]
 
     def keep_sums(self, script_id: str, stored: StoredSums | None) -> None:
-        """Store the sums of a verification under way in the place of those before; None removes them."""
+        """Store the sums of an unfinished verification in place of those before; None removes them."""
         with self._writing() as connection:
             if stored is None:
                 _forget_sums(connection, script_id)
@@ -376,7 +376,7 @@ class State:
             _put_fact(connection, script_id, KEYS_FORGOTTEN, None)  # the file holds keys again
 
     def sums(self, script_id: str) -> StoredSums | None:
-        """Return the sums of a verification under way, None when there are none.
+        """Return the sums of an unfinished verification, None when there are none.
 
         Raises:
             StateUnusable: they cannot be read, or their keys cannot be opened.

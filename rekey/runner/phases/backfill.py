@@ -2,7 +2,7 @@
 
 Rules kept here:
 
-* Segments and cursors are in the state file; a run that was cut off goes on behind its last checkpoint.
+* Segments and cursors are in the state file; a run that was cut off goes on after its last checkpoint.
 * It begins with one segment, the whole table; readers that have nothing to read split what others have left.
 * Without a state file the whole table is copied again: inserts-if-absent make that safe.
 * The sweep follows the last segment; it closes the race "deleted while being copied". In capture "dual-write"

@@ -3,13 +3,13 @@
 Rules kept here, in capture "dual-write" (ADR 0019):
 
 * The gate asks for a clean full verification that is younger than the last way back, and for clients: all
-  live ones current, and at least one unless the operator says that nobody writes.
+  live ones current, and at least one unless the operator says that nothing writes.
 * Both ways go through a freeze of seconds (`cross`). What may take long is done while writes go on: clients
   that went silent are waited for, old intents are settled. No table is scanned under freeze.
 * Under freeze every live client acknowledges (from then on no client begins a write), the journal is drained,
   and only then does the row move on. The last intent is gone, so every replica says what its authority says.
 * Without a live client, or when none was there at the last verification, the journal proves nothing: then all
-  is compared under freeze. No client waits for it, or the operator has said that nobody writes.
+  is compared under freeze. No client waits for it, or the operator has said that nothing writes.
 * A freeze that is not drained within `[gates] freeze_timeout`, or that fails in any other way, is left to
   where it came from; nothing is lost by it, and it is said what it waited for.
 * The way back is not gone with rows that are known to differ: it would make the source's the truth.

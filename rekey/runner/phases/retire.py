@@ -81,7 +81,7 @@ async def run(run: Run) -> Counters:
 
 
 def quiet_at(run: Run, now: ControlRow) -> str:
-    """Return the moment after which nobody was to write to the source."""
+    """Return the moment after which nothing was to write to the source."""
     if run.is_delta:
         # Without the state file the freeze's beginning stands in: it is earlier, so fewer rows are deleted.
         return run.state.get_fact(run.script_id, FROZEN_AT) or now.frozen_at or now.updated_at
