@@ -216,10 +216,10 @@ def test_on_a_terminal_the_id_is_asked_for(rekey: Commands, monkeypatch: pytest.
     assert tombstones(rekey.project) == {}
     rekey("expire")
     assert len(tombstones(rekey.project)) == 1
-    assert all("for good" in question for question in asked)
+    assert ["for good" in question for question in asked] == [True, True]
 
 
-def test_it_is_on_record_before_the_first_key_goes_and_once_more_behind_the_last(rekey: Commands) -> None:
+def test_it_is_on_record_before_the_first_key_goes_and_once_more_after_the_last(rekey: Commands) -> None:
     rekey.project.clock.advance(200 * DAY)
     seen = []
 
