@@ -109,7 +109,7 @@ class Session:
             self.accounts = self._connect_to(config)
             stack.callback(lambda: self.do(self.accounts.close()))
             scripts = list(self.scripts.values())
-            self.ledger = Ledger.open(
+            self.ledger = Ledger(
                 config.state, scripts, run=self._run_phase, undo=self._undo_phase, lock=self._lock
             )
             stack.callback(lambda: self.do(self._leases.aclose()))

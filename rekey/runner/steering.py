@@ -57,14 +57,11 @@ class Steering:
 
     def told(self) -> str:
         """Return in words what counts."""
-        rates = [
-            f"{rate:,} entities/s {of}"
-            for rate, of in (
-                (self.entities_per_second, "of the account"),
-                (self.partition_entities_per_second, "of a partition"),
-            )
-            if rate is not None
-        ]
+        rates = []
+        if self.entities_per_second is not None:
+            rates.append(f"{self.entities_per_second:,} entities/s of the account")
+        if self.partition_entities_per_second is not None:
+            rates.append(f"{self.partition_entities_per_second:,} entities/s of a partition")
         limits = f"at most {', '.join(rates)}" if rates else "limits as in rekey.toml"
         return f"PAUSED until `rekey resume`; {limits}" if self.paused else limits
 

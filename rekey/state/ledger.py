@@ -106,18 +106,11 @@ class _PhaseMigration(YoyoMigration):  # type: ignore[misc]
 
 
 class Ledger:
-    """The phases of all scripts, and which of them are applied. Use `Ledger.open`."""
+    """The phases of all scripts, and which of them are applied."""
 
-    def __init__(self, path: Path, phases: dict[str, _PhaseMigration], lock: FileLock) -> None:
-        """Take the phases by ledger id; the state file exists and has its schema."""
-        self._path = path
-        self._phases = phases
-        self._lock = lock
-
-    @classmethod
-    def open(
-        cls, state_path: Path, scripts: Sequence[Declared], *, run: Step, undo: Step, lock: FileLock
-    ) -> Ledger:
+    def __init__(
+        self, state_path: Path, scripts: Sequence[Declared], *, run: Step, undo: Step, lock: FileLock
+    ) -> None:
         """Expand scripts into phases over one state file.
 
         Args:
@@ -131,19 +124,19 @@ class Ledger:
             DeclarationError: a dependency that does not exist, or a cycle.
             StateUnusable, MachineFailed: see `State.open`.
         """
-        path = Path(state_path).absolute()
-        lock.require(path)
+        self._path = Path(state_path).absolute()
+        self._lock = lock
+        self._phases: dict[str, _PhaseMigration] = {}
+        lock.require(self._path)
         by_id = {script.script_id: script for script in scripts}
-        phases: dict[str, _PhaseMigration] = {}
         for script_id in _in_order(by_id):
             script = by_id[script_id]
-            depends = [phases[ledger_id(one, handover(by_id[one], script))] for one in script.depends]
+            depends = [self._phases[ledger_id(one, handover(by_id[one], script))] for one in script.depends]
             for phase in ORDER:
-                made = _PhaseMigration(script_id, phase, depends, path, run, undo)
-                phases[made.id] = made
+                made = _PhaseMigration(script_id, phase, depends, self._path, run, undo)
+                self._phases[made.id] = made
                 depends = [made]
-        state_backend.prepare(path, lock).close()
-        return cls(path, phases, lock)
+        state_backend.prepare(self._path, lock).close()
 
     def applied(self, script_id: str) -> list[Phase]:
         """Return the applied phases of a script, in order. Raises StateUnusable when there is a gap."""

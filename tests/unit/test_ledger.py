@@ -84,7 +84,7 @@ def steps() -> Recorder:
 @pytest.fixture
 def open_ledger(path: Path, lock: FileLock, steps: Recorder) -> Callable[..., Ledger]:
     def opened(*scripts: Declared, run: Step = steps.run, undo: Step = steps.undo) -> Ledger:
-        return Ledger.open(path, scripts or (USERS,), run=run, undo=undo, lock=lock)
+        return Ledger(path, scripts or (USERS,), run=run, undo=undo, lock=lock)
 
     return opened
 
@@ -373,7 +373,7 @@ def run(script_id, phase):
 path = Path(sys.argv[1])
 users = filling("0001_users", "Users", "UsersV2")
 with FileLock(path) as lock:
-    Ledger.open(path, [users], run=run, undo=run, lock=lock).apply("0001_users", Phase.RECONCILE)
+    Ledger(path, [users], run=run, undo=run, lock=lock).apply("0001_users", Phase.RECONCILE)
 """
 
 
@@ -382,7 +382,7 @@ def test_a_phase_in_which_the_process_was_killed_is_entered_again(path: Path, st
     killed = subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED), str(path)], check=False)
     assert killed.returncode == -signal.SIGKILL
     with FileLock(path) as lock:
-        ledger = Ledger.open(path, [USERS], run=steps.run, undo=steps.undo, lock=lock)
+        ledger = Ledger(path, [USERS], run=steps.run, undo=steps.undo, lock=lock)
         assert ledger.applied("0001_users") == [Phase.PREPARE, Phase.DUAL_WRITE]
         assert ledger.apply("0001_users", Phase.RECONCILE) == [Phase.BACKFILL, Phase.RECONCILE]
     assert steps.calls == ["+0001_users.backfill", "+0001_users.reconcile"]

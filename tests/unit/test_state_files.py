@@ -157,7 +157,7 @@ def test_a_ledger_format_that_this_program_does_not_know_means_newer_too(path: P
 def test_a_script_called_like_a_schema_step_is_no_schema_step(path: Path) -> None:
     script = filling("state-0009-x", "TableA", "TableB")
     with FileLock(path) as lock:
-        ledger = Ledger.open(path, [script], run=lambda *_: None, undo=lambda *_: None, lock=lock)
+        ledger = Ledger(path, [script], run=lambda *_: None, undo=lambda *_: None, lock=lock)
         ledger.apply("state-0009-x", Phase.PREPARE)
     with State.open(path) as state:
         assert state.schema_version == 4
@@ -361,7 +361,7 @@ def test_no_space_while_yoyo_marks_a_phase_leaves_it_pending(path: Path) -> None
             resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
 
     with FileLock(path) as lock:
-        ledger = Ledger.open(path, [script], run=run, undo=run, lock=lock)
+        ledger = Ledger(path, [script], run=run, undo=run, lock=lock)
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         try:
             with pytest.raises(MachineFailed):
