@@ -353,6 +353,11 @@ async def sweep_journal(
     )
 
 
+async def settle_again(run: Run, *, side: Side) -> int:
+    """Settle the intents whose time is over, if there are clients; return how many."""
+    return 0 if run.is_delta else (await sweep_journal(run, side)).settled
+
+
 async def while_sweeping(run: Run, side: Side, work: Coroutine[Any, Any, T]) -> T:
     """Await `work` while the journal is swept at the same time; an error of the sweep ends both."""
     if run.is_delta:

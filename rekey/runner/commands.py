@@ -24,15 +24,14 @@ import rfc8785
 
 from rekey.core.progress import Interruptible
 from rekey.errors import ConfigurationError, Findings, GateClosed, Refused, RekeyError, SecretMissing
-from rekey.phases import GATED, LEAVES, ORDER, ControlPhase, Phase, following
+from rekey.phases import GATED, ORDER, ControlPhase, Phase, following
 from rekey.plan.advice.service import is_cosmos
 from rekey.plan.plan import make_plan
 from rekey.plan.result import MigrationPlan, Plan
 from rekey.plan.subject import PlanOptions, subject_of
-from rekey.protocol.rules import SOURCE, TARGET, authority
-from rekey.runner.clients import sweep_journal, wait_for_present, while_sweeping
+from rekey.protocol.rules import SOURCE, authority
+from rekey.runner.clients import wait_for_present, while_sweeping
 from rekey.runner.phases import PHASES
-from rekey.runner.phases.reconcile import catch_up
 from rekey.runner.run import Run, until_quiet
 from rekey.runner.session import Session
 from rekey.runner.verification import context, verify_full
@@ -110,7 +109,7 @@ def apply(session: Session, script_id: str, *, to: Phase | None = None, check_ro
             session.do(_pass_gate(run, phase, reasons, hint))
         session.ledger.apply(script_id, phase)
     after = session.ledger.applied(script_id)
-    caught_up = session.do(_catch_up(run, after[-1])) if before == after else 0
+    caught_up = session.do(PHASES[after[-1]].again(run)) if before == after else 0
     upcoming = following(after[-1])
     asks = session.do(PHASES[upcoming].gate(run)) if upcoming in GATED and upcoming else []
     return Applied(script_id, tuple(after[len(before) :]), caught_up, upcoming, tuple(asks))
@@ -154,23 +153,6 @@ async def _pass_gate(run: Run, phase: Phase, reasons: Sequence[str], hint: str) 
     run.state.audit("gate", run.script_id, details)
     if reasons:
         raise GateClosed(phase, list(reasons), hint=hint)
-
-
-async def _catch_up(run: Run, last: Phase) -> int:
-    """Do what there is to do between phases; return how many rows or intents that was about."""
-    if run.is_delta:
-        if last is not Phase.RECONCILE:
-            return 0
-        caught = await catch_up(run)
-        return caught["rows_changed_by_passes"] + caught["rows_swept"]
-    side = authority(LEAVES[last])
-    if side is None or last in (Phase.PREPARE, Phase.RETIRE):
-        return 0
-    if side == TARGET and not run.declared.migration.reverse:
-        if last is Phase.COMPLETE:
-            await run.journal.clear()  # a run that was cut off did not get that far
-        return 0
-    return (await sweep_journal(run, side)).settled
 
 
 def _plan_before_first_write(session: Session, script_id: str, *, check_rows: bool) -> Plan:

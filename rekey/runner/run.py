@@ -190,6 +190,11 @@ async def open_gate(_run: Run) -> list[str]:
     return []
 
 
+async def nothing_left(_run: Run) -> int:
+    """What there is to do again after a phase that leaves nothing."""
+    return 0
+
+
 @dataclass(frozen=True, slots=True)
 class Operation:
     """One phase's lifecycle.
@@ -199,12 +204,15 @@ class Operation:
         gate: changes nothing; returns every reason that keeps the phase from beginning.
         run: may be cut off at any moment and be run again: each step of it is idempotent.
         undo: leads back to where the phase before it ended, or refuses with the reason.
+        again: does what has come up since, as long as no later phase was run; returns how many rows or
+            intents that was about.
     """
 
     phase: Phase
     gate: Callable[[Run], Coroutine[Any, Any, list[str]]]
     run: Callable[[Run], Coroutine[Any, Any, Counters]]
     undo: Callable[[Run], Coroutine[Any, Any, None]]
+    again: Callable[[Run], Coroutine[Any, Any, int]] = nothing_left
 
 
 # --- what was sent and not answered ------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The phases, one file each, with one lifecycle: gate, run, undo."""
+"""The phases, one file each, with one lifecycle: gate, run, undo, again."""
 
 from __future__ import annotations
 

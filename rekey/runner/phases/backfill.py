@@ -18,13 +18,15 @@ Rules kept here:
 
 from __future__ import annotations
 
+from functools import partial
+
 from rekey.copy.checkpoint import copy_segments
 from rekey.copy.delta import earlier
 from rekey.copy.sweep import settle_moved, sweep
 from rekey.model import EVERYTHING, EntityKey
 from rekey.phases import Phase
 from rekey.protocol.rules import SOURCE
-from rekey.runner.clients import while_sweeping
+from rekey.runner.clients import settle_again, while_sweeping
 from rekey.runner.run import Counters, Operation, Run, open_gate, until_quiet
 from rekey.runner.workers import copy_with_workers
 from rekey.state.models import BACKFILL as PURPOSE
@@ -129,4 +131,6 @@ async def undo(run: Run) -> None:
     run.state.set_fact(run.script_id, COPYING_SINCE, None)
 
 
-BACKFILL = Operation(Phase.BACKFILL, gate=open_gate, run=run, undo=undo)
+BACKFILL = Operation(
+    Phase.BACKFILL, gate=open_gate, run=run, undo=undo, again=partial(settle_again, side=SOURCE)
+)

@@ -24,6 +24,7 @@ from rekey.runner.clients import (
     look,
     move,
     named,
+    settle_again,
     settle_stale,
     unsettled_hint,
 )
@@ -101,4 +102,13 @@ async def undo(_run: Run) -> None:
     )
 
 
-COMPLETE = Operation(Phase.COMPLETE, gate=gate, run=run, undo=undo)
+async def again(run: Run) -> int:
+    """Settle what is left; where nothing followed the target, it is of no use any more."""
+    if run.declared.migration.reverse:
+        return await settle_again(run, side=TARGET)
+    if not run.is_delta:
+        await run.journal.clear()  # a run that was cut off did not get that far
+    return 0
+
+
+COMPLETE = Operation(Phase.COMPLETE, gate=gate, run=run, undo=undo, again=again)

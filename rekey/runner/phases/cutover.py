@@ -41,11 +41,12 @@ from rekey.errors import Findings, GateClosed, Moved, RekeyError, RowRefused, Se
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol.control import ControlRow
-from rekey.protocol.rules import authority
+from rekey.protocol.rules import TARGET, authority
 from rekey.runner.clients import (
     Deadline,
     closed_by_clients,
     drain,
+    settle_again,
     settle_stale,
     unsettled_hint,
     wait_for_clients,
@@ -334,4 +335,9 @@ async def _prove_the_way_back(run: Run) -> None:
         )
 
 
-CUTOVER = Operation(Phase.CUTOVER, gate=gate, run=run, undo=undo)
+async def again(run: Run) -> int:
+    """Settle what is left, as long as the source follows."""
+    return await settle_again(run, side=TARGET) if run.declared.migration.reverse else 0
+
+
+CUTOVER = Operation(Phase.CUTOVER, gate=gate, run=run, undo=undo, again=again)

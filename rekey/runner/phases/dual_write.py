@@ -11,9 +11,12 @@ Rules kept here:
 
 from __future__ import annotations
 
+from functools import partial
+
 from rekey.core.clock import format_ticks
 from rekey.phases import ControlPhase, Phase
-from rekey.runner.clients import forget_ended, heard_of_until, look, move
+from rekey.protocol.rules import SOURCE
+from rekey.runner.clients import forget_ended, heard_of_until, look, move, settle_again
 from rekey.runner.run import Counters, Operation, Run
 from rekey.state.models import WATERMARK
 from rekey.status.facts import LATE_UNTIL
@@ -61,4 +64,6 @@ async def undo(run: Run) -> None:
     run.state.set_fact(run.script_id, WATERMARK, None)
 
 
-DUAL_WRITE = Operation(Phase.DUAL_WRITE, gate=gate, run=run, undo=undo)
+DUAL_WRITE = Operation(
+    Phase.DUAL_WRITE, gate=gate, run=run, undo=undo, again=partial(settle_again, side=SOURCE)
+)

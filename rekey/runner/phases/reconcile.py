@@ -17,7 +17,7 @@ from rekey.copy.delta import delta_pass
 from rekey.errors import Findings, StateUnusable
 from rekey.phases import Phase
 from rekey.protocol.rules import SOURCE
-from rekey.runner.clients import sweep_journal
+from rekey.runner.clients import settle_again
 from rekey.runner.phases.backfill import swept_rows
 from rekey.runner.run import Counters, Operation, Run, open_gate
 from rekey.runner.verification import verify_full, wrong
@@ -66,7 +66,7 @@ async def run(run: Run) -> Counters:
     if run.is_delta:
         counters = await catch_up(run)
     else:
-        counters = {"intents_settled": (await sweep_journal(run, SOURCE)).settled}
+        counters = {"intents_settled": await settle_again(run, side=SOURCE)}
     report = await verify_full(run)
     if report.findings:
         raise Findings(
@@ -78,8 +78,16 @@ async def run(run: Run) -> Counters:
     return {**counters, "rows_compared": report.source_rows}
 
 
+async def again(run: Run) -> int:
+    """Catch up with what was written since, or settle it."""
+    if not run.is_delta:
+        return await settle_again(run, side=SOURCE)
+    caught = await catch_up(run)
+    return caught["rows_changed_by_passes"] + caught["rows_swept"]
+
+
 async def undo(_run: Run) -> None:
     """Nothing to undo: the phase wrote only what the source says."""
 
 
-RECONCILE = Operation(Phase.RECONCILE, gate=open_gate, run=run, undo=undo)
+RECONCILE = Operation(Phase.RECONCILE, gate=open_gate, run=run, undo=undo, again=again)
