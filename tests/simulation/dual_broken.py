@@ -151,10 +151,10 @@ async def nothing_moved(*_: Any, **__: Any) -> int:
 
 
 def no_waiting() -> Any:
-    """Move on without waiting for clients."""
+    """Move on without waiting for clients; those that went silent are waited for before a freeze."""
 
-    async def wait(*_: Any) -> int:
-        return 1
+    async def wait(*given: Any, missing: Any = None) -> int:
+        return 1 if missing is None else await _wait_for_clients(*given, missing=missing)
 
     return _in((clients, cutover), "wait_for_clients", wait)
 
@@ -183,4 +183,5 @@ def _in(modules: Sequence[Any], name: str, thing: Callable[..., Any] | Awaitable
 _apply_for_etag = effects.apply_for_etag
 _propagate_back = ReversePropagator.propagate
 _read = Authority.read
+_wait_for_clients = clients.wait_for_clients
 _while_writing = Authority.while_writing
