@@ -16,7 +16,7 @@ def main() -> None:
     """Prepare and copy the whole source, with mapping rows and checkpoints."""
     config = load_config(Path("rekey.toml"))
     scripts = {script.script_id: script for script in load_scripts(config.migrations)}
-    with Session.open(config, scripts) as session:
+    with Session(config, scripts) as session:
         session.begin(SCRIPT_ID)
         session.ledger.apply(SCRIPT_ID, Phase.DUAL_WRITE)
         session.do(copy_rows(session.runs[SCRIPT_ID]))

@@ -8,9 +8,9 @@ from pathlib import Path
 from rekey import Migration
 from rekey.declaration.migration import Declared, required_secrets
 from rekey.mapping.ids import new_key
-from rekey.mapping.keyring import Keyring
 from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE
-from rekey.mapping.wrapping import LocalWrappingKey
+from rekey.mapping.sealing import LocalWrappingKey
+from rekey.mapping.store import Keyring
 from rekey.phases import ControlPhase
 from rekey.project.secrets_source import fingerprint
 from rekey.protocol.control import ControlRow, ControlStore

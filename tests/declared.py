@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
+
+from rekey import Index, Migration, Target, keys
+from rekey.declaration.migration import Declared
+
 USERS = '''\
 """E-mail RowKeys to opaque ids."""
 from rekey import Migration, Target, keys, props
@@ -51,3 +57,15 @@ def named(script: str, source: str, target: str, index: str = "") -> str:
 def under_writes(script: str) -> str:
     """Return a script whose application never stops: capture "dual-write"."""
     return script.replace('capture="delta"', 'capture="dual-write"')
+
+
+def filling(script_id: str, source: str, target: str, *indexes: str, depends: Iterable[str] = ()) -> Declared:
+    """Return a script, as it would be loaded, that fills tables out of another one."""
+    same = {"partition_key": keys.prop("PartitionKey"), "row_key": keys.prop("RowKey")}
+    migration = Migration(
+        source=source,
+        target=Target(target, **same),
+        indexes=[Index(name, **same) for name in indexes],
+        capture="delta",
+    )
+    return Declared(script_id, Path(f"{script_id}.py"), "", frozenset(depends), migration, migration.digest())

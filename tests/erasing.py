@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from rekey.mapping.retention import ERASED_ON
-from rekey.mapping.rows import MAPPING_TABLE
+from rekey.mapping.rows import ERASED_ON, MAPPING_TABLE
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.state.audit import AuditEvent
 from rekey.state.store import State
@@ -52,7 +51,7 @@ def begun(
     month: str = MONTH,
 ) -> Commands:
     """Return the commands of a project whose rows are copied under the data key of a month."""
-    monkeypatch.setattr("rekey.mapping.keyring.cohort_of", lambda _moment: month)
+    monkeypatch.setattr("rekey.mapping.store.cohort_of", lambda _moment: month)
     return _lived((script, month, False), folder, capsys, monkeypatch, _begin)
 
 
@@ -65,7 +64,7 @@ def completed(
         _begin(rekey, script)
         complete(rekey)
 
-    monkeypatch.setattr("rekey.mapping.keyring.cohort_of", lambda _moment: MONTH)
+    monkeypatch.setattr("rekey.mapping.store.cohort_of", lambda _moment: MONTH)
     return _lived((script, MONTH, True), folder, capsys, monkeypatch, live)
 
 

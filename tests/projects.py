@@ -102,7 +102,7 @@ class Project:
     ) -> Iterator[Session]:
         """Open a session as one command does; on a loop that outlives it if one is given."""
         config = self.config
-        opened = Session.open(
+        opened = Session(
             config,
             self.scripts,
             options=options,

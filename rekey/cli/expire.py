@@ -15,7 +15,7 @@ from rekey.cli.project import open_project, open_session
 from rekey.cli.shell import Shell, command
 from rekey.core.clock import format_ticks
 from rekey.errors import ExitCode, Findings
-from rekey.mapping.retention import WHOLE
+from rekey.mapping.rows import WHOLE
 from rekey.phases import Phase
 from rekey.runner.erase import expiry
 from rekey.status.tell import moment

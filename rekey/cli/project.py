@@ -128,7 +128,7 @@ def open_session(shell: Shell, project: Project, options: Options | None = None)
     stop = StopFlag()
     with (
         signals.stopping(stop),
-        Session.open(
+        Session(
             project.config,
             project.scripts,
             options=options,

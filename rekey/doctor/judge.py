@@ -39,7 +39,7 @@ from rekey.doctor.observed import (
 )
 from rekey.doctor.report import Fact, Finding, Report, Told, found, listed
 from rekey.errors import RekeyError
-from rekey.mapping.retention import WHOLE
+from rekey.mapping.rows import WHOLE
 from rekey.phases import ControlPhase
 from rekey.tables.probe import BAD_CERTIFICATE, Heard
 from rekey.tables.wire import API_VERSION

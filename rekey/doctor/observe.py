@@ -53,8 +53,8 @@ from rekey.doctor.observed import (
 )
 from rekey.errors import ConfigurationError, CredentialRefused, RekeyError, ServiceError
 from rekey.evidence.signing import open_signer
-from rekey.mapping.keyring import cohorts_kept
 from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE
+from rekey.mapping.store import cohorts_kept
 from rekey.migration.opening import credential_for, open_wrapping, read_wrapping
 from rekey.model import PARTITION_KEY, ROW_KEY, key_of
 from rekey.project.config import Account, Config, Gates, account_key, resolve_secret

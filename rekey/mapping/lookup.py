@@ -120,16 +120,20 @@ class Lookup:
 
     async def meet(self, query: Query) -> Met:
         """Return the mapping rows that a question means; opens none."""
+        store = self._store
         if query.safe_id is not None:
-            return await self._meet_id(query, query.safe_id.strip().lower())
-        get = self._store.table.get
+            wanted, found = query.safe_id.strip().lower(), list[Row]()
+            if len(wanted) >= SHORT_CHARACTERS:
+                found = [*await store.lookup("f", wanted), *await store.lookup("r", wanted)]
+            digests = tuple(dict.fromkeys(str(row[ROW_KEY]) for row in found))
+            return Met(query, digests or ("",), tuple(found))
         if query.old is not None:
-            at = self._store.rows.forward_key(query.old)
-            row = await get(at)
+            at = store.rows.forward_key(query.old)
+            row = await store.table.get(at)
         else:
             key = query.new or EntityKey("", "")
-            at = self._store.rows.reverse_key(key)
-            row = await get(at) or await self._by_index(key)
+            at = store.rows.reverse_key(key)
+            row = await store.table.get(at) or await self._by_index(key)
         return Met(query, (at.row,), ()) if row is None else Met(query, (row[ROW_KEY],), (row,))
 
     async def tell(self, met: Met) -> list[Found | Gone]:
@@ -151,13 +155,6 @@ class Lookup:
                 row_id = str(row[ROW_KEY])[:SHORT_CHARACTERS]
                 answers[row_id] = Gone(row_id, erased.on)
         return list(answers.values())
-
-    async def _meet_id(self, query: Query, wanted: str) -> Met:
-        if len(wanted) < SHORT_CHARACTERS:
-            return Met(query, ("",), ())
-        found = [row for direction in ("f", "r") for row in await self._store.lookup(direction, wanted)]
-        digests = tuple(dict.fromkeys(str(row[ROW_KEY]) for row in found))
-        return Met(query, digests or ("",), tuple(found))
 
     async def _by_index(self, key: EntityKey) -> Row | None:
         """Return the reverse row of an index row's main row."""

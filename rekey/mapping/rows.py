@@ -1,4 +1,5 @@
-"""The rows of the mapping table: their keys and content, as pure functions.
+"""The rows of the mapping table: their keys and content, for how long they are kept, and what stands where
+they were erased. Pure.
 
 Rules kept here:
 
@@ -11,24 +12,39 @@ Rules kept here:
   spread evenly over 32 partitions a direction. The digest's first character is the partition.
 * The content (which holds legacy keys) exists only in the restricted store. With `mapping="sealed"` it is
   sealed (`rekey.mapping.sealing`), and a row that is not sealed is not read.
-* What was erased leaves a tombstone (`rekey.mapping.retention`). Reading one raises: it is neither a row
-  nor the absence of one, so nothing is claimed in its place and nothing comes back.
+* The retention time runs from the later of two moments: the end of the cohort (its month), and `complete`.
+  Before `complete` nothing is over: the protocol needs the mapping. A mapping in the clear has no data keys
+  that could be shredded. It is one cohort as a whole: nothing is written to it after `complete`, so all of it
+  is over at one moment.
+* What was erased leaves a tombstone: the key of what stood there, and the day. Nothing of the content is
+  left, and nothing by which the rows of one subject could be brought together again. Reading one raises: it
+  is neither a row nor the absence of one, so nothing is claimed in its place and nothing comes back. A
+  mapping in the clear whose content is not all gone yet is not erased yet.
+* Where the mapping is sealed a tombstone carries a proof under a key that is made of the root key, bound to
+  the place and the day: write access to the restricted store is not enough to pass a row off as erased. In a
+  mapping in the clear there is no such key, and it is enough.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hashlib
+import hmac
 import json
+import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import orjson
 
+from rekey.core.clock import TICKS_PER_SECOND, ticks_of
 from rekey.core.crockford import ALPHABET
 from rekey.declaration.migration import MAIN_PARTITION_KEY, MAIN_ROW_KEY
-from rekey.errors import RowRefused
-from rekey.mapping.ids import SafeIds
-from rekey.mapping.retention import Tombstones
-from rekey.mapping.sealing import FORWARD, REVERSE, Sealer
+from rekey.errors import Erased, RowRefused
+from rekey.mapping.ids import SHORT_CHARACTERS, SafeIds
+from rekey.mapping.sealing import FORWARD, REVERSE, DataKey, Sealer, binary, derived, unreadable
 from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, EntityKey, Row
 
 CONTROL_TABLE = "rekeycontrol"
@@ -42,6 +58,17 @@ _CHUNK = 30_000
 """Characters of target list a property holds (a string property holds at most 32,768 UTF-16 units)."""
 _MAX_CHUNKS = 15
 """Chunks a row holds within 1 MiB; beyond it the fan-out of one source row is refused."""
+
+WHOLE = "all"
+"""The cohort that a mapping in the clear is; its tombstone stands among the data keys of others."""
+DONE = "Done"
+"""Of that tombstone: nothing of the content is left."""
+ERASED_ON = "ErasedOn"
+_PROOF = "Proof"
+_COHORT = re.compile(r"(\d{4})-(0[1-9]|1[0-2])")
+_DAY = re.compile(r"\d{4}-\d\d-\d\d")
+_MONTHS = 12
+_DAY_CHARACTERS = 10
 
 
 class TargetKey(NamedTuple):
@@ -98,26 +125,25 @@ class Owner(NamedTuple):
     etag: str
 
 
+@dataclass(eq=False)
 class MappingRows:
-    """Builds and reads the mapping rows of one migration."""
+    """Builds and reads the mapping rows of one migration.
 
-    def __init__(
-        self,
-        script_id: str,
-        source: str,
-        tables: Sequence[str],
-        ids: SafeIds,
-        sealer: Sealer | None = None,
-        tombstones: Tombstones | None = None,
-    ) -> None:
-        """Take the migration's id, its source's name, its target tables' names (main first), what seals its
-        rows (None for rows in the clear), and what reads tombstones."""
-        self.script_id = script_id
-        self.source = source
-        self.tables = tuple(tables)
-        self.ids = ids
-        self.sealer = sealer
-        self.tombstones = tombstones or Tombstones(MAPPING_TABLE)
+    Attributes:
+        script_id: the migration.
+        source: its source's name.
+        tables: its target tables' names, main first.
+        ids: its safe ids.
+        sealer: seals its rows; None for rows in the clear.
+        tombstones: reads them.
+    """
+
+    script_id: str
+    source: str
+    tables: Sequence[str]
+    ids: SafeIds
+    sealer: Sealer | None = None
+    tombstones: Tombstones = field(default_factory=lambda: Tombstones(MAPPING_TABLE))
 
     def forward_key(self, source_key: EntityKey) -> EntityKey:
         """Return where the forward row of a source key lives."""
@@ -253,3 +279,123 @@ def _target_keys(listed: Iterable[Iterable[Any]]) -> frozenset[TargetKey]:
 def pointer_of(index_row: Row) -> EntityKey:
     """Return the main target key that an index row points to."""
     return EntityKey(index_row.get(MAIN_PARTITION_KEY, ""), index_row.get(MAIN_ROW_KEY, ""))
+
+
+# --- retention ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Cohort:
+    """A cohort of a completed migration.
+
+    Attributes:
+        name: its month, `2024-05`; `all` for a mapping in the clear.
+        erased_on: the day on which it was shredded, "" when it was not.
+        over_at: from when on it may be, ticks of the service's clock.
+    """
+
+    name: str
+    erased_on: str
+    over_at: int
+
+    def is_due(self, now: int) -> bool:
+        """Tell whether its retention time is over and it is not shredded yet."""
+        return not self.erased_on and now >= self.over_at
+
+
+def over_at(name: str, completed_at: str, keep_s: float) -> int:
+    """Return from when on a cohort may be shredded, in ticks.
+
+    Args:
+        name: the cohort.
+        completed_at: when the migration was completed, the service's time.
+        keep_s: the retention time in seconds.
+
+    Raises:
+        ValueError: there is no such cohort.
+    """
+    since = ticks_of(completed_at)
+    if name != WHOLE:
+        found = _COHORT.fullmatch(name)
+        if found is None:
+            raise ValueError("a cohort is a month: 2024-05")
+        months = int(found[1]) * _MONTHS + int(found[2])
+        end = ticks_of(f"{months // _MONTHS:04}-{months % _MONTHS + 1:02}-01T00:00:00Z")
+        since = max(since, end)
+    return since + round(keep_s * TICKS_PER_SECOND)
+
+
+def cohorts(rows: Iterable[Row], *, sealed: bool, completed_at: str, keep_s: float) -> tuple[Cohort, ...]:
+    """Return the cohorts of a completed migration, oldest first.
+
+    Args:
+        rows: what stands in the partition of its data keys; none of it is opened.
+        sealed: whether its mapping is.
+        completed_at, keep_s: as in `over_at`.
+    """
+    named = {str(row[ROW_KEY]): row for row in rows}
+    if sealed:
+        named = {name: row for name, row in named.items() if _COHORT.fullmatch(name)}
+    else:
+        whole = named.get(WHOLE, {})
+        named = {WHOLE: whole if whole.get(DONE, False) else {}}
+    return tuple(
+        Cohort(name, str(row.get(ERASED_ON, "")), over_at(name, completed_at, keep_s))
+        for name, row in sorted(named.items())
+    )
+
+
+# --- tombstones --------------------------------------------------------------------------------------------
+
+
+def is_tombstone(row: Row) -> bool:
+    """Tell whether a row of the mapping table says that it was erased."""
+    return ERASED_ON in row
+
+
+def day_of(moment: str) -> str:
+    """Return the day of a moment of the service, as tombstones say it."""
+    return moment[:_DAY_CHARACTERS]
+
+
+class Tombstones:
+    """Makes tombstones, and reads them."""
+
+    def __init__(self, table: str, root: DataKey | None = None) -> None:
+        """Take the mapping table's name, and the root key of a sealed migration."""
+        self._table = table
+        self._key = None if root is None else derived(root, "tombstones", salt=b"")
+
+    def make(self, key: EntityKey, on: str) -> Row:
+        """Return the tombstone for a row that stands under a key."""
+        row: Row = {PARTITION_KEY: key.partition, ROW_KEY: key.row, ERASED_ON: on}
+        if self._key is None:
+            return row
+        return row | binary(_PROOF, self._proof(self._key, key, on))
+
+    def read(self, row: Row) -> str:
+        """Return the day that a tombstone says.
+
+        Raises:
+            SealedUnreadable: it is not one that rekey put there.
+        """
+        key, on = EntityKey(row[PARTITION_KEY], row[ROW_KEY]), str(row[ERASED_ON])
+        right = _DAY.fullmatch(on) is not None
+        if right and self._key is not None:
+            try:
+                proof = base64.b64decode(str(row.get(_PROOF, "")), validate=True)
+            except binascii.Error:
+                proof = b""
+            right = hmac.compare_digest(proof, self._proof(self._key, key, on))
+        if not right:
+            raise unreadable(self._table, key, "it says that it was erased, and that is not by rekey")
+        return on
+
+    def refuse(self, row: Row) -> None:
+        """Raise Erased for a tombstone; SealedUnreadable for one that rekey did not put there."""
+        if is_tombstone(row):
+            raise Erased(f"row {str(row[ROW_KEY])[:SHORT_CHARACTERS]}", self.read(row))
+
+    def _proof(self, secret: bytes, key: EntityKey, on: str) -> bytes:
+        message = "\0".join(("rekey/erased/v1", self._table, key.partition, key.row, on))
+        return hmac.new(secret, message.encode("utf-8", "surrogatepass"), hashlib.sha256).digest()

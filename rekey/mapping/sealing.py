@@ -1,4 +1,5 @@
-"""Sealing: legacy keys in the restricted store and the state file, encrypted and bound to their place. Pure.
+"""Sealing: legacy keys in the restricted store and the state file, encrypted and bound to their place; and
+the wrapping key, under which the data keys stand in the restricted store. Pure.
 
 Rules kept here:
 
@@ -11,6 +12,10 @@ Rules kept here:
   store would be enough to put another one in its place.
 * Data keys are random, belong to a cohort (the month in which rows were written), and stand in the restricted
   store wrapped. A row names the one that it needs.
+* Wrapping is AES-256 key wrap (RFC 3394) under a key derived from the configured secret: unwrapping with
+  another secret is refused. What was wrapped says by whom (`by`), so that a wrong key is refused by its name
+  before anything is tried. A previous key is still good for unwrapping; everything new is wrapped with the
+  present one. No repr and no message holds a secret or a key.
 * Keys in the state file are sealed with a key derived from the root key, and bound to migration and column:
   the state file alone tells nothing, and losing it loses nothing. A key in the clear is refused there.
 """
@@ -25,16 +30,18 @@ import json
 import secrets
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Protocol
 
 from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import keywrap
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from rekey.core import crockford, edm
-from rekey.errors import Erased, SealedUnreadable, StateUnusable
+from rekey.errors import Erased, Moved, SealedUnreadable, SecretMissing, StateUnusable
 from rekey.mapping.ids import SHORT_CHARACTERS
-from rekey.mapping.wrapping import KEY_BYTES, Wrapped, WrappingKey, not_unwrapped
 from rekey.model import PARTITION_KEY, ROW_KEY, TYPE_SUFFIX, EntityKey, KeyRange, Row
-from rekey.state import keytexts
+from rekey.state.models import SEALED as SEALED_TEXT
+from rekey.state.models import KeyTexts
 
 ROOT = "root"
 """The row key of the key that ids and the state file's seal are derived from; data keys stand under their
@@ -44,6 +51,12 @@ SEALED = "Sealed"
 FORWARD, REVERSE, INTENT, CURSOR = "forward", "reverse", "intent", "cursor"
 """Purposes: the two directions of the mapping, intents, and cursors in the state file."""
 
+MINIMUM_BYTES = 32
+"""Of a wrapping secret: it protects every legacy key at once, and is never typed."""
+_LABEL = b"rekey/wrapping/v1"
+_NAME_BYTES = 20
+KEY_BYTES = 32
+"""Of a data key, which is what is wrapped."""
 _NONCE_BYTES = 12
 _LENGTH_BYTES = 4
 _SMALLEST, _LARGEST = 128, 65_536
@@ -51,6 +64,120 @@ _PART_BYTES = 60_000
 """Of sealed bytes in one property, which holds at most 65,535."""
 _ID_BYTES = 5
 _CHECK_BYTES = 20
+
+
+# --- the wrapping key --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapped:
+    """A wrapped data key.
+
+    Attributes:
+        by: which wrapping key did it.
+        data: the wrapped key.
+    """
+
+    by: str
+    data: bytes = field(repr=False)
+
+
+class WrappingKey(Protocol):
+    """Something that wraps data keys, in this process or far away."""
+
+    @property
+    def name(self) -> str:
+        """How messages name it; tells nothing of it."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Tell whether it is asked over the network, so that wrapping blocks."""
+
+    def wraps(self, by: str) -> bool:
+        """Tell whether this key is the one that wrapped something."""
+
+    def wrap(self, key: bytes) -> Wrapped:
+        """Wrap 32 bytes."""
+
+    def unwrap(self, wrapped: Wrapped) -> bytes:
+        """Return the 32 bytes. Raises Moved when it is not what this key wrapped."""
+
+
+class LocalWrappingKey:
+    """A wrapping key made of a secret that this process holds."""
+
+    is_remote = False
+
+    def __init__(self, secret: bytes) -> None:
+        """Take the secret. Raises SecretMissing when it is shorter than 32 bytes."""
+        if len(secret) < MINIMUM_BYTES:
+            raise SecretMissing(
+                f"the wrapping key is {'empty' if not secret else 'too short'}:"
+                f" {len(secret)} bytes, and at least {MINIMUM_BYTES} are needed",
+                hint="make one with `openssl rand -hex 32` before the migration begins, put it where"
+                " [sealing] says, and keep a copy where it cannot be lost",
+            )
+        self._key = hmac.new(secret, _LABEL, hashlib.sha256).digest()
+        told = hmac.new(self._key, b"rekey/wrapping/name/v1", hashlib.sha256).digest()
+        self.name = f"local:{crockford.encode(told[:_NAME_BYTES])}"
+        """The secret is recognised by these 32 characters without being known."""
+
+    def wraps(self, by: str) -> bool:
+        """Tell whether this key is the one that wrapped something."""
+        return by == self.name
+
+    def wrap(self, key: bytes) -> Wrapped:
+        """Wrap 32 bytes."""
+        return Wrapped(self.name, keywrap.aes_key_wrap(self._key, key))
+
+    def unwrap(self, wrapped: Wrapped) -> bytes:
+        """Return the 32 bytes. Raises Moved when it is not what this key wrapped."""
+        if not self.wraps(wrapped.by):
+            raise wrong_key(wrapped.by, self.name)
+        try:
+            return keywrap.aes_key_unwrap(self._key, wrapped.data)
+        except (keywrap.InvalidUnwrap, ValueError):
+            raise not_unwrapped(self.name) from None
+
+
+class WrappingKeys:
+    """The present wrapping key, which names and wraps; and one of before, which still unwraps."""
+
+    def __init__(self, present: WrappingKey, previous: WrappingKey | None = None) -> None:
+        """Take both."""
+        self._all = (present,) if previous is None else (present, previous)
+        self.name, self.wraps, self.wrap = present.name, present.wraps, present.wrap
+        self.is_remote = any(one.is_remote for one in self._all)
+
+    def unwrap(self, wrapped: Wrapped) -> bytes:
+        """Unwrap with the one of the keys that wrapped it. Raises Moved when none did."""
+        for one in self._all:
+            if one.wraps(wrapped.by):
+                return one.unwrap(wrapped)
+        raise wrong_key(wrapped.by, self.name)
+
+
+def wrong_key(by: str, configured: str) -> Moved:
+    """Return the error for data keys that another wrapping key wrapped."""
+    return Moved(
+        f"the mapping is sealed with the wrapping key {by}, and [sealing] names {configured}",
+        kept="everything; nothing was opened and nothing was changed",
+        hint="put the wrapping key back that the migration began with; if it was replaced, name the old one"
+        " under [sealing.previous] and run `rekey apply`, which wraps the data keys anew",
+    )
+
+
+def not_unwrapped(by: str) -> Moved:
+    """Return the error for something that does not unwrap although it says that this key wrapped it."""
+    return Moved(
+        f"a data key that the wrapping key {by} is said to have wrapped does not unwrap with it",
+        kept="everything; nothing was opened and nothing was changed",
+        hint="the row of the data key in the restricted store was changed; the runbook on the wrapping"
+        " key says what can be had back",
+    )
+
+
+# --- data keys ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +211,6 @@ def new_data_key(cohort: str) -> DataKey:
     return DataKey(f"{cohort}-{tail}", cohort, secrets.token_bytes(KEY_BYTES))
 
 
-# --- data keys in the restricted store -------------------------------------------------------------------
-
-
 def key_partition(script_id: str) -> str:
     """Return the partition of the mapping table that holds a migration's wrapped data keys."""
     return f"{script_id}.k"
@@ -104,8 +228,8 @@ def data_key_row(script_id: str, made: DataKey, wrapped: Wrapped) -> Row:
         ROW_KEY: made.cohort,
         "Name": made.name,
         "WrappedBy": wrapped.by,
-        **_binary("Wrapped", wrapped.data),
-        **_binary("Check", _check(script_id, made)),
+        **binary("Wrapped", wrapped.data),
+        **binary("Check", _check(script_id, made)),
     }
 
 
@@ -157,7 +281,8 @@ def _check(script_id: str, made: DataKey) -> bytes:
     return hmac.new(made.key, message, hashlib.sha256).digest()[:_CHECK_BYTES]
 
 
-def _binary(name: str, data: bytes) -> Row:
+def binary(name: str, data: bytes) -> Row:
+    """Return a property that holds bytes."""
     return {name: binascii.b2a_base64(data, newline=False).decode("ascii"), name + TYPE_SUFFIX: edm.BINARY}
 
 
@@ -209,10 +334,10 @@ class Sealer:
         cipher = self._ciphers.get((name, purpose, lane)) or self._cipher(name, purpose, lane)
         sealed = encrypted(cipher, plain, bound_to(purpose, table, key, name))
         if len(sealed) <= _PART_BYTES:  # nearly always; sealing is on the way of every row that is copied
-            return {DATA_KEY: name, **_binary(f"{SEALED}0", sealed)}
+            return {DATA_KEY: name, **binary(f"{SEALED}0", sealed)}
         row: Row = {DATA_KEY: name}
         for number, start in enumerate(range(0, len(sealed), _PART_BYTES)):
-            row |= _binary(f"{SEALED}{number}", sealed[start : start + _PART_BYTES])
+            row |= binary(f"{SEALED}{number}", sealed[start : start + _PART_BYTES])
         return row
 
     def unseal(self, purpose: str, table: str, row: Row, *, lane: str = "") -> bytes:
@@ -248,8 +373,8 @@ class Sealer:
         return known
 
 
-class SealedKeys:
-    """Writes keys as sealed text, and reads them: `rekey.state.keytexts.KeyTexts`."""
+class SealedKeys(KeyTexts):
+    """Keys as sealed texts, bound to migration and column."""
 
     def __init__(self, script_id: str, key: bytes) -> None:
         """Take the migration and a key of 32 bytes."""
@@ -261,16 +386,16 @@ class SealedKeys:
         if key is None:
             return None
         plain = json.dumps([key.partition, key.row]).encode("ascii")
-        return keytexts.SEALED + base64.b64encode(self.seal(column, plain)).decode()
+        return SEALED_TEXT + base64.b64encode(self.seal(column, plain)).decode()
 
     def from_text(self, column: str, text: str | None) -> EntityKey | None:
         """Return the key that `to_text` sealed for that column. Raises StateUnusable when it is not that."""
         if text is None:
             return None
         try:
-            if not text.startswith(keytexts.SEALED):
+            if not text.startswith(SEALED_TEXT):
                 raise ValueError("not sealed")
-            plain = self.unseal(column, base64.b64decode(text.removeprefix(keytexts.SEALED), validate=True))
+            plain = self.unseal(column, base64.b64decode(text.removeprefix(SEALED_TEXT), validate=True))
         except ValueError:
             raise StateUnusable(
                 f"a checkpoint of {self._script_id} in the state file was altered, or sealed by another run",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from azure.core.exceptions import HttpResponseError
 
 from rekey.errors import ConfigurationError
-from rekey.mapping.wrapping import KEY_BYTES, Wrapped, not_unwrapped, wrong_key
+from rekey.mapping.sealing import KEY_BYTES, Wrapped, not_unwrapped, wrong_key
 from rekey.project.keyvault import VaultKey, VaultObject
 
 if TYPE_CHECKING:

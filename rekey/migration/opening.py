@@ -4,8 +4,8 @@ commands, workers and clients.
 Rules kept here:
 
 * Each process reads its own configuration; nothing here passes a secret on.
-* Secrets are read when they are first needed, once. Whoever plans is told which are missing; anybody else
-  gets the error.
+* Secrets are read when they are first needed, once. A plan is told which are missing; anything else gets
+  the error.
 * A wrapping key out of an environment variable or a file is read at once: an absent one is told before
   anything is done. One in Key Vault is asked when it is first needed. No message holds anything of it.
 * https without a key uses the identity of the process (`DefaultAzureCredential`); a shared key comes from
@@ -21,10 +21,11 @@ from functools import cached_property
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Declared, required_secrets
 from rekey.errors import SecretMissing
-from rekey.mapping.rows import MAPPING_TABLE
-from rekey.mapping.store import MappingStore, open_mapping
+from rekey.mapping.ids import SafeIds
+from rekey.mapping.rows import MAPPING_TABLE, MappingRows
+from rekey.mapping.sealing import LocalWrappingKey, WrappingKey, WrappingKeys, ids_key
+from rekey.mapping.store import Keyring, MappingStore
 from rekey.mapping.vault import KeyVaultWrappingKey
-from rekey.mapping.wrapping import LocalWrappingKey, WrappingKey, WrappingKeys
 from rekey.project.config import Account, Config, account_key, resolve_secret
 from rekey.project.secrets_source import SecretKind, SecretSource, fingerprint, read_local
 from rekey.protocol.control import ControlRow, ControlStore
@@ -34,20 +35,19 @@ from rekey.tables.base import Accounts, Table
 from rekey.tables.credentials import Credential, SharedKey
 
 
+@dataclass
 class Prepared:
-    """A declaration with its secrets and the wrapping key of its mapping; nothing is connected."""
+    """A declaration with its secrets and the wrapping key of its mapping; nothing is connected.
 
-    def __init__(
-        self,
-        declared: Declared,
-        secret: Callable[[str], bytes],
-        wrapping: Callable[[], WrappingKey | None],
-    ) -> None:
-        """Take the declaration, what gives a secret by its name, and what gives the wrapping key. Both may
-        raise SecretMissing."""
-        self.declared = declared
-        self._secret = secret
-        self._wrapping = wrapping
+    Attributes:
+        declared: the declaration.
+        secret: gives a secret by its name, or raises SecretMissing.
+        wrapping_key: gives the wrapping key, or raises SecretMissing.
+    """
+
+    declared: Declared
+    secret: Callable[[str], bytes]
+    wrapping_key: Callable[[], WrappingKey | None]
 
     @classmethod
     def of(cls, config: Config, declared: Declared) -> Prepared:
@@ -60,7 +60,7 @@ class Prepared:
         missing: dict[str, SecretMissing] = {}
         for name in required_secrets(self.declared.migration):
             try:
-                found[name] = self._secret(name)
+                found[name] = self.secret(name)
             except SecretMissing as error:
                 missing[name] = error
         return found, missing
@@ -96,7 +96,7 @@ class Prepared:
     @cached_property
     def wrapping(self) -> WrappingKey | None:
         """What the mapping is sealed with, None for one in the clear. Raises SecretMissing."""
-        return self._wrapping() if self.declared.migration.is_sealed else None
+        return self.wrapping_key() if self.declared.migration.is_sealed else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +131,14 @@ class OpenMigration:
             Moved, SealedUnreadable: the data keys cannot be opened.
         """
         table = self.accounts.restricted.table(MAPPING_TABLE)
-        declared, wrapping = self.prepared.declared, self.prepared.wrapping
-        return await open_mapping(table, declared.script_id, declared.migration, row.id_key, wrapping)
+        script_id, migration = self.declared.script_id, self.declared.migration
+        of = script_id, migration.source, migration.tables
+        if self.prepared.wrapping is None:
+            return MappingStore(table, MappingRows(*of, SafeIds(row.id_key)))
+        keyring = Keyring(table, script_id, self.prepared.wrapping)
+        await keyring.open()
+        ids = SafeIds(ids_key(keyring.root, row.id_key))
+        return MappingStore(table, MappingRows(*of, ids, keyring.sealer, keyring.tombstones), keyring)
 
     def propagator(
         self, mapping: MappingStore, table: Callable[[str], Table], *, width: int = 1

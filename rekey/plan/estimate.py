@@ -50,7 +50,7 @@ SPLIT_REQUESTS = 15
 """Questions for keys in the middle, and pages that end early, of all splits of one copying: thirty where
 reading is waited for, none where writing is what takes time. Which it will be is not known beforehand."""
 SWEEP_SECONDS = 5.0
-"""Seconds between two looks into the journal while the runner works (`rekey.runner.intents`)."""
+"""Seconds between two looks into the journal while the runner works (`rekey.runner.clients`)."""
 
 _Control = Mapping[str, Mapping[Kind, int]]
 _CONTROL_DELTA: _Control = {

@@ -28,9 +28,9 @@ from itertools import count
 from rekey.core.clock import SystemClock, ticks_of
 from rekey.core.edm import INT64
 from rekey.errors import ConditionFailed, RowMissing
-from rekey.mapping.keyring import Keyring
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.mapping.sealing import INTENT
+from rekey.mapping.store import Keyring
 from rekey.model import (
     PARTITION_KEY,
     ROW_KEY,

@@ -27,8 +27,7 @@ from rekey.declaration.scripts import load_script, load_scripts
 from rekey.errors import ConfigurationError, MachineFailed
 from rekey.evidence.signing import make_key
 from rekey.rehearse.azurite import Azurite
-from rekey.state.keytexts import KeyTexts
-from rekey.state.models import Segment
+from rekey.state.models import KeyTexts, Segment
 from rekey.state.store import State
 
 RETENTION_SECONDS = 1

@@ -24,7 +24,7 @@ from azure.core.exceptions import AzureError
 
 from rekey.client.sdk.client_sync import DualWriteTableClient
 from rekey.declaration.mapper import Mapper
-from rekey.mapping.wrapping import LocalWrappingKey
+from rekey.mapping.sealing import LocalWrappingKey
 from rekey.rehearse.application import Application, LiveApplication
 from rekey.rehearse.azurite import Azurite
 from rekey.rehearse.project import Project

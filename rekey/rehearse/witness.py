@@ -32,15 +32,15 @@ from rekey.mapping.sealing import (
     ROOT,
     DataKey,
     SealedKeys,
+    WrappingKey,
     cursors_key,
     ids_key,
     key_partition,
     read_data_key,
 )
-from rekey.mapping.wrapping import WrappingKey
 from rekey.model import EntityKey, KeyRange, Row, key_of
 from rekey.rehearse.azurite import AzuriteAccount
-from rekey.state.keytexts import PLAIN, KeyTexts
+from rekey.state.models import KeyTexts
 
 NAMED = 5
 """How many wrong rows a finding names."""
@@ -146,7 +146,7 @@ class Witness:
     def cursor_keys(self) -> KeyTexts:
         """Return how keys stand in the state file."""
         id_key, root = self._keys()
-        return PLAIN if root is None else SealedKeys(self.script_id, cursors_key(root, id_key))
+        return KeyTexts() if root is None else SealedKeys(self.script_id, cursors_key(root, id_key))
 
     def _keys(self) -> tuple[bytes, DataKey | None]:
         """Return the key of the safe ids, and the root key of a sealed mapping."""

@@ -23,27 +23,16 @@ from typing import Any
 import rfc8785
 
 from rekey.core.progress import Interruptible
-from rekey.errors import (
-    ConfigurationError,
-    Findings,
-    GateClosed,
-    Refused,
-    RekeyError,
-    SecretMissing,
-)
-from rekey.phases import GATED, LEAVES, ORDER, ControlPhase, Phase, following
+from rekey.errors import ConfigurationError, Findings, GateClosed, Refused, RekeyError, SecretMissing
+from rekey.phases import GATED, ORDER, ControlPhase, Phase, following
 from rekey.plan.advice.service import is_cosmos
 from rekey.plan.plan import make_plan
 from rekey.plan.result import MigrationPlan, Plan
 from rekey.plan.subject import PlanOptions, subject_of
-from rekey.protocol.rules import SOURCE, TARGET, authority
-from rekey.runner.capture import catch_up
-from rekey.runner.client_barrier import wait_for_present
-from rekey.runner.intents import sweep_journal, while_sweeping
+from rekey.protocol.rules import SOURCE, authority
+from rekey.runner.clients import wait_for_present, while_sweeping
 from rekey.runner.phases import PHASES
-from rekey.runner.phases.backfill import swept_rows
-from rekey.runner.quiet import until_quiet
-from rekey.runner.run import Run
+from rekey.runner.run import Run, until_quiet
 from rekey.runner.session import Session
 from rekey.runner.verification import context, verify_full
 from rekey.state.audit import expressible
@@ -63,7 +52,7 @@ class Applied:
         phases: the phases it carried out, in order.
         caught_up: rows that a catch-up pass and sweep changed in the targets, or intents of the journal that
             were settled, when only that was left to do.
-        next_phase: the phase behind the next gate, None when all is done.
+        next_phase: the phase after the next gate, None when all is done.
         asks: what that gate asks for; empty when it is open.
     """
 
@@ -104,45 +93,47 @@ def apply(session: Session, script_id: str, *, to: Phase | None = None, check_ro
     session.count_anew()
     planned = None
     if not session.ledger.applied(script_id):
-        planned = check_before_first_write(session, script_id, check_rows=check_rows)
+        planned = _plan_before_first_write(session, script_id, check_rows=check_rows)
     run = session.begin(script_id)
     if planned is not None:
-        _keep(session, script_id, planned, check_rows=check_rows)
+        _keep_plan(run, planned, check_rows=check_rows)
     before = session.ledger.applied(script_id)
     last = to or (Phase.RECONCILE if len(before) < ORDER.index(Phase.CUTOVER) else before[-1])
     for phase in ORDER[len(before) : ORDER.index(last) + 1]:
         reasons = session.do(PHASES[phase].gate(run))
         if reasons or phase in GATED:
-            session.do(_pass_gate(run, phase, reasons, _gate_hint(run, phase)))
+            command = f"rekey apply {script_id} --to {phase}"
+            hint = f"when that is mended: `{command}`"
+            if phase is Phase.CUTOVER and run.is_delta and not run.options.writers_stopped:
+                hint = f"stop the application's writers, then `{command} --writers-stopped`"
+            session.do(_pass_gate(run, phase, reasons, hint))
         session.ledger.apply(script_id, phase)
     after = session.ledger.applied(script_id)
-    caught_up = 0
-    if before == after:
-        caught_up = session.do(_catch_up(run, after[-1]))
+    caught_up = session.do(PHASES[after[-1]].again(run)) if before == after else 0
     upcoming = following(after[-1])
     asks = session.do(PHASES[upcoming].gate(run)) if upcoming in GATED and upcoming else []
     return Applied(script_id, tuple(after[len(before) :]), caught_up, upcoming, tuple(asks))
 
 
-def _keep(session: Session, script_id: str, planned: Plan, *, check_rows: bool) -> None:
+def _keep_plan(run: Run, planned: Plan, *, check_rows: bool) -> None:
     """Keep the plan that a migration begins with, and how many rows it is about."""
     from rekey.plan.planfile import plan_document  # what is planned with takes a while to import
 
-    state, [migration] = session.state, planned.migrations
+    [migration] = planned.migrations
     document = rfc8785.dumps(expressible(plan_document(planned)))
-    state.set_fact(script_id, PLAN_FACT, document.decode())
+    run.state.set_fact(run.script_id, PLAN_FACT, document.decode())
     details = {
         "plan_sha256": hashlib.sha256(document).hexdigest(),
         "row_check": "every source row was tried" if check_rows else "skipped (--skip-row-check)",
         "digest": migration.basis.declaration,
     }
-    state.audit("planned", script_id, details)
+    run.state.audit("planned", run.script_id, details)
     if migration.inventory is not None:
-        state.set_fact(script_id, ESTIMATED_ROWS, str(migration.inventory.rows.rows))
+        run.state.set_fact(run.script_id, ESTIMATED_ROWS, str(migration.inventory.rows.rows))
 
 
-async def _record_gate(run: Run, phase: Phase, reasons: Sequence[str]) -> None:
-    """Record what a gate said, and what it saw."""
+async def _pass_gate(run: Run, phase: Phase, reasons: Sequence[str], hint: str) -> None:
+    """Record what a gate said, and what it saw; refuse when it is closed. Raises GateClosed."""
     control = await run.control.read()
     last = run.state.latest_verification(run.script_id)
     saw: dict[str, Any] = {
@@ -160,33 +151,11 @@ async def _record_gate(run: Run, phase: Phase, reasons: Sequence[str]) -> None:
     }
     details = {"phase": str(phase), "open": not reasons, "reasons": list(reasons), "saw": saw}
     run.state.audit("gate", run.script_id, details)
-
-
-async def _pass_gate(run: Run, phase: Phase, reasons: Sequence[str], hint: str) -> None:
-    """Record what a gate said and refuse when it is closed. Raises GateClosed."""
-    await _record_gate(run, phase, reasons)
     if reasons:
         raise GateClosed(phase, list(reasons), hint=hint)
 
 
-async def _catch_up(run: Run, last: Phase) -> int:
-    """Do what there is to do between phases; return how many rows or intents that was about."""
-    if run.is_delta:
-        if last is not Phase.RECONCILE:
-            return 0
-        return (await catch_up(run)).changed + await swept_rows(run)
-    side = authority(LEAVES[last])
-    if side is None or last in (Phase.PREPARE, Phase.RETIRE):
-        return 0
-    if side == TARGET and not run.declared.migration.reverse:
-        if last is Phase.COMPLETE:
-            await run.journal.clear()  # a run that was cut off did not get that far
-        return 0
-    swept = await sweep_journal(run, side)
-    return swept.settled
-
-
-def check_before_first_write(session: Session, script_id: str, *, check_rows: bool) -> Plan:
+def _plan_before_first_write(session: Session, script_id: str, *, check_rows: bool) -> Plan:
     """Plan the migration on every row (or, without `check_rows`, on a sample) and refuse what the plan calls
     an error."""
     migration = session.opened(script_id)
@@ -209,10 +178,12 @@ def check_before_first_write(session: Session, script_id: str, *, check_rows: bo
     return plan
 
 
-_USAGE_PROBLEMS = frozenset(
-    {"source-missing", "secret-missing", "wrapping-key-missing", "indexes-cannot-follow"}
-)
-_REFUSED_PROBLEMS = frozenset({"target-holds-rows", "declaration-moved", "secret-moved"})
+_ERRORS: dict[str, type[RekeyError]] = {
+    "secret-missing": SecretMissing,
+    **dict.fromkeys(("source-missing", "wrapping-key-missing", "indexes-cannot-follow"), ConfigurationError),
+    **dict.fromkeys(("target-holds-rows", "declaration-moved", "secret-moved"), Refused),
+}
+"""The error for a plan that begins with this problem; Findings for any other."""
 
 
 def refusal(plan: MigrationPlan) -> RekeyError:
@@ -222,31 +193,12 @@ def refusal(plan: MigrationPlan) -> RekeyError:
         problem.message + (f" (rows {', '.join(problem.row_ids)})" if problem.row_ids else "")
         for problem in plan.errors
     )
-    kind: type[RekeyError] = Findings
-    if first.code == "secret-missing":
-        kind = SecretMissing
-    elif first.code in _USAGE_PROBLEMS:
-        kind = ConfigurationError
-    elif first.code in _REFUSED_PROBLEMS:
-        kind = Refused
+    kind = _ERRORS.get(first.code, Findings)
     return kind(f"{plan.script_id}: {what}", kept="everything: nothing was written", hint=first.cure)
 
 
-def _gate_hint(run: Run, phase: Phase) -> str:
-    command = f"rekey apply {run.script_id} --to {phase}"
-    if phase is Phase.CUTOVER and run.is_delta and not run.options.writers_stopped:
-        return f"stop the application's writers, then `{command} --writers-stopped`"
-    return f"when that is mended: `{command}`"
-
-
 def verify(
-    session: Session,
-    script_id: str,
-    *,
-    mode: Mode,
-    repair: bool = False,
-    rows: int = 3000,
-    seed: int = 0,
+    session: Session, script_id: str, *, mode: Mode, repair: bool = False, rows: int = 3000, seed: int = 0
 ) -> Report:
     """Compare source and targets.
 
@@ -261,8 +213,7 @@ def verify(
     Raises:
         Refused: there is nothing to compare in this phase.
     """
-    require_begun(session, script_id)
-    run = session.begin(script_id)
+    run = session.resume(script_id)
     control = session.do(run.control.read())
     phase = control.phase if control is not None else ControlPhase.SOURCE
     _require_comparable(run, phase)
@@ -276,51 +227,30 @@ def verify(
     return report
 
 
-def require_begun(session: Session, script_id: str) -> None:
-    """Refuse what only a migration that was begun can be asked, before anything is written for it.
-
-    Raises:
-        Refused: neither the ledger nor the restricted store knows of it.
-    """
-    if session.ledger.applied(script_id):
-        return
-    if session.do(session.opened(script_id).control.read()) is None:
-        raise Refused(
-            f"{script_id} has not begun and has copied nothing",
-            kept="everything; nothing was changed",
-            hint=f"`rekey plan {script_id}` shows what it would do, `rekey apply {script_id}` begins it",
-        )
-
-
 def _require_comparable(run: Run, phase: ControlPhase) -> None:
+    """Refuse a comparison where the other side is not kept current: its differences would say nothing."""
     if phase is ControlPhase.SOURCE:
         raise Refused(
             f"{run.script_id} has copied nothing yet",
             kept="everything; nothing was changed",
             hint=f"`rekey apply {run.script_id}` first",
         )
-    if not run.is_delta:
-        _require_following(run, phase)
-    elif phase is not ControlPhase.DUAL_WRITE:
-        back = f"`rekey rollback {run.script_id}` copies the target's changes back and verifies"
-        raise Refused(
-            f"{run.script_id} is in `{phase}`: the application writes to {run.targets[0].name}, and with"
-            ' capture "delta" nothing follows it, so differences say nothing',
-            kept="the verification that opened the gate; `rekey status` shows it",
-            hint=back if phase in (ControlPhase.CUTOVER, ControlPhase.FREEZE) else "there is nothing to do",
+    what, hint = "", "there is nothing to do"
+    target = run.targets[0].name
+    if run.is_delta and phase is not ControlPhase.DUAL_WRITE:
+        what = (
+            f'the application writes to {target}, and with capture "delta" nothing follows it,'
+            " so differences say nothing"
         )
-
-
-def _require_following(run: Run, phase: ControlPhase) -> None:
-    """Refuse where no client keeps the other side current any more (capture "dual-write")."""
-    after_end = phase in (ControlPhase.COMPLETE, ControlPhase.RETIRED)
-    if after_end or (phase is ControlPhase.CUTOVER and not run.declared.migration.reverse):
-        raise Refused(
-            f"{run.script_id} is in `{phase}`: nothing follows {run.targets[0].name} any more, so differences"
-            " say nothing",
-            kept="the verification that opened the gate; `rekey status` shows it",
-            hint="there is nothing to do",
-        )
+        if phase in (ControlPhase.CUTOVER, ControlPhase.FREEZE):
+            hint = f"`rekey rollback {run.script_id}` copies the target's changes back and verifies"
+    elif not run.is_delta:
+        ended = phase in (ControlPhase.COMPLETE, ControlPhase.RETIRED)
+        if ended or (phase is ControlPhase.CUTOVER and not run.declared.migration.reverse):
+            what = f"nothing follows {target} any more, so differences say nothing"
+    if what:
+        kept = "the verification that opened the gate; `rekey status` shows it"
+        raise Refused(f"{run.script_id} is in `{phase}`: {what}", kept=kept, hint=hint)
 
 
 def rollback(session: Session, script_id: str, *, to: ControlPhase | None, drop: bool | None) -> list[Phase]:
@@ -337,13 +267,14 @@ def rollback(session: Session, script_id: str, *, to: ControlPhase | None, drop:
         Refused: no way back from here, or another migration builds on this one.
         ConfigurationError: on the way to `source` it must be said whether to drop or keep the targets.
     """
-    require_begun(session, script_id)
-    # Cut off behind the move of the control row, a rollback leaves `cutover` in the ledger; `begin` mends it.
-    cut_off = Phase.CUTOVER in session.ledger.applied(script_id)
-    run = session.begin(script_id)
+    # Cut off after the move of the control row, a rollback leaves `cutover` in the ledger; `resume` mends it.
+    before = session.ledger.applied(script_id)
+    run = session.resume(script_id)
     applied = session.ledger.applied(script_id)
-    from_cutover = cut_off or Phase.CUTOVER in applied
-    goal = to or (ControlPhase.DUAL_WRITE if from_cutover else ControlPhase.SOURCE)
+    goal = to
+    if goal is None:
+        from_cutover = Phase.CUTOVER in before or Phase.CUTOVER in applied
+        goal = ControlPhase.DUAL_WRITE if from_cutover else ControlPhase.SOURCE
     downto = Phase.RECONCILE if goal is ControlPhase.DUAL_WRITE else None
     if goal is ControlPhase.SOURCE and Phase.COMPLETE not in applied and drop is None:
         raise ConfigurationError(
@@ -376,8 +307,7 @@ def retire(session: Session, script_id: str) -> None:
         Findings: rows that changed after the freeze were not deleted.
     """
     session.count_anew()
-    require_begun(session, script_id)
-    run = session.begin(script_id)
+    run = session.resume(script_id)
     reasons = session.do(PHASES[Phase.RETIRE].gate(run))
     if Phase.COMPLETE not in session.ledger.applied(script_id):
         reasons = [f"{script_id} is not complete"]

@@ -1,16 +1,23 @@
-"""One migration, opened: everything a phase needs, in one value.
+"""One migration, opened: everything a phase needs, in one value; what a phase is; and waiting until nothing
+that was sent can take effect any more.
 
 Rules kept here:
 
 * A `Run` is made by the session, which owns locks, connections and their ends; phases only use it.
 * Progress and stop requests are asked of the run, so that phases know neither terminal nor signals.
+* A request that was sent and not answered takes effect within `[gates] margin`, or never. So nothing that
+  relies on what the tables hold (a sweep, a move of the authority, a way back, dropping tables) begins while
+  one that was left open, or whose sender was cut off, is younger than that (`until_quiet`).
+* What this process has left open it knows by its own clock, which only rises. What earlier runners and
+  workers may have in flight stands in the restricted store, by the service's clock (`rekey.protocol.term`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rekey.copy.scan import WindowSize, window_of
 from rekey.copy.workers.pool import Factory
@@ -19,10 +26,11 @@ from rekey.core.clock import Clock, SystemClock
 from rekey.core.progress import Progress, Silent
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Declared
-from rekey.errors import Interrupted
+from rekey.errors import Interrupted, ServiceError
 from rekey.mapping.ids import SafeIds
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.mapping.store import MappingStore
+from rekey.phases import Phase
 from rekey.project.config import Config
 from rekey.protocol.control import ControlStore
 from rekey.protocol.journal import Journal
@@ -30,13 +38,15 @@ from rekey.protocol.propagate import Propagator
 from rekey.protocol.registry import SAFETY_S, Registry
 from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.sweeper import Sweeper
+from rekey.protocol.term import Term
 from rekey.state.store import State
 from rekey.tables.base import SHARED_SERVICE_S, Table, TableService
 
 WRITING_S = 15.0
 """For how long the runner writes under one intent of its own."""
 OPEN_S = WRITING_S + SHARED_SERVICE_S + SAFETY_S
-"""After which nothing can be under way any more of what the runner has announced."""
+"""After which nothing can be in flight any more of what the runner has announced."""
+_LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +138,6 @@ class Run:
         return ReversePropagator(self.propagator)
 
     @property
-    def factory_or_fail(self) -> Factory:
-        """What begins the executor, where there must be one."""
-        if self.factory is None:
-            raise AssertionError("there is no executor")
-        return self.factory
-
-    @property
     def registry(self) -> Registry:
         """The application's clients."""
         return Registry(self.restricted, self.script_id)
@@ -174,3 +177,75 @@ class Run:
         """Raise Interrupted or Locked when the work must not go on."""
         self.still_alone()
         self.stop.check()
+
+
+# --- phases ------------------------------------------------------------------------------------------------
+
+Counters = dict[str, int]
+"""What a phase did, in figures, for the audit log and `status`."""
+
+
+async def open_gate(_run: Run) -> list[str]:
+    """The gate of a phase that needs no more than the phase before it."""
+    return []
+
+
+async def nothing_left(_run: Run) -> int:
+    """What there is to do again after a phase that leaves nothing."""
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One phase's lifecycle.
+
+    Attributes:
+        phase: which one.
+        gate: changes nothing; returns every reason that keeps the phase from beginning.
+        run: may be cut off at any moment and be run again: each step of it is idempotent.
+        undo: leads back to where the phase before it ended, or refuses with the reason.
+        again: does what has come up since, as long as no later phase was run; returns how many rows or
+            intents that was about.
+    """
+
+    phase: Phase
+    gate: Callable[[Run], Coroutine[Any, Any, list[str]]]
+    run: Callable[[Run], Coroutine[Any, Any, Counters]]
+    undo: Callable[[Run], Coroutine[Any, Any, None]]
+    again: Callable[[Run], Coroutine[Any, Any, int]] = nothing_left
+
+
+# --- what was sent and not answered ------------------------------------------------------------------------
+
+
+async def until_quiet(run: Run) -> None:
+    """Return when nothing can take effect any more that was sent before; at once if all was answered."""
+    term, margin_s = Term(run.restricted, run.script_id), run.config.gates.margin_s
+    theirs = await term.left(margin_s)
+    seconds = max(theirs, _open_s(run))
+    if seconds:
+        run.progress.note(
+            f"{run.script_id}: waiting {seconds:.0f} s: what was sent and not answered may still take effect"
+        )
+    if theirs:
+        await term.wait(margin_s, run.clock, run.check)
+    while (left := _open_s(run)) > 0:
+        run.check()
+        await run.clock.sleep(min(_LOOK_S, left))
+
+
+async def hand_over(run: Run) -> bool:
+    """Leave word for the next runner of what this process has left open; False if that could not be said."""
+    if not _open_s(run):
+        return True
+    try:
+        await Term(run.restricted, run.script_id).extend(await run.restricted.server_time())
+    except ServiceError:
+        return False
+    return True
+
+
+def _open_s(run: Run) -> float:
+    """Return for how many seconds more something may take effect that this process has left open."""
+    opened = [at for at in (run.tables.last_open, run.restricted.last_open) if at is not None]
+    return max(0.0, max(opened) + run.config.gates.margin_s - run.clock.rising()) if opened else 0.0

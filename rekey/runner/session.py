@@ -13,43 +13,37 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
-from contextlib import AsyncExitStack, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack, ExitStack
 from typing import Any, TypeVar
 
 from rekey.copy.throttle import Throttle
-from rekey.copy.workers.pool import Factory, load_factory
+from rekey.copy.workers.pool import load_factory
 from rekey.copy.write import Copier
 from rekey.core.clock import Clock, ServiceClock, SystemClock, format_ticks
 from rekey.core.progress import Progress, Silent
 from rekey.declaration.migration import Declared
-from rekey.errors import StateUnusable
-from rekey.evidence.keys import Signer
+from rekey.errors import Refused, StateUnusable
 from rekey.evidence.log import make_checkpoint
 from rekey.evidence.signing import open_signer
 from rekey.mapping.ids import new_key
-from rekey.mapping.keyring import Keyring
 from rekey.mapping.rows import MAPPING_TABLE
 from rekey.mapping.sealing import SealedKeys, cursors_key
-from rekey.mapping.wrapping import WrappingKey
+from rekey.mapping.store import Keyring
 from rekey.migration.opening import OpenMigration, Prepared, connect, open_migration
 from rekey.phases import ControlPhase, Phase
 from rekey.project.config import Config
 from rekey.protocol.control import ControlRow
 from rekey.protocol.lease import RunnerLease
 from rekey.protocol.term import Term
-from rekey.runner.capture import begin_watermark
-from rekey.runner.client_barrier import wait_for_present
-from rekey.runner.freeze import leave_old_freeze
-from rekey.runner.intents import announcing
+from rekey.runner.clients import announcing, wait_for_present
 from rekey.runner.phases import PHASES
-from rekey.runner.quiet import hand_over, until_quiet
-from rekey.runner.run import Options, Run, StopFlag
+from rekey.runner.phases.dual_write import begin_watermark
+from rekey.runner.run import Options, Run, StopFlag, hand_over, until_quiet
 from rekey.runner.steering import Steering, follow
 from rekey.state.filelock import FileLock
-from rekey.state.ledger import Ledger, LedgerScript, aligned
-from rekey.state.models import MigrationRecord
+from rekey.state.ledger import Ledger, aligned
+from rekey.state.models import require_same_rules
 from rekey.state.store import State
 from rekey.tables.allowance import while_allowed
 from rekey.tables.azure import AzureTableService
@@ -59,55 +53,11 @@ from rekey.tables.sent import since
 T = TypeVar("T")
 
 
-def _first_row(declared: Declared, fingerprints: Mapping[str, str]) -> ControlRow:
-    """Return the control row that begins a migration."""
-    return ControlRow(
-        script_id=declared.script_id,
-        phase=ControlPhase.SOURCE,
-        epoch=1,
-        run_id=secrets.token_hex(16),
-        digest=declared.digest,
-        source=declared.migration.source,
-        targets=declared.migration.tables,
-        fingerprints=fingerprints,
-        id_key=new_key(),
-    )
-
-
-@dataclass
 class Session:
-    """Open locks, state and connections. Use `Session.open`."""
+    """Open locks, state and connections for the time of one command; use it as a context manager."""
 
-    config: Config
-    scripts: Mapping[str, Declared]
-    accounts: Accounts
-    state: State
-    lock: FileLock
-    loop: asyncio.Runner
-    options: Options
-    progress: Progress
-    stop: StopFlag
-    clock: Clock
-    signer: Signer | None = None
-    factory: Factory | None = None
-    ledger: Ledger = field(init=False)
-    runs: dict[str, Run] = field(default_factory=dict)
-    leases: AsyncExitStack = field(default_factory=AsyncExitStack)
-    counted: Mapping[str, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        listed = [
-            LedgerScript(one.script_id, one.depends, one.migration.source, one.migration.tables)
-            for one in self.scripts.values()
-        ]
-        self.ledger = Ledger.open(
-            self.config.state, listed, run=self._run_phase, undo=self._undo_phase, lock=self.lock
-        )
-
-    @classmethod
-    @contextmanager
-    def open(
-        cls,
+    def __init__(
+        self,
         config: Config,
         scripts: Mapping[str, Declared],
         *,
@@ -117,64 +67,91 @@ class Session:
         connect_to: Callable[[Config], Accounts] = connect,
         clock: Clock | None = None,
         loop: asyncio.Runner | None = None,
-    ) -> Iterator[Session]:
-        """Open a session for the time of one command.
+    ) -> None:
+        """Take what one command works on; nothing is opened yet.
 
         Args:
             config: the configuration.
             scripts: all scripts of the project, by id.
             options: what the operator said on the command line.
-            progress: who hears how far the work is.
+            progress: is told how far the work is.
             stop: asked for stop requests.
             connect_to: connects the accounts; tests give tables in memory.
             clock: what waiting is asked of; the machine's clock by default.
             loop: runs the work, and stays the caller's; by default one of the session's own.
+        """
+        self.config = config
+        self.scripts = scripts
+        self.options = options or Options()
+        self.progress = progress or Silent()
+        self.stop = stop or StopFlag()
+        self.clock = clock or SystemClock()
+        self.runs: dict[str, Run] = {}
+        self._leases = AsyncExitStack()
+        self._counted: Mapping[str, int] = {}
+        self._connect_to, self._loop = connect_to, loop
+
+    def __enter__(self) -> Session:
+        """Open everything.
 
         Raises:
             Locked: another process works with this state file.
             StateUnusable, MachineFailed, ConfigurationError: see `State.open`, `connect`, `load_factory`.
         """
-        options = options or Options()
-        signer = open_signer(config)
-        executor = options.executor or config.executor.factory
-        factory = load_factory(executor, config.path.parent) if executor else None
+        config = self.config
+        self.signer = open_signer(config)
+        executor = self.options.executor or config.executor.factory
+        self.factory = load_factory(executor, config.path.parent) if executor else None
         with ExitStack() as stack:
-            lock = FileLock(config.state)
-            stack.enter_context(lock)
-            state = stack.enter_context(State.open(config.state, lock=lock))
-            loop = loop or stack.enter_context(asyncio.Runner())
-            accounts = connect_to(config)
-            stack.callback(lambda: loop.run(accounts.close()))
-            session = cls(
-                config,
-                scripts,
-                accounts,
-                state,
-                lock,
-                loop,
-                options,
-                progress or Silent(),
-                stop or StopFlag(),
-                clock or SystemClock(),
-                signer,
-                factory,
+            self._lock = stack.enter_context(FileLock(config.state))
+            self.state = stack.enter_context(State.open(config.state, lock=self._lock))
+            self.loop = self._loop or stack.enter_context(asyncio.Runner())
+            self.accounts = self._connect_to(config)
+            stack.callback(lambda: self.do(self.accounts.close()))
+            scripts = list(self.scripts.values())
+            self.ledger = Ledger(
+                config.state, scripts, run=self._run_phase, undo=self._undo_phase, lock=self._lock
             )
-            stack.callback(lambda: loop.run(session.leases.aclose()))
-            yield session
+            stack.callback(lambda: self.do(self._leases.aclose()))
+            self._opened = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Give everything back, last first."""
+        self._opened.__exit__(*error)
 
     def sent(self) -> dict[str, int]:
         """Return the requests sent since `count_anew`, by kind."""
-        return since(self.accounts.sent, self.counted)
+        return since(self.accounts.sent, self._counted)
 
     def count_anew(self) -> None:
         """Count requests from here: what comes before a phase in a command is counted with that phase."""
-        self.counted = self.accounts.sent
+        self._counted = self.accounts.sent
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         """Run asynchronous work to its end on the session's loop."""
         return self.loop.run(work)
 
     # --- opening a migration ---------------------------------------------------------------------------
+
+    def opened(self, script_id: str) -> OpenMigration:
+        """Return a migration of the project, opened; nothing is asked or written."""
+        return open_migration(Prepared.of(self.config, self.scripts[script_id]), self.accounts)
+
+    def resume(self, script_id: str) -> Run:
+        """Open a migration that has begun, as `begin` does.
+
+        Raises:
+            Refused: neither the ledger nor the restricted store knows of it. Nothing was written.
+        """
+        control = self.opened(script_id).control
+        if not self.ledger.applied(script_id) and self.do(control.read()) is None:
+            raise Refused(
+                f"{script_id} has not begun and has copied nothing",
+                kept="everything; nothing was changed",
+                hint=f"`rekey plan {script_id}` shows what it would do, `rekey apply {script_id}` begins it",
+            )
+        return self.begin(script_id)
 
     def begin(self, script_id: str) -> Run:
         """Open a migration for work: lease, guards, control row. Opens each migration once.
@@ -186,40 +163,55 @@ class Session:
             SecretMissing: a secret is not configured.
         """
         if script_id not in self.runs:
-            self.runs[script_id] = self.do(self._begin(self.scripts[script_id]))
-            self._align(self.runs[script_id])
+            self.runs[script_id] = self.do(self._begin(self.opened(script_id)))
+            self.do(self._align(self.runs[script_id]))
         return self.runs[script_id]
 
-    def opened(self, script_id: str) -> OpenMigration:
-        """Return a migration of the project, opened; nothing is asked or written."""
-        return open_migration(Prepared.of(self.config, self.scripts[script_id]), self.accounts)
-
-    async def _begin(self, declared: Declared) -> Run:
-        migration = self.opened(declared.script_id)
-        migration.prepared.require()
-        control, fingerprints = migration.control, migration.prepared.fingerprints
-        wrapping = migration.prepared.wrapping
-        self.guard(declared, await control.read(), fingerprints)
-        lease = RunnerLease(self.accounts.restricted, declared.script_id, self.lock)
-        await self.leases.enter_async_context(lease)
+    async def _begin(self, migration: OpenMigration) -> Run:
+        prepared, control, restricted = migration.prepared, migration.control, self.accounts.restricted
+        declared, script_id = migration.declared, migration.declared.script_id
+        prepared.require()
+        self._guard(migration, await control.read())
+        lease = RunnerLease(restricted, script_id, self._lock)
+        await self._leases.enter_async_context(lease)
         if lease.late_until is not None:
-            late_until = format_ticks(lease.late_until)
-            await Term(self.accounts.restricted, declared.script_id).extend(late_until)
+            await Term(restricted, script_id).extend(format_ticks(lease.late_until))
         # Read again: before the lease was ours another runner may have dropped everything.
-        if wrapping is not None and await control.read() is None:
-            await self._make_root_key(declared.script_id, wrapping)
-        row = await control.create(_first_row(declared, fingerprints))
-        self.guard(declared, row, fingerprints)
+        if prepared.wrapping is not None and await control.read() is None:
+            # What ids and seals are derived of is made before anything says that the migration has begun.
+            await restricted.create_table(MAPPING_TABLE)
+            await Keyring(restricted.table(MAPPING_TABLE), script_id, prepared.wrapping).begin()
+        first = ControlRow(
+            script_id=script_id,
+            phase=ControlPhase.SOURCE,
+            epoch=1,
+            run_id=secrets.token_hex(16),
+            digest=declared.digest,
+            source=declared.migration.source,
+            targets=declared.migration.tables,
+            fingerprints=prepared.fingerprints,
+            id_key=new_key(),
+        )
+        row = await control.create(first)
+        self._guard(migration, row)
         self.state.register(
-            declared.script_id,
+            script_id,
             declared.digest,
             declared.migration.source,
             row.run_id,
-            fingerprints,
-            self.endpoint_id,
+            prepared.fingerprints,
+            self.config.endpoints,
         )
         mapping = await migration.mapping(row)
-        await self._use_keys(declared.script_id, mapping.keyring, row)
+        if mapping.keyring is not None:
+            # Checkpoints are sealed from now on; and a change of the wrapping key is followed.
+            cursors = cursors_key(mapping.keyring.root, row.id_key)
+            self.state.use_keys(script_id, SealedKeys(script_id, cursors))
+            renewed = await mapping.keyring.rewrap()
+            if renewed:
+                self.state.audit("data-keys-rewrapped", script_id, {"keys": renewed})
+                said = f"{renewed} data keys are wrapped with the new wrapping key now"
+                self.progress.note(f"{script_id}: {said}")
         tables = self.accounts.tables
         propagator = migration.propagator(mapping, tables.shared)
         run = Run(
@@ -227,7 +219,7 @@ class Session:
             config=self.config,
             mapper=migration.mapper,
             tables=tables,
-            restricted=self.accounts.restricted,
+            restricted=restricted,
             state=self.state,
             control=control,
             mapping=mapping,
@@ -248,28 +240,41 @@ class Session:
         )
         if not run.is_delta:
             propagator.announce = announcing(run.journal, run.clock)
-        self.leases.push_async_callback(self._hand_over, run, lease)
+
+        async def end_in_order() -> None:
+            # What this runner has left open is said before its lease is given back.
+            if not await hand_over(run):
+                await lease.leave()
+
+        self._leases.push_async_callback(end_in_order)
         return run
 
-    async def _hand_over(self, run: Run, lease: RunnerLease) -> None:
-        """End in order: what this runner has left open is said before its lease is given back."""
-        if not await hand_over(run):
-            await lease.leave()
+    def _guard(self, migration: OpenMigration, control: ControlRow | None) -> None:
+        """Refuse when declaration, secrets, state file and control row do not agree. Writes to no table.
 
-    async def _make_root_key(self, script_id: str, wrapping: WrappingKey) -> None:
-        """Make what ids and seals are derived of, before anything says that the migration has begun."""
-        await self.accounts.restricted.create_table(MAPPING_TABLE)
-        await Keyring(self.accounts.restricted.table(MAPPING_TABLE), script_id, wrapping).begin()
-
-    async def _use_keys(self, script_id: str, keyring: Keyring | None, row: ControlRow) -> None:
-        """Seal the checkpoints of a sealed migration, and follow a change of the wrapping key."""
-        if keyring is None:
+        Raises:
+            StateUnusable: the state file is of another migration, or the restricted store is another one.
+            Moved: declaration or secrets are not what the migration started with.
+        """
+        declared, rules = migration.declared, (migration.declared.digest, migration.prepared.fingerprints)
+        record = self.state.migration(declared.script_id)
+        if control is None and record is not None:
+            if self.ledger.applied(declared.script_id):
+                raise StateUnusable(
+                    f"{declared.script_id} is begun in the state file but unknown to the restricted store",
+                    kept="the state file and all tables, unchanged",
+                    hint="check [restricted] endpoint; the runbook on resuming says what to do if the store"
+                    " is lost",
+                )
+            # A rollback that dropped everything was cut off before its last step: take that step.
+            self.state.forget(declared.script_id)
+        if control is None:
             return
-        self.state.use_keys(script_id, SealedKeys(script_id, cursors_key(keyring.root, row.id_key)))
-        renewed = await keyring.rewrap()
-        if renewed:
-            self.state.audit("data-keys-rewrapped", script_id, {"keys": renewed})
-            self.progress.note(f"{script_id}: {renewed} data keys are wrapped with the new wrapping key now")
+        if record is not None:
+            record.require_same_place(declared.migration.source, self.config.endpoints, control.run_id)
+            require_same_rules(declared.script_id, (record.digest, record.secret_fingerprints), rules)
+        # With a lost state file the control row is the only witness of how the migration started.
+        require_same_rules(declared.script_id, (control.digest, control.fingerprints), rules)
 
     def _throttle(self) -> Throttle:
         """Return what keeps copying under the rates that are configured, or said while it runs."""
@@ -290,63 +295,25 @@ class Session:
             self.accounts.tables.listen(throttle.heard)
         return throttle
 
-    def guard(self, declared: Declared, control: ControlRow | None, fingerprints: Mapping[str, str]) -> None:
-        """Refuse when declaration, secrets, state file and control row do not agree. Writes to no table.
-
-        Raises:
-            StateUnusable: the state file is of another migration, or the restricted store is another one.
-            Moved: declaration or secrets are not what the migration started with.
-        """
-        record = self.state.migration(declared.script_id)
-        if control is None and record is not None:
-            if self.ledger.applied(declared.script_id):
-                raise StateUnusable(
-                    f"{declared.script_id} is begun in the state file but unknown to the restricted store",
-                    kept="the state file and all tables, unchanged",
-                    hint="check [restricted] endpoint; the runbook on resuming says what to do if the store"
-                    " is lost",
-                )
-            # A rollback that dropped everything was cut off before its last step: take that step.
-            self.state.forget(declared.script_id)
-            record = None
-        if record is not None and control is not None:
-            record.require_same_place(
-                source=declared.migration.source, endpoint_id=self.endpoint_id, run_id=control.run_id
-            )
-            record.require_same_rules(digest=declared.digest, secret_fingerprints=fingerprints)
-        if control is not None:
-            # With a lost state file the control row is the only witness of how the migration started.
-            MigrationRecord(
-                script_id=declared.script_id,
-                digest=control.digest,
-                source=control.source,
-                run_id=control.run_id,
-                endpoint_id=self.endpoint_id,
-                secret_fingerprints=control.fingerprints,
-                registered_at=control.updated_at,
-            ).require_same_rules(digest=declared.digest, secret_fingerprints=fingerprints)
-
-    @property
-    def endpoint_id(self) -> str:
-        """Which accounts the state file belongs to."""
-        return self.config.endpoints
-
-    def _align(self, run: Run) -> None:
-        """Leave a freeze that a killed run left behind, then make the ledger follow the control row."""
-        row = self.do(run.control.read())
+    async def _align(self, run: Run) -> None:
+        """Leave the freeze of a run that was killed, then make the ledger follow the control row."""
+        row = await run.control.read()
         if row is None:
             return
         if row.phase is ControlPhase.FREEZE:
-            row = self.do(leave_old_freeze(run, row))
+            back_to = row.came_from or ControlPhase.DUAL_WRITE
+            row = await run.control.move(ControlPhase.FREEZE, back_to)
+            run.progress.note(
+                f"{run.script_id}: left the freeze of a run that was cut off; back in `{back_to}`"
+            )
         applied = self.ledger.applied(run.script_id)
         # In `source` all is prepared again, for a few requests: a way back that was cut off may have
         # dropped a table, also by a request that took effect after it.
         counts = () if row.phase is ControlPhase.SOURCE else aligned(row.phase, applied)
-        self.ledger.unmark(run.script_id, [phase for phase in applied if phase not in counts])
-        self.ledger.mark(run.script_id, [phase for phase in counts if phase not in applied])
+        self.ledger.align(run.script_id, counts)
         if run.is_delta and counts and counts[-1] is Phase.DUAL_WRITE:
             # Marked, not carried out, if the state file was lost; the backfill is still to come.
-            self.do(begin_watermark(run))
+            await begin_watermark(run)
 
     # --- phases, as yoyo calls them ----------------------------------------------------------------------
 

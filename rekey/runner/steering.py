@@ -2,10 +2,10 @@
 
 Rules kept here:
 
-* It stands in a small file beside the state file. The state file has one writer, who holds its lock for as
+* It stands in a small file next to the state file. The state file has one writer, who holds its lock for as
   long as it works; the control row is what clients follow, costs requests, and cannot be reached when pausing
   is most wanted. A file that is replaced whole needs no lock (ADR 0023).
-* Whoever may write the state file's folder may steer. The file holds rates and who said so, no keys.
+* Any user who may write the state file's folder may steer. The file holds rates and who said so, no keys.
 * A file that cannot be read changes nothing: what was said last goes on to count.
 * What is said stays said, also for the next run, until it is taken back; `status` shows it.
 """
@@ -57,14 +57,11 @@ class Steering:
 
     def told(self) -> str:
         """Return in words what counts."""
-        rates = [
-            f"{rate:,} entities/s {of}"
-            for rate, of in (
-                (self.entities_per_second, "of the account"),
-                (self.partition_entities_per_second, "of a partition"),
-            )
-            if rate is not None
-        ]
+        rates = []
+        if self.entities_per_second is not None:
+            rates.append(f"{self.entities_per_second:,} entities/s of the account")
+        if self.partition_entities_per_second is not None:
+            rates.append(f"{self.partition_entities_per_second:,} entities/s of a partition")
         limits = f"at most {', '.join(rates)}" if rates else "limits as in rekey.toml"
         return f"PAUSED until `rekey resume`; {limits}" if self.paused else limits
 
@@ -88,13 +85,10 @@ def read(state: Path) -> Steering | None:
         return None
     try:
         said = json.loads(text)
-        return Steering(
-            paused=said["paused"] is True,
-            entities_per_second=_rate(said["entities_per_second"]),
-            partition_entities_per_second=_rate(said["partition_entities_per_second"]),
-            said_at=str(said["said_at"]),
-            said_by=str(said["said_by"]),
-        )
+        rates = said["entities_per_second"], said["partition_entities_per_second"]
+        if any(rate is not None and (type(rate) is not int or rate < 1) for rate in rates):
+            return None
+        return Steering(said["paused"] is True, *rates, str(said["said_at"]), str(said["said_by"]))
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -115,17 +109,14 @@ def say(state: Path, steering: Steering) -> Steering:
     return said
 
 
-def follow(
-    state: Path, changed: Callable[[Steering], None], *, first: Steering | None = None
-) -> Callable[[Rates], Rates]:
+def follow(state: Path, changed: Callable[[Steering], None]) -> Callable[[Rates], Rates]:
     """Return what a throttle asks for its rates.
 
     Args:
         state: the state file.
         changed: told when something else is said than before.
-        first: what counts until the file says otherwise.
     """
-    said = first or Steering()
+    said = Steering()
 
     def rates(given: Rates) -> Rates:
         nonlocal said
@@ -136,11 +127,3 @@ def follow(
         return said.over(given)
 
     return rates
-
-
-def _rate(value: Any) -> int | None:
-    if value is None:
-        return None
-    if type(value) is not int or value < 1:
-        raise ValueError("not a rate")
-    return value

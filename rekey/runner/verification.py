@@ -13,8 +13,8 @@ Rules kept here:
 * One that was cut off goes on from its sums, but only where they mean what new ones would: of the same run,
   declaration and epoch (so never across a move, and never from before a freeze), with the same side as the
   authority, with clients registered or not as then, and only while the first row that went into them was read
-  less than `[gates] verification_max_age` ago: an older verification opens no gate anyhow. Rows change behind
-  its cursor as they do within one sitting: what differs is looked at again before it counts, and the report
+  less than `[gates] verification_max_age` ago: an older verification opens no gate anyhow. Rows that were
+  read change as they do within one sitting: what differs is looked at again before it counts, and the report
   says what was read when. What cannot be gone on from is forgotten, and said to be.
 * From cutover on the target is the authority: it is looked at last, and repair brings the source up to date.
 """
@@ -23,29 +23,27 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 from rekey.core.progress import Advance
 from rekey.errors import StateUnusable
-from rekey.model import EntityKey
+from rekey.model import TIMESTAMP, EntityKey
 from rekey.phases import ControlPhase
 from rekey.protocol.rules import SOURCE, TARGET, authority
-from rekey.runner.client_barrier import look
-from rekey.runner.intents import InFlight, heard_of_until, while_sweeping
+from rekey.runner.clients import InFlight, heard_of_until, look, while_sweeping
 from rekey.runner.run import Run
-from rekey.runner.sum_with_workers import reader_of
+from rekey.runner.workers import Workers
 from rekey.state.models import WATERMARK, StoredSums, Verification
 from rekey.status.facts import RETURNED_AT, UNFOLLOWED, is_unfollowed, verification_problem
-from rekey.verify.context import ReconcileContext
+from rekey.verify.context import ReconcileContext, never
 from rekey.verify.full import full
 from rekey.verify.report import FullReport
 from rekey.verify.sums import Partial
 
 
 class _Rows:
-    """Hears rows from `reconcile` and passes them on to a progress task."""
+    """Hears rows from a comparison and passes them on to a progress task."""
 
     def __init__(self, advance: Advance) -> None:
         self._advance = advance
@@ -55,11 +53,25 @@ class _Rows:
 
 
 def context(run: Run, control: ControlPhase, advance: Advance) -> ReconcileContext:
-    """Return what the functions of `reconcile` need to know of a migration."""
+    """Return what a comparison needs to know of a migration.
+
+    Args:
+        run: the migration.
+        control: the phase that says which side is the authority.
+        advance: told of rows as they are read.
+    """
+    watermark = run.state.get_fact(run.script_id, WATERMARK)
 
     async def owner(_table: str, target_key: EntityKey) -> EntityKey | None:
         found = await run.mapping.owner(target_key)
         return None if found is None else found.source
+
+    async def pending(source_key: EntityKey) -> bool:
+        """Tell whether a source row changed after the last pass began, so that the next pass brings it."""
+        row = await run.source.get(source_key, select=[TIMESTAMP])
+        if row is None:
+            return True
+        return watermark is not None and ticks_of(row[TIMESTAMP]) >= ticks_of(watermark)
 
     from_target = not run.is_delta and authority(control) == TARGET
     return ReconcileContext(
@@ -73,8 +85,8 @@ def context(run: Run, control: ControlPhase, advance: Advance) -> ReconcileConte
         folder=Path(tempfile.gettempdir()),
         progress=_Rows(advance),
         stop=run.check,
-        in_flight=_never if run.is_delta else InFlight(run),
-        pending=_pending(run) if run.is_delta and control is ControlPhase.DUAL_WRITE else _never,
+        in_flight=never if run.is_delta else InFlight(run),
+        pending=pending if run.is_delta and control is ControlPhase.DUAL_WRITE else never,
         authority_is_target=from_target,
         concurrency=run.config.limits.concurrency,
         scans=run.config.limits.scans,
@@ -83,36 +95,29 @@ def context(run: Run, control: ControlPhase, advance: Advance) -> ReconcileConte
     )
 
 
-async def _never(_source_key: EntityKey) -> bool:
-    return False
-
-
-def _pending(run: Run) -> Callable[[EntityKey], Awaitable[bool]]:
-    """Tell whether a source row changed after the last pass began, so that the next pass brings it."""
-    watermark = run.state.get_fact(run.script_id, WATERMARK)
-
-    async def pending(source_key: EntityKey) -> bool:
-        row = await run.source.get(source_key, select=["Timestamp"])
-        if row is None:
-            return True
-        return watermark is not None and ticks_of(row["Timestamp"]) >= ticks_of(watermark)
-
-    return pending
-
-
 async def verify_full(run: Run, *, repair: bool = False) -> FullReport:
     """Compare everything and record the result."""
-    control = await _compared_in(run)
+    row = await run.control.read()
+    control = ControlPhase.SOURCE if row is None else row.phase
+    if row is not None and control is ControlPhase.FREEZE and not run.is_delta:
+        control = row.came_from or ControlPhase.DUAL_WRITE  # a freeze does not change who is the authority
     followed = run.is_delta or bool((await look(run)).live)
-    under = await made_now(run, control, followed=followed)
-    work = resumed(run, under)
+    made_under = {
+        "run_id": "" if row is None else row.run_id,
+        "epoch": 0 if row is None else row.epoch,
+        "digest": run.declared.digest,
+        "control": control,
+        "followed": followed,
+    }
+    basis = json.dumps(made_under, sort_keys=True)
+    work = _resumed(run, basis)
     with run.progress.task("verify") as advance:
         comparing = full(
             context(run, control, advance),
             partial=work,
-            checkpoint=lambda sums: keep(run, under, sums),
+            checkpoint=lambda sums: keep(run, basis, sums),
             repair=repair,
-            reader=await reader_of(run),
+            reader=None if run.factory is None else await Workers.of(run, writes=False),
         )
         report = await while_sweeping(run, authority(control) or SOURCE, comparing)
     record(run, report)
@@ -124,53 +129,33 @@ async def verify_full(run: Run, *, repair: bool = False) -> FullReport:
     return report
 
 
-async def _compared_in(run: Run) -> ControlPhase:
-    """Return the phase that says which side is the authority; in dual writes a freeze does not change it."""
-    now = await run.control.read()
-    if now is None:
-        return ControlPhase.SOURCE
-    if now.phase is ControlPhase.FREEZE and not run.is_delta:
-        return now.came_from or ControlPhase.DUAL_WRITE
-    return now.phase
+def _resumed(run: Run, basis: str) -> Partial | None:
+    """Return the sums to go on from, None to begin anew."""
+    try:
+        stored = run.state.sums(run.script_id)
+        if stored is None:
+            return None
+        work = Partial.from_state(stored.sums, targets=len(run.targets))
+        age = (run.clock.ticks() - ticks_of(stored.begun_at)) / TICKS_PER_SECOND
+        if stored.basis == basis and age < run.config.gates.verification_max_age_s:
+            run.progress.note(
+                f"{run.script_id}: the verification begun at {stored.begun_at} goes on behind"
+                f" {sum(one.rows for one in work.reads.values()):,} rows"
+            )
+            return work
+    except StateUnusable:
+        pass  # it cannot be read: as one that was made under something else
+    run.state.keep_sums(run.script_id, None)
+    run.progress.note(
+        f"{run.script_id}: an earlier verification cannot be gone on with; this one begins anew"
+    )
+    return None
 
 
-def unfollowed(run: Run) -> bool:
-    """Tell whether the last full verification was made while no client was registered."""
-    last = run.state.latest_verification(run.script_id, mode="full")
-    return last is not None and is_unfollowed(last, run.state.facts(run.script_id))
-
-
-def last_number(run: Run) -> int:
-    """Return the number of the last full verification, 0 where there is none."""
-    last = run.state.latest_verification(run.script_id, mode="full")
-    return 0 if last is None else last.number
-
-
-async def closed_by_difference(run: Run) -> list[str]:
-    """Return why the authority must not pass back, nor the other side be given up, with what is known to
-    differ, or may come to; empty when nothing speaks against it.
-
-    As long as a client may be heard of that was given up, all is compared now.
-    """
-    until = await heard_of_until(run)
-    if until is not None:
-        run.progress.note(
-            f"{run.script_id}: a client was given up that had not ended in order, and may be heard of until"
-            f" {format_ticks(until)}: everything is compared first"
-        )
-        await verify_full(run)
-    last = run.state.latest_verification(run.script_id, mode="full")
-    if last is None or not last.divergences:
-        return []
-    return [
-        f"the last full verification found {last.divergences:,} rows that differ; run {_again(run, last)}"
-    ]
-
-
-def wrong(report: FullReport) -> int:
-    """Return how many rows keep a verification from being clean."""
-    found = report.found
-    return found.stable + found.unsettled + found.unchecked
+def keep(run: Run, basis: str, work: Partial) -> None:
+    """Store sums durably."""
+    run.still_alone()
+    run.state.keep_sums(run.script_id, StoredSums(basis, work.begun_at, work.as_state()))
 
 
 def record(run: Run, report: FullReport) -> None:
@@ -192,9 +177,51 @@ def record(run: Run, report: FullReport) -> None:
     run.state.audit("verification", run.script_id, report.as_json())
 
 
+def wrong(report: FullReport) -> int:
+    """Return how many rows keep a verification from being clean."""
+    found = report.found
+    return found.stable + found.unsettled + found.unchecked
+
+
+# --- what the last one says to the gates -------------------------------------------------------------------
+
+
+def unfollowed(run: Run) -> bool:
+    """Tell whether the last full verification was made while no client was registered."""
+    last = run.state.latest_verification(run.script_id)
+    return last is not None and is_unfollowed(last, run.state.facts(run.script_id))
+
+
+def last_number(run: Run) -> int:
+    """Return the number of the last full verification, 0 where there is none."""
+    last = run.state.latest_verification(run.script_id)
+    return 0 if last is None else last.number
+
+
+async def closed_by_difference(run: Run) -> list[str]:
+    """Return why the authority must not pass back, nor the other side be given up, with what is known to
+    differ, or may come to; empty when nothing speaks against it.
+
+    As long as a client may be heard of that was given up, all is compared now.
+    """
+    until = await heard_of_until(run)
+    if until is not None:
+        run.progress.note(
+            f"{run.script_id}: a client was given up that had not ended in order, and may be heard of until"
+            f" {format_ticks(until)}: everything is compared first"
+        )
+        await verify_full(run)
+    last = run.state.latest_verification(run.script_id)
+    if last is None or not last.divergences:
+        return []
+    return [
+        f"the last full verification found {last.divergences:,} rows that differ; run {_again(run, last)}"
+    ]
+
+
 def closed_by_verification(run: Run) -> list[str]:
     """Return why the last full verification keeps the gate before cutover closed; empty when it does not."""
-    last = run.state.latest_verification(run.script_id, mode="full")
+    last = run.state.latest_verification(run.script_id)
     problem = verification_problem(
         last,
         run.state.facts(run.script_id),
@@ -211,57 +238,3 @@ def _again(run: Run, last: Verification | None) -> str:
     """Return the command that verifies again, and mends what the last one found and did not mend."""
     mends = last is not None and last.divergences and last.report.get("repair") is None
     return f"`rekey verify {run.script_id} --mode full{' --repair' if mends else ''}`"
-
-
-# --- going on with one that was cut off --------------------------------------------------------------------
-
-
-async def made_now(run: Run, control: ControlPhase, *, followed: bool) -> str:
-    """Return what sums are made under now, as it is compared.
-
-    Args:
-        run: the migration.
-        control: the phase that says which side is the authority.
-        followed: whether clients are registered that follow, or none is needed.
-    """
-    row = await run.control.read()
-    return json.dumps(
-        {
-            "run_id": "" if row is None else row.run_id,
-            "epoch": 0 if row is None else row.epoch,
-            "digest": run.declared.digest,
-            "control": control,
-            "followed": followed,
-        },
-        sort_keys=True,
-    )
-
-
-def keep(run: Run, under: str, work: Partial) -> None:
-    """Store sums durably."""
-    run.still_alone()
-    run.state.keep_sums(run.script_id, StoredSums(under, work.begun_at, work.as_state()))
-
-
-def resumed(run: Run, under: str) -> Partial | None:
-    """Return the sums to go on from, None to begin anew."""
-    try:
-        stored = run.state.sums(run.script_id)
-        if stored is None:
-            return None
-        work = Partial.from_state(stored.sums, targets=len(run.targets))
-    except StateUnusable:
-        stored, work = None, None
-    if stored is not None and work is not None and stored.basis == under:
-        age = (run.clock.ticks() - ticks_of(stored.begun_at)) / TICKS_PER_SECOND
-        if age < run.config.gates.verification_max_age_s:
-            run.progress.note(
-                f"{run.script_id}: the verification begun at {stored.begun_at} goes on behind"
-                f" {sum(one.rows for one in work.reads.values()):,} rows"
-            )
-            return work
-    run.state.keep_sums(run.script_id, None)
-    run.progress.note(
-        f"{run.script_id}: an earlier verification cannot be gone on with; this one begins anew"
-    )
-    return None

@@ -98,24 +98,19 @@ class AuditEvent:
 
 
 def chained(
-    last: AuditEvent | None,
-    *,
-    at: str,
-    actor: str,
-    event: str,
-    script_id: str | None,
-    details: Mapping[str, Any],
-    host: str | None = None,
-    command: str | None = None,
+    last: AuditEvent | None, at: str, event: str, script_id: str | None, details: Mapping[str, Any]
 ) -> AuditEvent:
-    """Return the event that follows `last` in the chain. Raises ValueError for NaN and infinities."""
+    """Return the event that follows `last` in the chain, by this user, machine and command.
+
+    Raises:
+        ValueError: NaN or an infinity in the details.
+    """
     seq = 1 if last is None else last.seq + 1
     prev = FIRST_PREV if last is None else last.hash
     # what is hashed is what will be read back: tuples become lists here, not later
     plain = json.loads(rfc8785.dumps(expressible(dict(details))))
-    bare = AuditEvent(
-        seq, at, shown(actor), event, script_id, plain, prev, "", shown(host), shown(command), FORMAT
-    )
+    actor, host, command = shown(current_actor()), shown(current_host()), shown(COMMAND.get())
+    bare = AuditEvent(seq, at, actor, event, script_id, plain, prev, "", host, command, FORMAT)
     return replace(bare, hash=bare.computed_hash())
 
 

@@ -19,7 +19,7 @@ import socket
 import sqlite3
 import uuid
 from collections.abc import Iterable, Mapping
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -144,19 +144,14 @@ def prepare(path: Path, lock: FileLock | None, *, folder: Path = SCHEMA_FOLDER) 
         Locked: the schema must change, and another process holds the lock.
         MachineFailed: disk full or failing.
     """
-    connection = files.open_for_writing(path)
-    try:
-        with files.translating(path):
-            if _missing(connection, path, folder):
-                if lock is not None:
-                    lock.require(path)
-                with nullcontext() if lock is not None else FileLock(path), StateBackend(path) as backend:
-                    backend.begin_exclusive_use()
-                    with backend.lock():
-                        backend.apply_migrations(backend.to_apply(schema_migrations(folder)))
-    except BaseException:
-        connection.close()
-        raise
+    with files.closed_on_error(files.open_for_writing(path)) as connection, files.translating(path):
+        if _missing(connection, path, folder):
+            if lock is not None:
+                lock.require(path)
+            with nullcontext() if lock is not None else FileLock(path), StateBackend(path) as backend:
+                backend.begin_exclusive_use()
+                with backend.lock():
+                    backend.apply_migrations(backend.to_apply(schema_migrations(folder)))
     return connection
 
 
@@ -192,7 +187,11 @@ def _missing(connection: sqlite3.Connection, path: Path, folder: Path) -> list[s
     ids = set(ledger_ids(connection))
     schema = {entry for entry in ids if _is_schema(entry)}
     phases = {entry.rpartition(".")[2] for entry in ids - schema}
-    if schema - set(known) or phases - set(Phase) or _yoyo_is_newer(connection):
+    yoyo_version = None
+    if "_yoyo_version" in _tables(connection):
+        [(yoyo_version,)] = connection.execute("SELECT max(version) FROM _yoyo_version").fetchall()
+    newer_yoyo = yoyo_version is not None and yoyo_version not in schema_versions
+    if schema - set(known) or phases - set(Phase) or newer_yoyo:
         raise StateUnusable(
             f"the state file {path} was written by a newer rekey"
             f" (schema {schema_version(schema)}, this program knows {schema_version(known)})",
@@ -210,14 +209,6 @@ def _steps(folder: Path) -> list[Path]:
 
 def _is_schema(entry: str) -> bool:
     return entry.startswith(SCHEMA_PREFIX) and "." not in entry
-
-
-def _yoyo_is_newer(connection: sqlite3.Connection) -> bool:
-    if "_yoyo_version" not in _tables(connection):
-        return False
-    with closing(connection.execute("SELECT max(version) FROM _yoyo_version")) as cursor:
-        version = cursor.fetchone()[0]
-    return version is not None and version not in schema_versions
 
 
 def _tables(connection: sqlite3.Connection) -> list[str]:

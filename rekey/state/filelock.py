@@ -16,6 +16,7 @@ import json
 import os
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from rekey.errors import Locked
@@ -80,7 +81,13 @@ class FileLock:
         try:
             if not _try_lock(descriptor):
                 raise self._locked(descriptor)
-            self._sign(descriptor)
+            # Written for the message that another process shows. Best effort: the lock is the kernel's, so a
+            # full disk does not stop it.
+            holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": utc_text(utc_now())}
+            with suppress(OSError):
+                os.ftruncate(descriptor, 0)
+                os.lseek(descriptor, 0, os.SEEK_SET)
+                os.write(descriptor, json.dumps(holder).encode() + b"\n")
         except BaseException:
             os.close(descriptor)
             raise
@@ -103,17 +110,6 @@ class FileLock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
-
-    def _sign(self, descriptor: int) -> None:
-        """Write who holds the lock, for the message that another process shows. Best effort: the lock is
-        the kernel's, so a full disk does not stop it."""
-        holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": utc_text(utc_now())}
-        try:
-            os.ftruncate(descriptor, 0)
-            os.lseek(descriptor, 0, os.SEEK_SET)
-            os.write(descriptor, json.dumps(holder).encode() + b"\n")
-        except OSError:
-            return
 
     def _locked(self, descriptor: int) -> Locked:
         who = "another process"

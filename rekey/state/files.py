@@ -29,6 +29,16 @@ _COPY_ATTEMPTS = 5
 
 
 @contextmanager
+def closed_on_error(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """Close a connection if its preparation fails, and leave it open otherwise."""
+    try:
+        yield connection
+    except BaseException:
+        connection.close()
+        raise
+
+
+@contextmanager
 def translating(path: Path) -> Iterator[None]:
     """Turn SQLite's errors, bare or wrapped by SQLAlchemy, into errors that lead to an action."""
     try:
@@ -102,15 +112,10 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
     # SQLite gives -wal and -shm the mode of the main file, so that it is right from the first byte
     os.close(open_private(path))
     _check_header(path)
-    with translating(path):
-        connection = connect(path)
-        try:
-            # the mode is a property of the file: readers in other processes are not stopped by a writer
-            connection.execute("PRAGMA journal_mode = WAL").fetchone()
-            _check_intact(connection, path)
-        except BaseException:
-            connection.close()
-            raise
+    with translating(path), closed_on_error(connect(path)) as connection:
+        # the mode is a property of the file: readers in other processes are not stopped by a writer
+        connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        _check_intact(connection, path)
     return connection
 
 
@@ -125,15 +130,12 @@ def connect(path: Path) -> sqlite3.Connection:
 
     The path goes to SQLite as a path, not as a URI, in which `?`, `#` and `%` mean something else.
     """
-    connection = sqlite3.connect(
+    made = sqlite3.connect(
         path.absolute(), timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False, uri=False
     )
-    try:
+    with closed_on_error(made) as connection:
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA foreign_keys = ON")
-    except BaseException:
-        connection.close()
-        raise
     return connection
 
 
@@ -143,17 +145,14 @@ def copy_into_memory(path: Path) -> sqlite3.Connection:
     Raises:
         StateUnusable: damaged, no database, or not readable.
     """
-    memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-    try:
+    made = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    with closed_on_error(made) as memory:
         if path.exists():
             _check_header(path)
             with translating(path):
                 _copy(path, memory)
                 _check_intact(memory, path)
         memory.execute("PRAGMA foreign_keys = ON")
-    except BaseException:
-        memory.close()
-        raise
     return memory
 
 

@@ -13,7 +13,7 @@ Rules kept here:
   killed between the two writes of a move, or when the state file was lost.
 * Work inside `dual_write` (backfill, reconcile) leaves no trace in the control row, so there the ledger is
   believed, and without a ledger the work is done again, which is safe.
-* The file lock is held first; only then is a lock row that a killed process left known to be stale. Every
+* The file lock is held first; only then is a lock row that a killed process left known to be stale. Each
   call has a fresh backend, because yoyo takes no lock with one that has failed.
 """
 
@@ -21,10 +21,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Any
 
 from yoyo.exceptions import BadMigration, LockTimeout
 from yoyo.migrations import Migration as YoyoMigration
@@ -32,7 +30,7 @@ from yoyo.migrations import MigrationList, MigrationStep, Transactionless
 
 from rekey.declaration.migration import Declared
 from rekey.errors import DeclarationError, GateClosed, Locked, MachineFailed, Refused, StateUnusable
-from rekey.phases import ORDER, REVERSIBLE, ControlPhase, Phase, ledger_id, previous
+from rekey.phases import ORDER, REVERSIBLE, ControlPhase, Phase, ledger_id
 from rekey.state import backend as state_backend
 from rekey.state import files
 from rekey.state.backend import StateBackend
@@ -42,52 +40,22 @@ Step = Callable[[str, Phase], None]
 """Carries out, or takes back, one phase of the script with this id. Blocks until it is done."""
 
 
-_LEAST: dict[ControlPhase, Phase | None] = {
-    ControlPhase.SOURCE: None,
-    ControlPhase.DUAL_WRITE: Phase.DUAL_WRITE,
-    ControlPhase.FREEZE: Phase.DUAL_WRITE,
-    ControlPhase.CUTOVER: Phase.CUTOVER,
-    ControlPhase.COMPLETE: Phase.COMPLETE,
-    ControlPhase.RETIRED: Phase.RETIRE,
+_LEAST_AND_MOST: dict[ControlPhase, tuple[Phase | None, Phase]] = {
+    ControlPhase.SOURCE: (None, Phase.PREPARE),
+    ControlPhase.DUAL_WRITE: (Phase.DUAL_WRITE, Phase.RECONCILE),
+    ControlPhase.FREEZE: (Phase.DUAL_WRITE, Phase.RECONCILE),
+    ControlPhase.CUTOVER: (Phase.CUTOVER, Phase.CUTOVER),
+    ControlPhase.COMPLETE: (Phase.COMPLETE, Phase.COMPLETE),
+    ControlPhase.RETIRED: (Phase.RETIRE, Phase.RETIRE),
 }
-_MOST: dict[ControlPhase, Phase] = {
-    ControlPhase.SOURCE: Phase.PREPARE,
-    ControlPhase.DUAL_WRITE: Phase.RECONCILE,
-    ControlPhase.FREEZE: Phase.RECONCILE,
-    ControlPhase.CUTOVER: Phase.CUTOVER,
-    ControlPhase.COMPLETE: Phase.COMPLETE,
-    ControlPhase.RETIRED: Phase.RETIRE,
-}
+"""The last phases that can be applied when the control row says this: at least, and at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerScript:
-    """What the ledger needs to know of a script.
-
-    Attributes:
-        script_id: the script.
-        depends: ids of the scripts it depends on.
-        source: the table it starts from.
-        targets: the tables it fills, index tables included.
-    """
-
-    script_id: str
-    depends: frozenset[str]
-    source: str
-    targets: tuple[str, ...]
-
-    @classmethod
-    def of(cls, declared: Declared) -> LedgerScript:
-        """Return what the ledger needs of a script as read."""
-        migration = declared.migration
-        return cls(declared.script_id, declared.depends, migration.source, migration.tables)
-
-
-def handover(before: LedgerScript, after: LedgerScript) -> Phase:
+def handover(before: Declared, after: Declared) -> Phase:
     """Return the phase of `before` that must be applied when `after`, which depends on it, begins."""
     # table names do not differ by case alone (Azure: "Understanding the Table service data model")
-    filled = {name.lower() for name in before.targets}
-    return Phase.COMPLETE if after.source.lower() in filled else Phase.CUTOVER
+    filled = {name.lower() for name in before.migration.tables}
+    return Phase.COMPLETE if after.migration.source.lower() in filled else Phase.CUTOVER
 
 
 def applied_phases(ids: Iterable[str], script_id: str) -> list[Phase]:
@@ -103,22 +71,22 @@ def aligned(control: ControlPhase, applied: Sequence[Phase]) -> tuple[Phase, ...
         control: what the control row says (a freeze has been left before this is asked).
         applied: what the ledger says, in order.
     """
-    least, most = _LEAST[control], _MOST[control]
-    known = len(applied)
-    shortest = ORDER.index(least) + 1 if least is not None else 0
-    longest = ORDER.index(most) + 1
-    return ORDER[: max(shortest, min(known, longest))]
+    least, most = _LEAST_AND_MOST[control]
+    shortest = 0 if least is None else ORDER.index(least) + 1
+    return ORDER[: max(shortest, min(len(applied), ORDER.index(most) + 1))]
 
 
 class _PhaseMigration(YoyoMigration):  # type: ignore[misc]
     """One phase of one script, as yoyo sees it. Nothing is read from a file."""
 
-    def __init__(self, script_id: str, phase: Phase, path: Path, run: Step, undo: Step) -> None:
+    def __init__(
+        self, script_id: str, phase: Phase, depends: list[_PhaseMigration], path: Path, run: Step, undo: Step
+    ) -> None:
         super().__init__(ledger_id(script_id, phase), script_id, "")
         self.script_id = script_id
         self.phase = phase
         self.use_transactions = False
-        self._depends: set[_PhaseMigration] = set()
+        self._depends = set(depends)
 
         def contained(step: Step) -> Callable[[object], None]:
             def carry_out(_connection: object) -> None:
@@ -136,24 +104,13 @@ class _PhaseMigration(YoyoMigration):  # type: ignore[misc]
 
         self.steps = [Transactionless(MigrationStep(0, contained(run), contained(undo)))]
 
-    def follow(self, other: _PhaseMigration) -> None:
-        """Make this phase depend on another one."""
-        self._depends.add(other)
-
 
 class Ledger:
-    """The phases of all scripts, and which of them are applied. Use `Ledger.open`."""
+    """The phases of all scripts, and which of them are applied."""
 
-    def __init__(self, path: Path, phases: dict[str, _PhaseMigration], lock: FileLock) -> None:
-        """Take the phases by ledger id; the state file exists and has its schema."""
-        self._path = path
-        self._phases = phases
-        self._lock = lock
-
-    @classmethod
-    def open(
-        cls, state_path: Path, scripts: Sequence[LedgerScript], *, run: Step, undo: Step, lock: FileLock
-    ) -> Ledger:
+    def __init__(
+        self, state_path: Path, scripts: Sequence[Declared], *, run: Step, undo: Step, lock: FileLock
+    ) -> None:
         """Expand scripts into phases over one state file.
 
         Args:
@@ -167,11 +124,19 @@ class Ledger:
             DeclarationError: a dependency that does not exist, or a cycle.
             StateUnusable, MachineFailed: see `State.open`.
         """
-        path = Path(state_path).absolute()
-        lock.require(path)
-        _check(scripts)
-        state_backend.prepare(path, lock).close()
-        return cls(path, _expand(scripts, path, run, undo), lock)
+        self._path = Path(state_path).absolute()
+        self._lock = lock
+        self._phases: dict[str, _PhaseMigration] = {}
+        lock.require(self._path)
+        by_id = {script.script_id: script for script in scripts}
+        for script_id in _in_order(by_id):
+            script = by_id[script_id]
+            depends = [self._phases[ledger_id(one, handover(by_id[one], script))] for one in script.depends]
+            for phase in ORDER:
+                made = _PhaseMigration(script_id, phase, depends, self._path, run, undo)
+                self._phases[made.id] = made
+                depends = [made]
+        state_backend.prepare(self._path, lock).close()
 
     def applied(self, script_id: str) -> list[Phase]:
         """Return the applied phases of a script, in order. Raises StateUnusable when there is a gap."""
@@ -187,12 +152,21 @@ class Ledger:
         """
         with self._exclusive() as backend:
             done = self._applied(backend, script_id)
-            wanted = [
-                self._phase(script_id, phase) for phase in ORDER[: ORDER.index(upto) + 1] if phase not in done
-            ]
-            self._check_dependencies(state_backend.ledger_ids(backend.connection), wanted)
-            backend.apply_migrations(backend.to_apply(MigrationList(wanted)))
-        return [migration.phase for migration in wanted]
+            pending = [phase for phase in ORDER[: ORDER.index(upto) + 1] if phase not in done]
+            wanted = self._listed(script_id, pending)
+            there = {*state_backend.ledger_ids(backend.connection), *(one.id for one in wanted)}
+            for migration in wanted:
+                missing = sorted(needed.id for needed in migration.depends if needed.id not in there)
+                if missing:
+                    waits_for = [self._phases[one] for one in missing]
+                    first = waits_for[0]
+                    raise GateClosed(
+                        migration.phase,
+                        [f"{script_id} waits for `{one.phase}` of {one.script_id}" for one in waits_for],
+                        hint=f"`rekey apply {first.script_id} --to {first.phase}` first",
+                    )
+            backend.apply_migrations(backend.to_apply(wanted))
+        return pending
 
     def rollback(self, script_id: str, downto: Phase | None) -> list[Phase]:
         """Take phases back, last first, until `downto` is the last applied one (None: none is left).
@@ -211,28 +185,31 @@ class Ledger:
                     kept="everything; nothing was changed",
                     hint="write a new migration that goes the other way",
                 )
-            ids = state_backend.ledger_ids(backend.connection)
-            self._check_dependants(ids, script_id, undone)
-            listed = [self._phase(script_id, phase) for phase in undone]
-            backend.rollback_migrations(backend.to_rollback(MigrationList(listed)))
+            taken = {ledger_id(script_id, phase) for phase in undone}
+            staying = set(state_backend.ledger_ids(backend.connection)) & set(self._phases) - taken
+            builds_on = {
+                self._phases[entry].script_id
+                for entry in staying
+                if any(needed.id in taken for needed in self._phases[entry].depends)
+            }
+            if builds_on:
+                raise Refused(
+                    f"{', '.join(sorted(builds_on))} builds on {script_id}",
+                    kept="everything; nothing was changed",
+                    hint=f"`rekey rollback {max(builds_on)}` first",
+                )
+            backend.rollback_migrations(backend.to_rollback(self._listed(script_id, undone)))
         return undone[::-1]
 
-    def mark(self, script_id: str, phases: Iterable[Phase]) -> None:
-        """Note phases as applied without carrying them out: for a state file that was lost."""
+    def align(self, script_id: str, phases: Iterable[Phase]) -> None:
+        """Note that exactly these phases are applied; none is carried out or taken back."""
         wanted = set(phases)
         with self._exclusive() as backend:
             done = self._applied(backend, script_id)
-            listed = [self._phase(script_id, p) for p in ORDER if p in wanted and p not in done]
-            backend.mark_migrations(MigrationList(listed))
-
-    def unmark(self, script_id: str, phases: Iterable[Phase]) -> None:
-        """Note phases as not applied without taking them back."""
-        wanted = set(phases)
-        with self._exclusive() as backend:
-            done = self._applied(backend, script_id)
-            backend.unmark_migrations(
-                MigrationList([self._phase(script_id, phase) for phase in reversed(done) if phase in wanted])
-            )
+            surplus = [phase for phase in reversed(done) if phase not in wanted]
+            lacking = [phase for phase in ORDER if phase in wanted and phase not in done]
+            backend.unmark_migrations(self._listed(script_id, surplus))
+            backend.mark_migrations(self._listed(script_id, lacking))
 
     @contextmanager
     def _exclusive(self) -> Iterator[StateBackend]:
@@ -248,11 +225,11 @@ class Ledger:
                     hint="wait for the other command to end, then run the same command again",
                 ) from None
 
-    def _phase(self, script_id: str, phase: Phase) -> _PhaseMigration:
-        return self._phases[ledger_id(script_id, phase)]
+    def _listed(self, script_id: str, phases: Iterable[Phase]) -> MigrationList:
+        return MigrationList([self._phases[ledger_id(script_id, phase)] for phase in phases])
 
     def _applied(self, backend: StateBackend, script_id: str) -> list[Phase]:
-        self._phase(script_id, Phase.PREPARE)  # KeyError for a script that was not opened: a fault of ours
+        self._listed(script_id, ORDER)  # KeyError for a script that was not opened: a fault of ours
         done = applied_phases(state_backend.ledger_ids(backend.connection), script_id)
         if done != list(ORDER[: len(done)]):
             raise StateUnusable(
@@ -262,45 +239,11 @@ class Ledger:
             )
         return done
 
-    def _check_dependencies(self, ids: Iterable[str], wanted: Sequence[_PhaseMigration]) -> None:
-        there = {*ids, *(migration.id for migration in wanted)}
-        for migration in wanted:
-            missing = sorted(needed.id for needed in migration.depends if needed.id not in there)
-            if missing:
-                first = self._phases[missing[0]]
-                raise GateClosed(
-                    migration.phase,
-                    [
-                        f"{migration.script_id} waits for `{self._phases[m].phase}` of "
-                        f"{self._phases[m].script_id}"
-                        for m in missing
-                    ],
-                    hint=f"`rekey apply {first.script_id} --to {first.phase}` first",
-                )
 
-    def _check_dependants(self, ids: Iterable[str], script_id: str, undone: Sequence[Phase]) -> None:
-        taken = {ledger_id(script_id, phase) for phase in undone}
-        builds_on = sorted(
-            {
-                self._phases[entry].script_id
-                for entry in ids
-                if entry in self._phases and entry not in taken
-                if any(needed.id in taken for needed in self._phases[entry].depends)
-            }
-        )
-        if builds_on:
-            raise Refused(
-                f"{', '.join(builds_on)} builds on {script_id}",
-                kept="everything; nothing was changed",
-                hint=f"`rekey rollback {builds_on[-1]}` first",
-            )
-
-
-def _check(scripts: Sequence[LedgerScript]) -> None:
-    """Refuse missing dependencies and cycles; yoyo drops the first and leaks the second."""
-    known = {script.script_id for script in scripts}
-    for script in scripts:
-        for missing in sorted(script.depends - known):
+def _in_order(scripts: dict[str, Declared]) -> list[str]:
+    """Return the ids of scripts, dependencies first; yoyo drops missing ones and leaks circles."""
+    for script in scripts.values():
+        for missing in sorted(script.depends - set(scripts)):
             raise DeclarationError(
                 script.script_id,
                 "__depends__",
@@ -308,7 +251,9 @@ def _check(scripts: Sequence[LedgerScript]) -> None:
                 cure="name a script of this folder, without `.py`",
             )
     try:
-        TopologicalSorter({s.script_id: s.depends for s in scripts}).prepare()
+        return list(
+            TopologicalSorter({one.script_id: one.depends for one in scripts.values()}).static_order()
+        )
     except CycleError as error:
         raise DeclarationError(
             error.args[1][0],
@@ -316,21 +261,3 @@ def _check(scripts: Sequence[LedgerScript]) -> None:
             f"the scripts depend on each other in a circle: {' -> '.join(error.args[1])}",
             cure="remove one of these dependencies",
         ) from None
-
-
-def _expand(scripts: Sequence[LedgerScript], path: Path, run: Step, undo: Step) -> dict[str, _PhaseMigration]:
-    phases: dict[str, Any] = {
-        ledger_id(script.script_id, phase): _PhaseMigration(script.script_id, phase, path, run, undo)
-        for script in scripts
-        for phase in ORDER
-    }
-    by_id = {script.script_id: script for script in scripts}
-    for migration in phases.values():
-        before = previous(migration.phase)
-        if before is not None:
-            migration.follow(phases[ledger_id(migration.script_id, before)])
-            continue
-        script = by_id[migration.script_id]
-        for other in sorted(script.depends):
-            migration.follow(phases[ledger_id(other, handover(by_id[other], script))])
-    return phases

@@ -8,6 +8,7 @@ Rules kept here:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,9 @@ PLAN_FACT = "plan"
 
 KEYS_FORGOTTEN = "keys_forgotten"
 """The fact that all keys of a migration's segments were taken out of the file, and the file written anew."""
+
+SEALED = "sealed:"
+"""What the text of a sealed key begins with; that of a plain one is a JSON array."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,7 @@ class MigrationRecord:
     secret_fingerprints: Mapping[str, str]
     registered_at: str
 
-    def require_same_place(self, *, source: str, endpoint_id: str, run_id: str) -> None:
+    def require_same_place(self, source: str, endpoint_id: str, run_id: str) -> None:
         """Refuse a state file that belongs to another migration of the same name. Raises StateUnusable."""
         ours = (self.source.lower(), self.endpoint_id, self.run_id)
         if ours == (source.lower(), endpoint_id, run_id):
@@ -67,24 +71,58 @@ class MigrationRecord:
             " without its file a migration copies again and loses nothing",
         )
 
-    def require_same_rules(self, *, digest: str, secret_fingerprints: Mapping[str, str]) -> None:
-        """Refuse a declaration or a secret that changed since the first phase. Raises Moved."""
-        if digest != self.digest:
-            raise Moved(
-                f"the script {self.script_id} was edited after its first phase:"
-                f" digest {digest[:12]}, started with {self.digest[:12]}",
-                kept="everything done so far; nothing was written with the edited script",
-                hint="put the script back as it was; to change it, `rekey rollback` with the old one first",
+
+Rules = tuple[str, Mapping[str, str]]
+"""What decides how rows are mapped: a declaration's digest, and the fingerprints of its secrets by name."""
+
+
+def require_same_rules(script_id: str, began: Rules, now: Rules) -> None:
+    """Refuse a declaration or a secret that changed since the first phase. Raises Moved."""
+    (first_digest, first_secrets), (digest, secrets) = began, now
+    if digest != first_digest:
+        raise Moved(
+            f"the script {script_id} was edited after its first phase:"
+            f" digest {digest[:12]}, started with {first_digest[:12]}",
+            kept="everything done so far; nothing was written with the edited script",
+            hint="put the script back as it was; to change it, `rekey rollback` with the old one first",
+        )
+    changed = [
+        f"`{name}`"
+        for name in sorted({*secrets, *first_secrets})
+        if secrets.get(name) != first_secrets.get(name)
+    ]
+    if changed:
+        raise Moved(
+            f"the secret {', '.join(changed)} is not the one that {script_id} started with",
+            kept="everything done so far; nothing was written with the other secret",
+            hint="configure the secret of the start; to change it, `rekey rollback` with that one first",
+        )
+
+
+class KeyTexts:
+    """How keys stand in the state file: as they are, as JSON arrays in ASCII.
+
+    Keys of a sealed migration stand sealed (`rekey.mapping.sealing.SealedKeys`), once it was opened for work:
+    the state file itself cannot seal or open anything. A column holds one form: a key in the clear is never
+    taken for real where sealed ones belong.
+    """
+
+    def to_text(self, column: str, key: EntityKey | None) -> str | None:  # noqa: ARG002 - sealed ones need it
+        """Return a key as a column holds it; None stays None."""
+        return None if key is None else json.dumps([key.partition, key.row], separators=(",", ":"))
+
+    def from_text(self, column: str, text: str | None) -> EntityKey | None:  # noqa: ARG002 - sealed ones need it
+        """Return the key that `to_text` wrote for that column. Raises StateUnusable when it is not."""
+        if text is None:
+            return None
+        if text.startswith(SEALED):
+            raise StateUnusable(
+                "the checkpoints in the state file are sealed, and the migration was not opened",
+                kept="the state file, unchanged",
+                hint="run the command with [sealing] configured as it was when the migration began",
             )
-        names = sorted({*secret_fingerprints, *self.secret_fingerprints})
-        changed = [n for n in names if secret_fingerprints.get(n) != self.secret_fingerprints.get(n)]
-        if changed:
-            raise Moved(
-                f"the secret {', '.join(f'`{name}`' for name in changed)} is not the one that"
-                f" {self.script_id} started with",
-                kept="everything done so far; nothing was written with the other secret",
-                hint="configure the secret of the start; to change it, `rekey rollback` with that one first",
-            )
+        partition, row = json.loads(text)
+        return EntityKey(partition, row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +227,7 @@ class StoredCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class StoredSums:
-    """Sums of a verification under way.
+    """Sums of an unfinished verification.
 
     Attributes:
         basis: what they were made under; compared before a verification goes on from them.

@@ -4,8 +4,8 @@ Rules kept here:
 
 * Every change is one transaction, synced to the disk before the call returns: progress is never claimed
   before it is durable, and a failed write leaves the last checkpoint.
-* Segments and the facts that belong to them change in one transaction (`checkpoint`), and so do the halves of
-  a segment that is split: at any moment every key is in exactly one segment.
+* The segments of a checkpoint change in one transaction, and so do the halves of a segment that is split: at
+  any moment every key is in exactly one segment.
 * A checkpoint moves cursors and counts, never bounds: it may come from before a split.
 * Keys stand in the file as the `KeyTexts` of their migration write them, sealed if its mapping is.
 * An audit event follows the newest one that the file holds in the same transaction: two processes never add
@@ -36,15 +36,16 @@ from rekey.model import EntityKey, KeyRange
 from rekey.state import audit, backend, files
 from rekey.state.audit import AuditEvent, canonical_json, utc_text
 from rekey.state.filelock import FileLock
-from rekey.state.keytexts import PLAIN, KeyTexts
 from rekey.state.models import (
     KEYS_FORGOTTEN,
+    KeyTexts,
     MigrationRecord,
     PhaseRun,
     Segment,
     StoredCheckpoint,
     StoredSums,
     Verification,
+    require_same_rules,
 )
 
 _REQUESTS = "requests."
@@ -103,11 +104,8 @@ class State:
             # canonical, so that a chained event hashes alike after it was read back
             json_serializer=canonical_json,
         )
-        try:
+        with files.closed_on_error(raw):
             self._connection = self._engine.connect()
-        except BaseException:
-            raw.close()
-            raise
 
     @classmethod
     def open(
@@ -135,13 +133,8 @@ class State:
         path = Path(path).absolute()
         if not read_only:
             return cls(path, backend.prepare(path, lock), read_only=False, clock=clock)
-        copy = files.copy_into_memory(path)
-        try:
-            with files.translating(path):
-                backend.upgrade_copy(copy, path)
-        except BaseException:
-            copy.close()
-            raise
+        with files.closed_on_error(files.copy_into_memory(path)) as copy, files.translating(path):
+            backend.upgrade_copy(copy, path)
         return cls(path, copy, read_only=True, clock=clock)
 
     def close(self) -> None:
@@ -178,7 +171,7 @@ class State:
         run_id: str,
         secret_fingerprints: Mapping[str, str],
         endpoint_id: str,
-    ) -> MigrationRecord:
+    ) -> None:
         """Record what a migration starts with, or check that it is what it started with.
 
         Raises:
@@ -188,14 +181,14 @@ class State:
         with self._writing() as connection:
             known = _migration(connection, script_id)
             if known is not None:
-                known.require_same_place(source=source, endpoint_id=endpoint_id, run_id=run_id)
-                known.require_same_rules(digest=digest, secret_fingerprints=secret_fingerprints)
-                return known
+                known.require_same_place(source, endpoint_id, run_id)
+                began = known.digest, known.secret_fingerprints
+                require_same_rules(script_id, began, (digest, secret_fingerprints))
+                return
             made = MigrationRecord(
                 script_id, digest, source, run_id, endpoint_id, dict(secret_fingerprints), self._now()
             )
             connection.execute(sa.insert(MIGRATION).values(asdict(made)))
-        return made
 
     def migration(self, script_id: str) -> MigrationRecord | None:
         """Return what a migration started with, None when the file does not know it."""
@@ -204,14 +197,13 @@ class State:
 
     def migrations(self) -> list[MigrationRecord]:
         """Return all migrations that the file knows, by script id."""
-        with self._reading() as connection:
-            found = connection.execute(sa.select(MIGRATION).order_by(MIGRATION.c.script_id))
-            return [MigrationRecord(**row._asdict()) for row in found]
+        return [
+            MigrationRecord(**one) for one in self._read(sa.select(MIGRATION).order_by(MIGRATION.c.script_id))
+        ]
 
     def forget(self, script_id: str) -> None:
         """Remove a migration with its segments, facts and verifications; its phase runs and audit stay."""
-        with self._writing() as connection:
-            connection.execute(sa.delete(MIGRATION).where(MIGRATION.c.script_id == script_id))
+        self._write(sa.delete(MIGRATION).where(MIGRATION.c.script_id == script_id))
 
     # --- segments and checkpoints -----------------------------------------------------------------------
 
@@ -238,8 +230,8 @@ class State:
         with self._writing() as connection:
             return _add_segments(connection, script_id, purpose, ranges, self._texts(script_id))
 
-    def checkpoint(self, segments: Sequence[Segment], *, facts: Mapping[str, str] | None = None) -> None:
-        """Save cursors, counts and done of segments of one migration, and facts of it, in one transaction.
+    def checkpoint(self, segments: Sequence[Segment]) -> None:
+        """Save cursors, counts and done of segments of one migration, in one transaction.
 
         Raises:
             MachineFailed: disk full or failing; the checkpoint before this one stands.
@@ -247,8 +239,7 @@ class State:
         scripts = {segment.script_id for segment in segments}
         if len(scripts) != 1:
             raise ValueError("a checkpoint is of the segments of one migration")
-        script_id = scripts.pop()
-        keys = self._texts(script_id)
+        keys = self._texts(scripts.pop())
         with self._writing() as connection:
             for segment in segments:
                 saved = {
@@ -258,7 +249,6 @@ class State:
                     "done": int(segment.done),
                 }
                 connection.execute(sa.update(SEGMENT).where(SEGMENT.c.id == segment.id).values(saved))
-            _put_facts(connection, script_id, facts or {})
 
     def split_segment(self, segment: Segment, middle: EntityKey) -> Segment:
         """End a segment at a key and add a new one for what lies after it, in one transaction.
@@ -288,10 +278,7 @@ class State:
 
     def clear_segments(self, script_id: str, purpose: str) -> None:
         """Remove the segments of one purpose."""
-        with self._writing() as connection:
-            connection.execute(
-                sa.delete(SEGMENT).where(SEGMENT.c.script_id == script_id, SEGMENT.c.purpose == purpose)
-            )
+        self._write(sa.delete(SEGMENT).where(SEGMENT.c.script_id == script_id, SEGMENT.c.purpose == purpose))
 
     def forget_keys(self, script_id: str) -> None:
         """Take all keys of a migration out of the file; counts stay. After `complete` they are of no use."""
@@ -314,43 +301,44 @@ class State:
 
     def facts(self, script_id: str) -> dict[str, str]:
         """Return all facts of a migration."""
-        with self._reading() as connection:
-            found = connection.execute(sa.select(FACT).where(FACT.c.script_id == script_id))
-            return {row.name: row.value for row in found}
+        found = self._read(sa.select(FACT).where(FACT.c.script_id == script_id))
+        return {one["name"]: one["value"] for one in found}
 
     def set_fact(self, script_id: str, name: str, value: str | None) -> None:
         """Set a fact; None removes it. The migration must be registered."""
         with self._writing() as connection:
-            _put_facts(connection, script_id, {name: value})
+            _put_fact(connection, script_id, name, value)
 
     # --- phase runs ---------------------------------------------------------------------------------------
 
     def start_phase(self, script_id: str, phase: str) -> int:
         """Record that a phase is entered and return the number of this run."""
         begun = {"script_id": script_id, "phase": str(phase), "started_at": self._now(), "counters": {}}
-        with self._writing() as connection:
-            return connection.execute(sa.insert(PHASE_RUN).values(begun)).lastrowid
+        return self._write(sa.insert(PHASE_RUN).values(begun)).lastrowid
 
     def count_phase(self, run: int, requests: Mapping[str, int]) -> None:
         """Record what a run of a phase has sent until now, by kind; that stays if the run is killed."""
-        self._update_phase(run, counters=_counters({}, requests))
+        counted = _counters({}, requests)
+        self._write(sa.update(PHASE_RUN).where(PHASE_RUN.c.id == run).values(counters=counted))
 
     def finish_phase(
         self, run: int, outcome: str, counters: Mapping[str, int], requests: Mapping[str, int] | None = None
     ) -> None:
         """Record how a run of a phase ended, what it did, and what it sent."""
         counted = _counters(counters, requests or {})
-        self._update_phase(run, finished_at=self._now(), outcome=outcome, counters=counted)
+        ended = {"finished_at": self._now(), "outcome": outcome, "counters": counted}
+        self._write(sa.update(PHASE_RUN).where(PHASE_RUN.c.id == run).values(ended))
 
     def phase_runs(self, script_id: str) -> list[PhaseRun]:
         """Return all runs of all phases of a migration, oldest first."""
         query = sa.select(PHASE_RUN).where(PHASE_RUN.c.script_id == script_id).order_by(PHASE_RUN.c.id)
-        with self._reading() as connection:
-            return [_phase_run(row) for row in connection.execute(query)]
-
-    def _update_phase(self, run: int, **values: Any) -> None:
-        with self._writing() as connection:
-            connection.execute(sa.update(PHASE_RUN).where(PHASE_RUN.c.id == run).values(values))
+        runs = []
+        for values in self._read(query):
+            counters, requests = dict[str, int](), dict[str, int]()
+            for name, number in values.pop("counters").items():
+                (requests if name.startswith(_REQUESTS) else counters)[name.removeprefix(_REQUESTS)] = number
+            runs.append(PhaseRun(**values, counters=counters, requests=requests))
+        return runs
 
     # --- verifications ------------------------------------------------------------------------------------
 
@@ -358,8 +346,7 @@ class State:
         """Record the result of a verification. The migration must be registered."""
         values = {**asdict(verification), "script_id": script_id}
         del values["number"]  # the file gives it
-        with self._writing() as connection:
-            connection.execute(sa.insert(VERIFICATION).values(values))
+        self._write(sa.insert(VERIFICATION).values(values))
 
     def latest_verification(self, script_id: str, mode: str = "full") -> Verification | None:
         """Return the verification of this mode that was recorded last."""
@@ -371,12 +358,13 @@ class State:
         query = sa.select(VERIFICATION).where(VERIFICATION.c.script_id == script_id)
         if mode is not None:
             query = query.where(VERIFICATION.c.mode == mode)
-        with self._reading() as connection:
-            found = connection.execute(query.order_by(VERIFICATION.c.id))
-            return [_verification(row) for row in found]
+        found = self._read(query.order_by(VERIFICATION.c.id))
+        for values in found:
+            del values["script_id"]
+        return [Verification(number=values.pop("id"), **values) for values in found]
 
     def keep_sums(self, script_id: str, stored: StoredSums | None) -> None:
-        """Store the sums of a verification under way in the place of those before; None removes them."""
+        """Store the sums of an unfinished verification in place of those before; None removes them."""
         with self._writing() as connection:
             if stored is None:
                 _forget_sums(connection, script_id)
@@ -385,28 +373,27 @@ class State:
             values = {"basis": stored.basis, "begun_at": stored.begun_at, "sums": sums}
             adding = upsert(PARTIAL_SUMS).values(script_id=script_id, **values)
             connection.execute(adding.on_conflict_do_update(index_elements=["script_id"], set_=values))
-            _put_facts(connection, script_id, {KEYS_FORGOTTEN: None})  # the file holds keys again
+            _put_fact(connection, script_id, KEYS_FORGOTTEN, None)  # the file holds keys again
 
     def sums(self, script_id: str) -> StoredSums | None:
-        """Return the sums of a verification under way, None when there are none.
+        """Return the sums of an unfinished verification, None when there are none.
 
         Raises:
             StateUnusable: they cannot be read, or their keys cannot be opened.
         """
-        with self._reading() as connection:
-            query = sa.select(PARTIAL_SUMS).where(PARTIAL_SUMS.c.script_id == script_id)
-            row = connection.execute(query).one_or_none()
-        if row is None:
+        found = self._read(sa.select(PARTIAL_SUMS).where(PARTIAL_SUMS.c.script_id == script_id))
+        if not found:
             return None
+        [stored] = found
         try:
-            sums = _with_keys(json.loads(row.sums), self._texts(script_id).from_text)
+            sums = _with_keys(json.loads(stored["sums"]), self._texts(script_id).from_text)
         except (KeyError, TypeError, ValueError):
             raise StateUnusable(
                 "the stored sums of an earlier verification cannot be read",
                 kept="all tables; a verification changes none",
                 hint="run `rekey verify --mode full` again: it begins anew",
             ) from None
-        return StoredSums(row.basis, row.begun_at, sums)
+        return StoredSums(stored["basis"], stored["begun_at"], sums)
 
     # --- audit --------------------------------------------------------------------------------------------
 
@@ -434,8 +421,7 @@ class State:
         query = sa.select(AUDIT_EVENT).order_by(AUDIT_EVENT.c.seq)
         if script_id is not None:
             query = query.where(AUDIT_EVENT.c.script_id == script_id)
-        with self._reading() as connection:
-            return [AuditEvent(**row._asdict()) for row in connection.execute(query)]
+        return [AuditEvent(**one) for one in self._read(query)]
 
     def check_chain(self) -> int | None:
         """Return the seq at which the audit chain breaks first, None when it holds."""
@@ -443,31 +429,21 @@ class State:
 
     def add_checkpoint(self, size: int, note: str, remark: str) -> None:
         """Record a checkpoint over the first `size` events; one that is there already stays as it is."""
-        with self._writing() as connection:
-            adding = upsert(AUDIT_CHECKPOINT).values(size=size, at=self._now(), note=note, remark=remark)
-            connection.execute(adding.on_conflict_do_nothing())
+        adding = upsert(AUDIT_CHECKPOINT).values(size=size, at=self._now(), note=note, remark=remark)
+        self._write(adding.on_conflict_do_nothing())
 
     def checkpoints(self) -> list[StoredCheckpoint]:
         """Return all checkpoints over the audit log, by size."""
-        with self._reading() as connection:
-            found = connection.execute(sa.select(AUDIT_CHECKPOINT).order_by(AUDIT_CHECKPOINT.c.size))
-            return [StoredCheckpoint(**row._asdict()) for row in found]
+        found = self._read(sa.select(AUDIT_CHECKPOINT).order_by(AUDIT_CHECKPOINT.c.size))
+        return [StoredCheckpoint(**one) for one in found]
 
     def _add_event(
         self, connection: sa.Connection, event: str, script_id: str | None, details: Mapping[str, Any]
     ) -> AuditEvent:
         newest = sa.select(AUDIT_EVENT).order_by(AUDIT_EVENT.c.seq.desc()).limit(1)
-        last = connection.execute(newest).one_or_none()
-        added = audit.chained(
-            None if last is None else AuditEvent(**last._asdict()),
-            at=self._now(),
-            actor=audit.current_actor(),
-            event=event,
-            script_id=script_id,
-            details=details,
-            host=audit.current_host(),
-            command=audit.COMMAND.get(),
-        )
+        row = connection.execute(newest).one_or_none()
+        last = None if row is None else AuditEvent(**row._asdict())
+        added = audit.chained(last, self._now(), event, script_id, details)
         connection.execute(sa.insert(AUDIT_EVENT).values(asdict(added)))
         return added
 
@@ -477,7 +453,15 @@ class State:
         return utc_text(self._clock())
 
     def _texts(self, script_id: str) -> KeyTexts:
-        return self._keys.get(script_id, PLAIN)
+        return self._keys.get(script_id) or KeyTexts()
+
+    def _read(self, query: sa.Select[Any]) -> list[dict[str, Any]]:
+        with self._reading() as connection:
+            return [row._asdict() for row in connection.execute(query)]
+
+    def _write(self, statement: sa.Executable) -> sa.CursorResult[Any]:
+        with self._writing() as connection:
+            return connection.execute(statement)
 
     @contextmanager
     def _reading(self) -> Iterator[sa.Connection]:
@@ -539,38 +523,20 @@ def _add_segments(
     return _segments(connection, script_id, purpose, keys)
 
 
-def _put_facts(connection: sa.Connection, script_id: str, facts: Mapping[str, str | None]) -> None:
-    """Set facts of a migration; None removes one."""
-    for name, value in facts.items():
-        if value is None:
-            connection.execute(sa.delete(FACT).where(FACT.c.script_id == script_id, FACT.c.name == name))
-            continue
-        setting = upsert(FACT).values(script_id=script_id, name=name, value=value)
-        connection.execute(
-            setting.on_conflict_do_update(index_elements=["script_id", "name"], set_={"value": value})
-        )
+def _put_fact(connection: sa.Connection, script_id: str, name: str, value: str | None) -> None:
+    """Set a fact of a migration; None removes it."""
+    if value is None:
+        connection.execute(sa.delete(FACT).where(FACT.c.script_id == script_id, FACT.c.name == name))
+        return
+    setting = upsert(FACT).values(script_id=script_id, name=name, value=value)
+    connection.execute(
+        setting.on_conflict_do_update(index_elements=["script_id", "name"], set_={"value": value})
+    )
 
 
 def _counters(counters: Mapping[str, int], requests: Mapping[str, int]) -> dict[str, int]:
     """Return both kinds of counters of a phase run as its column holds them."""
     return {**counters, **{_REQUESTS + name: number for name, number in requests.items()}}
-
-
-def _phase_run(row: sa.Row[Any]) -> PhaseRun:
-    values = row._asdict()
-    recorded: dict[str, int] = values.pop("counters")
-    sent = {name: number for name, number in recorded.items() if name.startswith(_REQUESTS)}
-    return PhaseRun(
-        **values,
-        counters={name: number for name, number in recorded.items() if name not in sent},
-        requests={name.removeprefix(_REQUESTS): number for name, number in sent.items()},
-    )
-
-
-def _verification(row: sa.Row[Any]) -> Verification:
-    values = row._asdict()
-    del values["script_id"]
-    return Verification(number=values.pop("id"), **values)
 
 
 def _with_keys(sums: Mapping[str, Any], convert: Callable[[str, Any], Any]) -> dict[str, Any]:

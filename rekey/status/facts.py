@@ -21,13 +21,13 @@ from typing import Any
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 from rekey.core.plain import told
 from rekey.declaration.migration import Declared
-from rekey.mapping.retention import Cohort
+from rekey.mapping.rows import Cohort
 from rekey.phases import ControlPhase, Phase
 from rekey.project.config import Gates
 from rekey.protocol.control import ControlRow
 from rekey.protocol.registry import ClientRow, is_current, is_over
 from rekey.state.audit import EVIDENCE_VERIFIED, AuditEvent
-from rekey.state.ledger import LedgerScript, aligned, applied_phases, handover
+from rekey.state.ledger import aligned, applied_phases, handover
 from rekey.state.models import PhaseRun, Segment, Verification
 
 RETURNED_AFTER = "returned_after"
@@ -211,10 +211,7 @@ def waits(script: Declared, scripts: Mapping[str, Declared], ledger_ids: Iterabl
     ids = set(ledger_ids)
     if applied_phases(ids, script.script_id):
         return ()
-    ours = LedgerScript.of(script)
-    needed = [
-        Wait(other, handover(LedgerScript.of(scripts[other]), ours)) for other in sorted(script.depends)
-    ]
+    needed = [Wait(other, handover(scripts[other], script)) for other in sorted(script.depends)]
     return tuple(one for one in needed if one.phase not in applied_phases(ids, one.script_id))
 
 

@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from rekey.core.clock import Clock, format_ticks, ticks_of
 from rekey.declaration.migration import Declared
 from rekey.errors import ServiceError, TableMissing
-from rekey.mapping.keyring import cohorts_kept
-from rekey.mapping.retention import Cohort
-from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, LEASE_ROW_KEY
+from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, LEASE_ROW_KEY, Cohort
+from rekey.mapping.store import cohorts_kept
 from rekey.model import EntityKey
 from rekey.project.config import Config
 from rekey.protocol.control import ControlStore

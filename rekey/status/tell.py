@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 from rekey.core.clock import format_ticks
-from rekey.mapping.retention import WHOLE
+from rekey.mapping.rows import WHOLE
 from rekey.phases import ControlPhase
 from rekey.present.text import duration, wrapped
 from rekey.protocol.registry import Standing

@@ -40,12 +40,12 @@ from rekey.mapping.sealing import (
     ROOT,
     SEALED,
     DataKey,
+    LocalWrappingKey,
     SealedKeys,
     Sealer,
     cursors_key,
     read_data_key,
 )
-from rekey.mapping.wrapping import LocalWrappingKey
 from rekey.model import Row, content_of
 from rekey.rehearse.azurite import Azurite, AzuriteAccount
 from rekey.state.models import Segment

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from rekey.errors import Refused, SealedUnreadable
-from rekey.mapping.keyring import Keyring
 from rekey.mapping.rows import MAPPING_TABLE
-from rekey.mapping.sealing import key_partition
-from rekey.mapping.wrapping import LocalWrappingKey
+from rekey.mapping.sealing import LocalWrappingKey, key_partition
+from rekey.mapping.store import Keyring
 from rekey.model import EntityKey, Row, content_of
 from tests.commands import Commands
 from tests.diagnosing import changed
@@ -73,7 +72,7 @@ def late(script: str) -> Row:
 
 def made(folder: Path, script: str, capsys: Any, monkeypatch: Any) -> Commands:
     rekey = begun(folder, script, capsys, monkeypatch)
-    monkeypatch.setattr("rekey.mapping.keyring.cohort_of", lambda _moment: "2024-02")
+    monkeypatch.setattr("rekey.mapping.store.cohort_of", lambda _moment: "2024-02")
     source = rekey.project.scripts[SCRIPT].migration.source
     asyncio.run(rekey.project.tables.table(source).insert(late(script)))
     rekey("apply")
@@ -217,10 +216,10 @@ def test_on_a_terminal_the_id_is_asked_for(rekey: Commands, monkeypatch: pytest.
     assert tombstones(rekey.project) == {}
     rekey("expire")
     assert len(tombstones(rekey.project)) == 1
-    assert all("for good" in question for question in asked)
+    assert ["for good" in question for question in asked] == [True, True]
 
 
-def test_it_is_on_record_before_the_first_key_goes_and_once_more_behind_the_last(rekey: Commands) -> None:
+def test_it_is_on_record_before_the_first_key_goes_and_once_more_after_the_last(rekey: Commands) -> None:
     rekey.project.clock.advance(200 * DAY)
     seen = []
 

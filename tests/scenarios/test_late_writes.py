@@ -25,7 +25,7 @@ from rekey.protocol.control import ControlStore
 from rekey.protocol.registry import Registry, is_current, refused_at
 from rekey.protocol.rules import View
 from rekey.runner import commands
-from rekey.runner.intents import RUNNER
+from rekey.runner.clients import RUNNER
 from rekey.runner.run import OPEN_S, Options, StopFlag
 from rekey.state.store import State
 from rekey.tables.base import SIGNED_S, Operation

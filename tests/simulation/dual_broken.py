@@ -26,8 +26,8 @@ from rekey.protocol.journal import Journal
 from rekey.protocol.propagate import Propagated
 from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.rules import Side
-from rekey.runner import client_barrier as following
-from rekey.runner import freeze
+from rekey.runner import clients
+from rekey.runner.phases import cutover
 from rekey.tables.base import Operation, Table, Verb
 
 
@@ -151,12 +151,12 @@ async def nothing_moved(*_: Any, **__: Any) -> int:
 
 
 def no_waiting() -> Any:
-    """Move on without waiting for clients."""
+    """Move on without waiting for clients; those that went silent are waited for before a freeze."""
 
-    async def wait(*_: Any) -> int:
-        return 1
+    async def wait(*given: Any, missing: Any = None) -> int:
+        return 1 if missing is None else await _wait_for_clients(*given, missing=missing)
 
-    return _in((following, freeze), "wait_for_clients", wait)
+    return _in((clients, cutover), "wait_for_clients", wait)
 
 
 def no_draining() -> Any:
@@ -165,7 +165,7 @@ def no_draining() -> Any:
     async def drain(*_: Any) -> int:
         return 0
 
-    return mock.patch.object(freeze, "drain", drain)
+    return mock.patch.object(cutover, "drain", drain)
 
 
 @contextmanager
@@ -183,4 +183,5 @@ def _in(modules: Sequence[Any], name: str, thing: Callable[..., Any] | Awaitable
 _apply_for_etag = effects.apply_for_etag
 _propagate_back = ReversePropagator.propagate
 _read = Authority.read
+_wait_for_clients = clients.wait_for_clients
 _while_writing = Authority.while_writing

@@ -47,7 +47,7 @@ from rekey.mapping.rows import (
     JOURNAL_TABLE,
     MAPPING_TABLE,
 )
-from rekey.mapping.wrapping import LocalWrappingKey
+from rekey.mapping.sealing import LocalWrappingKey
 from rekey.migration.opening import Prepared
 from rekey.model import EntityKey, Row
 from rekey.phases import ControlPhase, Phase

@@ -2,7 +2,7 @@
 
 Rules kept here:
 
-* Clients have the program's lease, the runner its moves (`rekey.runner.freeze.cross`). Of a migration opened
+* Clients have the program's lease, the runner its moves (`cutover.cross`). Of a migration opened
   for work only what these ask for is there.
 * When a client looks at the control row, and when it begins an operation, is a choice of the search: a step
   of its own at the gate, which is no call on a table. A client looks a few times and then no more: what the
@@ -32,8 +32,8 @@ from rekey.protocol import control as control_module
 from rekey.protocol.control import ControlRow, ControlStore, from_row
 from rekey.protocol.registry import Registry
 from rekey.protocol.rules import SOURCE, TARGET, Side
-from rekey.runner import client_barrier as following
-from rekey.runner import freeze, intents
+from rekey.runner import clients
+from rekey.runner.phases import cutover
 from tests.faults import Call
 from tests.simulation.dual_small import DualParts, DualWorld, Works
 from tests.simulation.scheduler import Scheduler, Waits
@@ -63,12 +63,11 @@ def repeatable() -> Iterator[None]:
         return SimpleNamespace(findings=False)
 
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.multiple(freeze, verify_full=verified, unfollowed=lambda _run: False))
+        stack.enter_context(mock.patch.multiple(cutover, verify_full=verified, unfollowed=lambda _run: False))
         words = mock.patch.object(control_module.secrets, "token_hex", lambda _n: f"move-{next(_numbers[0])}")
         stack.enter_context(words)
-        stack.enter_context(mock.patch.object(following, "UNTOLD", 0))
-        for module in (following, intents):
-            stack.enter_context(mock.patch.object(module, "POLL_S", POLL_S))
+        stack.enter_context(mock.patch.object(clients, "UNTOLD", 0))
+        stack.enter_context(mock.patch.object(clients, "POLL_S", POLL_S))
         yield
 
 
@@ -201,10 +200,10 @@ class MovingWorld(DualWorld):
         run = self.run()
         try:
             if self.start is ControlPhase.SOURCE:
-                await following.move(run, ControlPhase.SOURCE, ControlPhase.DUAL_WRITE)
+                await clients.move(run, ControlPhase.SOURCE, ControlPhase.DUAL_WRITE)
                 await self._backfill()
             else:
-                await freeze.cross(run, self.start, self.end)
+                await cutover.cross(run, self.start, self.end)
         except RekeyError:
             return  # given up: back where it came from
 
@@ -212,7 +211,7 @@ class MovingWorld(DualWorld):
         """Return of an open migration what moving the authority asks for."""
         propagator = self.propagator()
         journal = self.journal("runner")
-        propagator.announce = intents.announcing(journal, Waits(self.scheduler))
+        propagator.announce = clients.announcing(journal, Waits(self.scheduler))
         gates = SimpleNamespace(clients_timeout_s=2 * OVER_S, freeze_timeout_s=2 * OVER_S, margin_s=OVER_S)
         return SimpleNamespace(
             script_id=SCRIPT,

@@ -37,7 +37,7 @@ from rekey.protocol.journal import Journal
 from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.rules import SOURCE, TARGET, Side, View
 from rekey.protocol.sweeper import Company, Sweeper
-from rekey.runner.intents import announcing
+from rekey.runner.clients import announcing
 from rekey.tables.base import Operation
 from tests.fakeclock import FakeClock
 from tests.faults import Call

@@ -15,8 +15,7 @@ from rekey.declaration.migration import Migration
 from rekey.errors import SealedUnreadable
 from rekey.mapping.ids import SafeIds
 from rekey.mapping.rows import MAPPING_TABLE, REVERSE, MappingRows, TargetKey
-from rekey.mapping.sealing import ROOT, Sealer, ids_key, key_partition, read_data_key
-from rekey.mapping.wrapping import LocalWrappingKey
+from rekey.mapping.sealing import ROOT, LocalWrappingKey, Sealer, ids_key, key_partition, read_data_key
 from rekey.model import EntityKey, Row, key_of
 from rekey.protocol.control import ControlRow
 from tests.projects import WRAPPING_KEY

@@ -22,7 +22,7 @@ from rekey.protocol.journal import Journal
 from rekey.protocol.lease import Holder
 from rekey.protocol.sweeper import Company
 from rekey.runner import session
-from rekey.runner.intents import RUNNER
+from rekey.runner.clients import RUNNER
 from rekey.runner.phases import cutover
 from rekey.state.models import Verification
 from rekey.status import facts
@@ -50,7 +50,7 @@ def no_quiet() -> Any:
     async def until_quiet(_run: object) -> None:
         return
 
-    return _everywhere("rekey.runner.quiet", "until_quiet", until_quiet)
+    return _everywhere("rekey.runner.run", "until_quiet", until_quiet)
 
 
 def repeats_open_writes() -> Any:
@@ -86,7 +86,7 @@ def given_up_is_over() -> Any:
     async def not_heard_of(*_: object) -> None:
         return
 
-    stack = _everywhere("rekey.runner.intents", "heard_of_until", not_heard_of)
+    stack = _everywhere("rekey.runner.clients", "heard_of_until", not_heard_of)
     stack.enter_context(mock.patch.object(Company, "keeps", lambda *_: False))
     return stack
 

@@ -50,8 +50,8 @@ from rekey.phases import ControlPhase
 from rekey.project.config import Config, Limits
 from rekey.protocol import control, term
 from rekey.protocol.control import ControlRow, ControlStore
-from rekey.runner import copy_with_workers as spreading
-from rekey.runner import quiet
+from rekey.runner import run as opened_run
+from rekey.runner import workers
 from rekey.runner.phases import backfill
 from rekey.runner.run import Run, StopFlag
 from rekey.state.models import Segment
@@ -301,7 +301,7 @@ class LateWorld(DeltaWorld):
             tables=self.sources, restricted=self.others, control=self.store, mapping=self.mapping,
             source=self.source, propagator=propagator, copier=Copier(propagator, 1),
             state=self.file, config=config, clock=Waits(self.scheduler), progress=Silent(),
-            factory=go_on, factory_or_fail=go_on, stop=StopFlag(), lease_id=lease_id,
+            factory=go_on, stop=StopFlag(), lease_id=lease_id,
             still_alone=go_on, check=go_on, keep_count=go_on, by_workers=Counter(),
         )  # fmt: skip
         return cast(Run, run)
@@ -367,11 +367,11 @@ def at_work() -> Iterator[None]:
         stack.callback(logging.disable, before)
         for replaced in (
             patch(sweep, "DigestParts", DigestsInMemory),
-            patch(spreading, "Pool", pool),
-            patch(spreading, "Driver", drives),
+            patch(workers, "Pool", pool),
+            patch(workers, "Driver", drives),
             patch(driver, "_LOOK_S", LOOK_S),
             patch(term, "_LOOK_S", ALL_S),
-            patch(quiet, "_LOOK_S", ALL_S),
+            patch(opened_run, "_LOOK_S", ALL_S),
             patch(driver, "secrets", SimpleNamespace(token_hex=token_hex)),
             patch(control, "secrets", SimpleNamespace(token_hex=token_hex)),
             patch(copying, "rising_seconds", monotonic),

@@ -10,6 +10,7 @@ import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -245,16 +246,9 @@ def rebuilt(path: Path, keep: list[int]) -> None:
     last: AuditEvent | None = None
     chain = []
     for event in events:
-        last = audit.chained(
-            last,
-            at=event.at,
-            actor=event.actor,
-            event=event.event,
-            script_id=None,
-            details=event.details,
-            host=event.host,
-            command=event.command,
-        )
+        prev = audit.FIRST_PREV if last is None else last.hash
+        bare = replace(event, seq=len(chain) + 1, prev=prev, hash="")
+        last = replace(bare, hash=bare.computed_hash())
         chain.append(last)
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("DROP TRIGGER audit_event_is_never_removed")

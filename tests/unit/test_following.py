@@ -8,7 +8,7 @@ from rekey.core.clock import TICKS_PER_SECOND
 from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow
 from rekey.protocol.registry import SAFETY_S, ClientRow
-from rekey.runner.client_barrier import Clients, Deadline, named
+from rekey.runner.clients import Clients, Deadline, named
 from tests.fakeclock import FakeClock
 
 CONTROL = ControlRow(

@@ -8,13 +8,14 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from yoyo.exceptions import BadMigration
 
+from rekey.declaration.migration import Declared
 from rekey.declaration.scripts import load_scripts
 from rekey.errors import (
     DeclarationError,
@@ -28,14 +29,16 @@ from rekey.errors import (
 from rekey.phases import ORDER, Phase
 from rekey.state.backend import StateBackend
 from rekey.state.filelock import FileLock
-from rekey.state.ledger import Ledger, LedgerScript, Step, applied_phases, handover
+from rekey.state.ledger import Ledger, Step, applied_phases, handover
 from rekey.state.store import State
+from tests.declared import filling
 
-USERS = LedgerScript("0001_users", frozenset(), "Users", ("UsersV2", "UsersByTag"))
+
+def script(name: str, *depends: str, source: str = "", targets: Sequence[str] = ()) -> Declared:
+    return filling(name, source or f"{name}Old", *(targets or (f"{name}New",)), depends=depends)
 
 
-def script(name: str, *depends: str, source: str = "", targets: tuple[str, ...] = ()) -> LedgerScript:
-    return LedgerScript(name, frozenset(depends), source or f"{name}Old", targets or (f"{name}New",))
+USERS = filling("0001_users", "Users", "UsersV2", "UsersByTag")
 
 
 class Recorder:
@@ -80,8 +83,8 @@ def steps() -> Recorder:
 
 @pytest.fixture
 def open_ledger(path: Path, lock: FileLock, steps: Recorder) -> Callable[..., Ledger]:
-    def opened(*scripts: LedgerScript, run: Step = steps.run, undo: Step = steps.undo) -> Ledger:
-        return Ledger.open(path, scripts or (USERS,), run=run, undo=undo, lock=lock)
+    def opened(*scripts: Declared, run: Step = steps.run, undo: Step = steps.undo) -> Ledger:
+        return Ledger(path, scripts or (USERS,), run=run, undo=undo, lock=lock)
 
     return opened
 
@@ -271,7 +274,7 @@ def test_a_script_on_which_another_one_builds_is_not_taken_back(open_ledger: Ope
 
 def test_the_shipped_scripts_can_be_carried_out_in_order(open_ledger: OpenLedger) -> None:
     folder = Path(__file__).parents[2] / "migrations"
-    scripts = [LedgerScript.of(declared) for declared in load_scripts(folder)]
+    scripts = load_scripts(folder)
     ledger = open_ledger(*scripts)
     for entry in scripts:
         assert ledger.apply(entry.script_id, Phase.COMPLETE) == list(ORDER[:6])
@@ -294,17 +297,17 @@ def test_opening_a_second_time_keeps_the_order_between_scripts(open_ledger: Open
 
 def test_phases_can_be_noted_without_being_carried_out(open_ledger: OpenLedger, steps: Recorder) -> None:
     ledger = open_ledger()
-    ledger.mark("0001_users", [Phase.DUAL_WRITE, Phase.PREPARE])
-    ledger.mark("0001_users", [Phase.PREPARE, Phase.DUAL_WRITE])
+    ledger.align("0001_users", [Phase.DUAL_WRITE, Phase.PREPARE])
+    ledger.align("0001_users", [Phase.PREPARE, Phase.DUAL_WRITE])
     assert ledger.applied("0001_users") == [Phase.PREPARE, Phase.DUAL_WRITE]
-    ledger.unmark("0001_users", [Phase.DUAL_WRITE])
+    ledger.align("0001_users", [Phase.PREPARE])
     assert ledger.applied("0001_users") == [Phase.PREPARE]
     assert steps.calls == []
 
 
 def test_a_ledger_with_a_gap_is_refused(open_ledger: OpenLedger) -> None:
     ledger = open_ledger()
-    ledger.mark("0001_users", [Phase.PREPARE, Phase.BACKFILL])
+    ledger.align("0001_users", [Phase.PREPARE, Phase.BACKFILL])
     with pytest.raises(StateUnusable, match="gap"):
         ledger.apply("0001_users", Phase.RECONCILE)
 
@@ -360,16 +363,17 @@ import os, signal, sys
 from pathlib import Path
 from rekey.phases import Phase
 from rekey.state.filelock import FileLock
-from rekey.state.ledger import Ledger, LedgerScript
+from rekey.state.ledger import Ledger
+from tests.declared import filling
 
 def run(script_id, phase):
     if phase is Phase.BACKFILL:
         os.kill(os.getpid(), signal.SIGKILL)
 
 path = Path(sys.argv[1])
-users = LedgerScript("0001_users", frozenset(), "Users", ("UsersV2",))
+users = filling("0001_users", "Users", "UsersV2")
 with FileLock(path) as lock:
-    Ledger.open(path, [users], run=run, undo=run, lock=lock).apply("0001_users", Phase.RECONCILE)
+    Ledger(path, [users], run=run, undo=run, lock=lock).apply("0001_users", Phase.RECONCILE)
 """
 
 
@@ -378,7 +382,7 @@ def test_a_phase_in_which_the_process_was_killed_is_entered_again(path: Path, st
     killed = subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED), str(path)], check=False)
     assert killed.returncode == -signal.SIGKILL
     with FileLock(path) as lock:
-        ledger = Ledger.open(path, [USERS], run=steps.run, undo=steps.undo, lock=lock)
+        ledger = Ledger(path, [USERS], run=steps.run, undo=steps.undo, lock=lock)
         assert ledger.applied("0001_users") == [Phase.PREPARE, Phase.DUAL_WRITE]
         assert ledger.apply("0001_users", Phase.RECONCILE) == [Phase.BACKFILL, Phase.RECONCILE]
     assert steps.calls == ["+0001_users.backfill", "+0001_users.reconcile"]

@@ -8,13 +8,11 @@ import pytest
 
 from rekey.core.clock import TICKS_PER_SECOND, ticks_of
 from rekey.errors import Erased, SealedUnreadable
-from rekey.mapping.retention import (
+from rekey.mapping.rows import (
     Cohort,
     Tombstones,
     cohorts,
     day_of,
-    end_of,
-    is_cohort,
     is_tombstone,
     over_at,
 )
@@ -42,14 +40,15 @@ COMPLETED = "2024-03-10T12:00:00.0000000Z"
     ],
 )
 def test_a_cohort_ends_with_its_month(name: str, end: str) -> None:
-    assert end_of(name) == ticks_of(f"{end}T00:00:00Z")
+    assert over_at(name, "1999-01-01T00:00:00Z", 0) == ticks_of(f"{end}T00:00:00Z")
 
 
 @pytest.mark.parametrize("name", ["2024-13", "2024-00", "2024-1", "24-01", "root", "all", "2024-01-x", ""])
 def test_what_is_no_month_is_no_cohort(name: str) -> None:
-    assert not is_cohort(name)
-    with pytest.raises(ValueError, match="a cohort is a month"):
-        end_of(name)
+    assert cohorts([key_row(name, Name="x")], sealed=True, completed_at=COMPLETED, keep_s=DAY) == ()
+    if name != "all":
+        with pytest.raises(ValueError, match="a cohort is a month"):
+            over_at(name, COMPLETED, DAY)
 
 
 @pytest.mark.parametrize(

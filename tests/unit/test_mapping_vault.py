@@ -15,10 +15,10 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 from rekey.errors import ConfigurationError, CredentialRefused, EndpointDown, Moved, Unavailable
-from rekey.mapping.keyring import Keyring
 from rekey.mapping.rows import MAPPING_TABLE
+from rekey.mapping.sealing import Wrapped
+from rekey.mapping.store import Keyring
 from rekey.mapping.vault import KeyVaultWrappingKey
-from rekey.mapping.wrapping import Wrapped
 from rekey.migration.opening import open_wrapping
 from rekey.project.config import load_config
 from tests.memory import MemoryTableService

@@ -42,7 +42,7 @@ from rekey.project.config import Limits, is_factory, read_executor
 from rekey.project.sections import Section
 from rekey.protocol.control import ControlRow, to_row
 from rekey.protocol.term import Term
-from rekey.runner.copy_with_workers import reached
+from rekey.runner.workers import reached
 from rekey.tables import allowance
 from rekey.tables.base import Accounts
 from tests.documents import ROOT

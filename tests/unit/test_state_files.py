@@ -24,8 +24,9 @@ from rekey.phases import Phase
 from rekey.state import backend, files
 from rekey.state.backend import SCHEMA_FOLDER, StateBackend
 from rekey.state.filelock import FileLock
-from rekey.state.ledger import Ledger, LedgerScript
+from rekey.state.ledger import Ledger
 from rekey.state.store import State
+from tests.declared import filling
 
 SCRIPT = "0001_users"
 
@@ -154,9 +155,9 @@ def test_a_ledger_format_that_this_program_does_not_know_means_newer_too(path: P
 
 
 def test_a_script_called_like_a_schema_step_is_no_schema_step(path: Path) -> None:
-    script = LedgerScript("state-0009-x", frozenset(), "A", ("B",))
+    script = filling("state-0009-x", "TableA", "TableB")
     with FileLock(path) as lock:
-        ledger = Ledger.open(path, [script], run=lambda *_: None, undo=lambda *_: None, lock=lock)
+        ledger = Ledger(path, [script], run=lambda *_: None, undo=lambda *_: None, lock=lock)
         ledger.apply("state-0009-x", Phase.PREPARE)
     with State.open(path) as state:
         assert state.schema_version == 4
@@ -323,21 +324,19 @@ def no_file_longer_than(length: int) -> Iterator[None]:
 def test_no_space_while_checkpointing_keeps_the_checkpoint_before(path: Path) -> None:
     with filled(path) as state:
         [segment] = state.add_segments(SCRIPT, "backfill", [KeyRange()])
-        state.checkpoint([replace(segment, cursor=EntityKey("a", "1"), rows=1)], facts={"sum": "1"})
+        state.checkpoint([replace(segment, cursor=EntityKey("a", "1"), rows=1)])
         pages = state._connection.exec_driver_sql("PRAGMA page_count").scalar_one()
         state._connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}").all()
         state._connection.commit()
         with pytest.raises(MachineFailed, match="no space is left") as error:
-            state.checkpoint(
-                [replace(segment, cursor=EntityKey("b", "2"), rows=2)], facts={"sum": "x" * 100_000}
-            )
+            state.checkpoint([replace(segment, cursor=EntityKey("b", "x" * 100_000), rows=2)])
         assert error.value.exit_code == ExitCode.SERVICE
         assert "last checkpoint" in error.value.kept
         assert "run the same command again" in error.value.hint
         state.set_fact(SCRIPT, "small", "still works")
     with State.open(path) as state:
         [kept] = state.segments(SCRIPT, "backfill")
-        assert (kept.cursor, kept.rows, state.get_fact(SCRIPT, "sum")) == (EntityKey("a", "1"), 1, "1")
+        assert (kept.cursor, kept.rows) == (EntityKey("a", "1"), 1)
 
 
 def test_a_write_that_the_system_refuses_keeps_the_checkpoint_before(path: Path) -> None:
@@ -354,7 +353,7 @@ def test_a_write_that_the_system_refuses_keeps_the_checkpoint_before(path: Path)
 
 def test_no_space_while_yoyo_marks_a_phase_leaves_it_pending(path: Path) -> None:
     calls: list[Phase] = []
-    script = LedgerScript(SCRIPT, frozenset(), "A", ("B",))
+    script = filling(SCRIPT, "TableA", "TableB")
 
     def run(_: str, phase: Phase) -> None:
         calls.append(phase)
@@ -362,7 +361,7 @@ def test_no_space_while_yoyo_marks_a_phase_leaves_it_pending(path: Path) -> None
             resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
 
     with FileLock(path) as lock:
-        ledger = Ledger.open(path, [script], run=run, undo=run, lock=lock)
+        ledger = Ledger(path, [script], run=run, undo=run, lock=lock)
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         try:
             with pytest.raises(MachineFailed):

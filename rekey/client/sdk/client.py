@@ -32,7 +32,7 @@ from rekey.client.sdk.plan import (
 from rekey.declaration.migration import Declared
 from rekey.declaration.scripts import load_script
 from rekey.errors import ConfigurationError
-from rekey.mapping.wrapping import WrappingKey
+from rekey.mapping.sealing import WrappingKey
 from rekey.migration.opening import Prepared
 from rekey.project.config import Account, account_key, load_config
 from rekey.protocol.rules import View

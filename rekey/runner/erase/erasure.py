@@ -9,6 +9,8 @@ Rules kept here:
 * The source row goes first, by its ETag, and only if it was not written since the source was quiet (the rule
   of `retire`). One that changed is left, and reported, and nothing else of its subject is erased. When the
   source is retired its name may be another table's: it is not looked at.
+* A mapping row is replaced by a tombstone conditionally on the row that was read. One that changed is read
+  again, and goes only if it still names the same source key. What is done twice ends the same.
 * The forward row leads to the others and goes last. Killed anywhere, the next erasure ends what was begun:
   the record says what that is, and forward rows that still stand lead to the rest.
 * Reverse rows that no forward row lists (left by a run that was cut off) are searched for, unless said not
@@ -17,13 +19,16 @@ Rules kept here:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from rekey.core.clock import format_ticks, ticks_of
+from rekey.core.clock import format_ticks
 from rekey.core.concurrency import for_each
 from rekey.errors import (
+    Ambiguous,
     ConditionFailed,
     Erased,
     Refused,
@@ -31,22 +36,23 @@ from rekey.errors import (
     SealedUnreadable,
     TableBeingDeleted,
     TableMissing,
+    Unavailable,
 )
 from rekey.evidence.log import make_checkpoint
-from rekey.mapping.erasing import Search, bury, search
 from rekey.mapping.lookup import Lookup, Query
-from rekey.mapping.retention import day_of
-from rekey.mapping.rows import TargetKey
-from rekey.model import TIMESTAMP, EntityKey, etag_of
+from rekey.mapping.rows import TargetKey, day_of
+from rekey.mapping.sealing import within
+from rekey.model import EntityKey, etag_of, key_of
 from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow
-from rekey.runner.client_barrier import wait_for_present
-from rekey.runner.commands import require_begun
-from rekey.runner.intents import heard_of_until
-from rekey.runner.phases.retire import quiet_at
+from rekey.runner.clients import any_intent, heard_of_until, wait_for_present
+from rekey.runner.phases.retire import delete_unchanged, quiet_at
 from rekey.runner.run import Run
 from rekey.runner.session import Session
 from rekey.state.audit import ERASURE_BEGUN, ERASURE_ENDED, SUBJECTS, erasures
+
+MAX_ROUNDS = 20
+"""How often a row is read again that keeps changing while it is erased."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +122,12 @@ async def require_complete(run: Run) -> ControlRow:
             kept="everything; nothing was erased",
             hint="run the same command again after that",
         )
-    if not run.is_delta:
-        async for times in run.journal.times():
-            if times:  # `complete` has removed what was only kept
-                raise Refused(
-                    f"the journal of {run.script_id} holds intents: not all writes are settled",
-                    kept="everything; nothing was erased",
-                    hint=f"`rekey apply {run.script_id}` settles them",
-                )
+    if not run.is_delta and await any_intent(run):  # `complete` has removed what was only kept
+        raise Refused(
+            f"the journal of {run.script_id} holds intents: not all writes are settled",
+            kept="everything; nothing was erased",
+            hint=f"`rekey apply {run.script_id}` settles them",
+        )
     run.state.forget_keys(run.script_id)
     return now
 
@@ -156,35 +160,34 @@ def erase(
         Refused: not now; see `require_complete`.
         SealedUnreadable: what was asked for cannot be opened.
     """
-    require_begun(session, script_id)
-    run = session.begin(script_id)
-    now = session.do(require_complete(run))
-    _end_what_was_begun(session, run, now)
-    asked = session.do(find(run, queries))
-    refuse(asked.told)
-    details = {
-        "kind": SUBJECTS,
-        "by": by,
-        "rows": sorted(asked.subjects),
-        "erased_before": sorted(asked.erased),
-        "unknown": sorted(asked.unknown),
-        "searched": searched,
-        "reason": reason,
-    }
-    begun = session.state.audit(ERASURE_BEGUN, script_id, details)
-    done = session.do(_carry_out(run, now, asked, begun.seq, searched=searched))
+    run = session.resume(script_id)
+
+    async def work() -> tuple[Asked, Done]:
+        now = await require_complete(run)
+        # Erasures that are on record and were cut off are ended first, however their subjects were named.
+        for event in erasures(run.state.audit_events(script_id)).open:
+            said = event.details
+            if said["kind"] == SUBJECTS:
+                again = await find(run, [Query(safe_id=row_id) for row_id in said["rows"]])
+                await _carry_out(run, now, again, event.seq, searched=said["searched"])
+                run.progress.note(f"the erasure that was begun on {event.at[:10]} and cut off is done now")
+        asked = await find(run, queries)
+        refuse(asked.told)
+        details = {
+            "kind": SUBJECTS,
+            "by": by,
+            "rows": sorted(asked.subjects),
+            "erased_before": sorted(asked.erased),
+            "unknown": sorted(asked.unknown),
+            "searched": searched,
+            "reason": reason,
+        }
+        begun = run.state.audit(ERASURE_BEGUN, script_id, details)
+        return asked, await _carry_out(run, now, asked, begun.seq, searched=searched)
+
+    asked, done = session.do(work())
     make_checkpoint(session.state, session.signer, f"{script_id}: erased", session.progress)
     return asked, done
-
-
-def _end_what_was_begun(session: Session, run: Run, now: ControlRow) -> None:
-    """End erasures that are on record and were cut off, however their subjects were named."""
-    for event in erasures(session.state.audit_events(run.script_id)).open:
-        said = event.details
-        if said["kind"] == SUBJECTS:
-            asked = session.do(find(run, [Query(safe_id=row_id) for row_id in said["rows"]]))
-            session.do(_carry_out(run, now, asked, event.seq, searched=said["searched"]))
-            session.progress.note(f"the erasure that was begun on {event.at[:10]} and cut off is done now")
 
 
 async def find(run: Run, queries: Sequence[Query]) -> Asked:
@@ -234,34 +237,35 @@ async def _targets(run: Run, source: EntityKey) -> list[TargetKey]:
 async def _carry_out(run: Run, now: ControlRow, asked: Asked, begun: int, *, searched: bool) -> Done:
     """Erase what was asked for, and record it."""
     done = Done(day_of(await run.restricted.server_time()))
-    found = Search()
+    unlisted: dict[EntityKey, list[EntityKey]] = {}
     if searched and asked.subjects:
-        with run.progress.task("search the mapping") as advance:
-            wanted = frozenset(asked.subjects.values())
-            scans = run.config.limits.scans
-            found = await search(run.mapping, wanted, scans=scans, advance=advance, check=run.check)
-    done.unreadable = found.unreadable
+        unlisted = await _search(run, frozenset(asked.subjects.values()), done)
 
     async def erase_one(subject: tuple[str, EntityKey]) -> None:
         run.check()
         row_id, source = subject
-        gone = await _delete_source(run, now, source)
-        if gone == "changed":
+        became: Literal["deleted", "gone", "changed"] = "gone"
+        if now.phase is not ControlPhase.RETIRED:
+            with suppress(TableMissing, TableBeingDeleted):
+                row = await run.source.get(source)
+                if row is not None:
+                    became = await delete_unchanged(run, row, quiet_at(run, now))
+        if became == "changed":
             done.changed.append(row_id)
             return
-        done.source_rows += gone == "deleted"
-        done.source_rows_gone += gone == "gone"
+        done.source_rows += became == "deleted"
+        done.source_rows_gone += became == "gone"
         rows = run.mapping.rows
         listed = [rows.reverse_key(target.key) for target in await _targets(run, source) if target.table == 0]
         # Counted after each wait: others count meanwhile.
-        for at in dict.fromkeys([*listed, *found.rows.get(source, ())]):
+        for at in dict.fromkeys([*listed, *unlisted.get(source, ())]):
             try:
-                buried = await bury(run.mapping, at, source, done.on)
+                buried = await _bury(run, at, source, done.on)
             except SealedUnreadable:
                 buried = False
                 done.unreadable += not searched  # the search has counted it
             done.reverse_rows += buried
-        buried = await bury(run.mapping, rows.forward_key(source), source, done.on)
+        buried = await _bury(run, rows.forward_key(source), source, done.on)
         done.forward_rows += buried
         done.rows.append(row_id)
 
@@ -270,21 +274,57 @@ async def _carry_out(run: Run, now: ControlRow, asked: Asked, begun: int, *, sea
     return done
 
 
-async def _delete_source(
-    run: Run, now: ControlRow, source: EntityKey
-) -> Literal["deleted", "gone", "changed"]:
-    """Delete a source row that was not written since the source was quiet."""
-    if now.phase is ControlPhase.RETIRED:
-        return "gone"
-    try:
-        row = await run.source.get(source)
-        if row is None:
-            return "gone"
-        if ticks_of(row[TIMESTAMP]) >= ticks_of(quiet_at(run, now)):
-            return "changed"
-        await run.source.delete(source, etag=etag_of(row))
-    except (RowMissing, TableMissing, TableBeingDeleted):
-        return "gone"
-    except ConditionFailed:
-        return "changed"
-    return "deleted"
+async def _search(run: Run, wanted: frozenset[EntityKey], done: Done) -> dict[EntityKey, list[EntityKey]]:
+    """Return where reverse rows stand that name one of some source keys; rows that cannot be opened count as
+    unreadable. Every one is opened: a run that was cut off can leave one that no forward row lists."""
+    found: dict[EntityKey, list[EntityKey]] = {}
+    mapping = run.mapping
+
+    async def look(partition: str) -> None:
+        async for page in mapping.table.scan(within(partition)):
+            run.check()
+            await mapping.learn(page.rows)
+            for row in page.rows:
+                try:
+                    source = mapping.rows.read_source(row)
+                except Erased:
+                    continue
+                except SealedUnreadable:
+                    done.unreadable += 1
+                    continue
+                if source in wanted:
+                    found.setdefault(source, []).append(key_of(row))
+            advance(len(page.rows))
+            await asyncio.sleep(0)  # a page is opened in one go; other tasks get their turn
+
+    with run.progress.task("search the mapping") as advance:
+        await for_each(mapping.rows.partitions("r"), look, limit=run.config.limits.scans)
+    return found
+
+
+async def _bury(run: Run, at: EntityKey, source: EntityKey, on: str) -> bool:
+    """Put a tombstone in the place of a mapping row; False when there is nothing of that subject.
+
+    Args:
+        run: the migration.
+        at: where the row stands.
+        source: whom it must name; a row that passed to another source key stays.
+        on: the day.
+
+    Raises:
+        SealedUnreadable: the row cannot be opened, so it is not known whom it names.
+    """
+    mapping = run.mapping
+    for _ in range(MAX_ROUNDS):
+        row = await mapping.row_at(at)
+        try:
+            if row is None or mapping.rows.read_source(row) != source:
+                return False
+        except Erased:
+            return False
+        try:
+            await mapping.table.replace(mapping.rows.tombstones.make(at, on), etag=etag_of(row))
+        except (ConditionFailed, RowMissing, Ambiguous):
+            continue
+        return True
+    raise Unavailable("a mapping row kept changing while it was erased", hint="run the same command again")

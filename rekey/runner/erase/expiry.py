@@ -7,6 +7,8 @@ Rules kept here:
   key. The root key is never shredded: ids and tombstones depend on it.
 * What is not over is shredded only when it is named, and with a reason. A mapping in the clear goes as a
   whole, and never before its time.
+* The tombstone of a whole mapping stands before its first row goes, so that a look-up never takes what was
+  erased for unknown; it is marked as done when nothing is left.
 * It is on record before the first key goes, and once more after the last. Killed in between, the next
   command ends it.
 * Time is the service's.
@@ -18,14 +20,24 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
-from rekey.errors import ConfigurationError, Findings, Refused
+from rekey.core.concurrency import for_each
+from rekey.errors import (
+    Ambiguous,
+    ConditionFailed,
+    ConfigurationError,
+    Findings,
+    Refused,
+    RowExists,
+    RowMissing,
+    Unavailable,
+)
 from rekey.evidence.log import make_checkpoint
-from rekey.mapping.erasing import Emptied, empty
-from rekey.mapping.keyring import cohorts_kept
-from rekey.mapping.retention import WHOLE, Cohort, day_of
+from rekey.mapping.rows import DONE, ERASED_ON, WHOLE, Cohort, day_of, is_tombstone
+from rekey.mapping.sealing import key_partition, within
+from rekey.mapping.store import cohorts_kept
+from rekey.model import TIMESTAMP, EntityKey, Row, etag_of, key_of
 from rekey.protocol.control import ControlRow
-from rekey.runner.commands import require_begun
-from rekey.runner.erase.erasure import require_complete
+from rekey.runner.erase.erasure import MAX_ROUNDS, require_complete
 from rekey.runner.run import Run
 from rekey.runner.session import Session
 from rekey.state.audit import COHORTS, ERASURE_BEGUN, ERASURE_ENDED, MAPPING, erasures
@@ -77,28 +89,31 @@ def expire(session: Session, script_id: str, cohort: str | None = None, reason: 
             kept="everything; nothing was erased",
             hint=f"`rekey expire {script_id}` empties it when its retention is over",
         )
-    require_begun(session, script_id)
-    run = session.begin(script_id)
-    control = session.do(require_complete(run))
-    now, seen = session.do(_seen(run, control))
-    if cohort is None:
-        return _erase(session, run, control, [one.name for one in seen if one.is_due(now)], OVER)
-    found = next((one for one in seen if one.name == cohort), None)
-    if found is None:
-        there = ", ".join(one.name for one in seen) or "none"
-        raise Findings(
-            f"{script_id} has no cohort {cohort}",
-            kept="everything; nothing was erased",
-            hint=f"there are: {there}",
-        )
-    if not reason and now < found.over_at and not found.erased_on:
-        raise Refused(
-            f"the retention of {cohort} of {script_id} is over at {format_ticks(found.over_at)}",
-            kept="everything; nothing was erased",
-            hint="wait, or say with --reason why its rows must not be looked up until then",
-        )
-    due = [] if found.erased_on else [cohort]
-    return _erase(session, run, control, due, reason or OVER)
+    run = session.resume(script_id)
+
+    async def work() -> Expired:
+        control = await require_complete(run)
+        now, seen = await _seen(run, control)
+        if cohort is None:
+            return await _erase(session, run, control, [one.name for one in seen if one.is_due(now)], OVER)
+        found = next((one for one in seen if one.name == cohort), None)
+        if found is None:
+            there = ", ".join(one.name for one in seen) or "none"
+            raise Findings(
+                f"{script_id} has no cohort {cohort}",
+                kept="everything; nothing was erased",
+                hint=f"there are: {there}",
+            )
+        if not reason and now < found.over_at and not found.erased_on:
+            raise Refused(
+                f"the retention of {cohort} of {script_id} is over at {format_ticks(found.over_at)}",
+                kept="everything; nothing was erased",
+                hint="wait, or say with --reason why its rows must not be looked up until then",
+            )
+        due = [] if found.erased_on else [cohort]
+        return await _erase(session, run, control, due, reason or OVER)
+
+    return session.do(work())
 
 
 async def _seen(run: Run, control: ControlRow) -> tuple[int, tuple[Cohort, ...]]:
@@ -113,57 +128,88 @@ async def _seen(run: Run, control: ControlRow) -> tuple[int, tuple[Cohort, ...]]
     )
 
 
-def _erase(session: Session, run: Run, control: ControlRow, due: list[str], reason: str) -> Expired:
+async def _erase(session: Session, run: Run, control: ControlRow, due: list[str], reason: str) -> Expired:
     """Erase cohorts with the events around it, and those that were begun before and cut off."""
-    state, script_id = session.state, run.script_id
     sealed = run.declared.migration.is_sealed
     kind = COHORTS if sealed else MAPPING
-    before = [e for e in erasures(state.audit_events(script_id)).open if e.details["kind"] == kind]
+    before = [e for e in erasures(run.state.audit_events(run.script_id)).open if e.details["kind"] == kind]
     begun = {event.seq: list(event.details["cohorts"]) for event in before}
     named = {name for names in begun.values() for name in names}
     new = [name for name in due if name not in named]
     if new:
-        event = state.audit(ERASURE_BEGUN, script_id, {"kind": kind, "cohorts": new, "reason": reason})
-        begun[event.seq] = new
-    on = day_of(session.do(run.restricted.server_time()))
-    emptied, erased = Emptied(), list[str]()
-    if begun and not sealed:
-        emptied = session.do(_empty(run, control, on))
-        erased = [WHOLE]
-    elif begun:
-        erased = session.do(_shred_keys(run, sorted({*named, *new}), on))
-    for seq, names in begun.items():
-        said: dict[str, Any] = {"kind": kind, "begun": seq, "on": on, "cohorts": names}
-        counts = {} if sealed else {"deleted_rows": emptied.deleted, "kept_rows": emptied.kept}
-        state.audit(ERASURE_ENDED, script_id, said | counts)
-    if begun:
-        make_checkpoint(state, session.signer, f"{script_id}: erased", session.progress)
-    _, seen = session.do(_seen(run, control))
-    left = sorted((one for one in seen if not one.erased_on), key=lambda one: one.over_at)
-    return Expired(on, tuple(erased), emptied.deleted, emptied.kept, tuple(left))
-
-
-async def _shred_keys(run: Run, cohorts: list[str], on: str) -> list[str]:
-    """Shred data keys; return the cohorts of those that still stood."""
-    keyring = run.mapping.keyring
-    shredded = []
-    for cohort in cohorts:
-        run.check()
-        if keyring is not None and await keyring.shred(cohort, on):
-            shredded.append(cohort)
-    return shredded
-
-
-async def _empty(run: Run, control: ControlRow, on: str) -> Emptied:
-    completed = ticks_of(control.completed_at or control.updated_at)
-    now = ticks_of(await run.restricted.server_time())
-    keep = round(run.config.gates.mapping_retention_s * TICKS_PER_SECOND)
-    with run.progress.task("empty the mapping") as advance:
-        return await empty(
-            run.mapping,
-            on,
-            lambda written: max(written, completed) + keep <= now,
-            concurrency=run.config.limits.concurrency,
-            advance=advance,
-            check=run.check,
+        event = run.state.audit(
+            ERASURE_BEGUN, run.script_id, {"kind": kind, "cohorts": new, "reason": reason}
         )
+        begun[event.seq] = new
+    on = day_of(await run.restricted.server_time())
+    erased, counts = list[str](), dict[str, int]()
+    if begun and run.mapping.keyring is None:
+        counts = await _empty(run, control, on)
+        erased = [WHOLE]
+    elif begun and run.mapping.keyring is not None:
+        for cohort in sorted({*named, *new}):
+            run.check()
+            if await run.mapping.keyring.shred(cohort, on):
+                erased.append(cohort)
+    for seq, names in begun.items():
+        said = {"kind": kind, "begun": seq, "on": on, "cohorts": names}
+        run.state.audit(ERASURE_ENDED, run.script_id, said | counts)
+    if begun:
+        make_checkpoint(run.state, session.signer, f"{run.script_id}: erased", run.progress)
+    _, seen = await _seen(run, control)
+    left = sorted((one for one in seen if not one.erased_on), key=lambda one: one.over_at)
+    return Expired(on, tuple(erased), counts.get("deleted_rows", 0), counts.get("kept_rows", 0), tuple(left))
+
+
+async def _empty(run: Run, control: ControlRow, on: str) -> dict[str, int]:
+    """Delete the rows of a mapping in the clear that are over, reverse rows first; return how many were
+    deleted, and how many were kept: those that are younger, or changed."""
+    mapping, counts = run.mapping, {"deleted_rows": 0, "kept_rows": 0}
+    completed = ticks_of(control.completed_at or control.updated_at)
+    keep = round(run.config.gates.mapping_retention_s * TICKS_PER_SECOND)
+    now = ticks_of(await run.restricted.server_time())
+    on = await _mark(run, on, done=False)
+
+    async def remove(row: Row) -> None:
+        if not is_tombstone(row) and max(ticks_of(row[TIMESTAMP]), completed) + keep > now:
+            counts["kept_rows"] += 1
+            return
+        try:
+            await mapping.table.delete(key_of(row), etag=etag_of(row))
+        except RowMissing:
+            return
+        except ConditionFailed:
+            counts["kept_rows"] += 1
+        else:
+            counts["deleted_rows"] += 1
+
+    with run.progress.task("empty the mapping") as advance:
+        for partition in (*mapping.rows.partitions("r"), *mapping.rows.partitions("f")):
+            async for page in mapping.table.scan(within(partition), select=[ERASED_ON]):
+                run.check()
+                await for_each(page.rows, remove, limit=run.config.limits.concurrency)
+                advance(len(page.rows))
+    if not counts["kept_rows"]:
+        await _mark(run, on, done=True)
+    return counts
+
+
+async def _mark(run: Run, on: str, *, done: bool) -> str:
+    """Write the tombstone of the whole mapping; return the day that it says."""
+    table, tombstones = run.mapping.table, run.mapping.rows.tombstones
+    at = EntityKey(key_partition(run.script_id), WHOLE)
+    for _ in range(MAX_ROUNDS):
+        row = await table.get(at)
+        said = on if row is None else tombstones.read(row)
+        if row is not None and (row.get(DONE, False) or not done):
+            return said
+        made = tombstones.make(at, said) | {DONE: done}
+        try:
+            if row is None:
+                await table.insert(made)
+            else:
+                await table.replace(made, etag=etag_of(row))
+        except (RowExists, RowMissing, ConditionFailed, Ambiguous):
+            continue
+        return said
+    raise Unavailable("the row that marks the mapping kept changing", hint="run the same command again")

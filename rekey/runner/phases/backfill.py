@@ -2,34 +2,33 @@
 
 Rules kept here:
 
-* Segments and cursors are in the state file; a run that was cut off goes on behind its last checkpoint.
+* Segments and cursors are in the state file; a run that was cut off goes on after its last checkpoint.
 * It begins with one segment, the whole table; readers that have nothing to read split what others have left.
 * Without a state file the whole table is copied again: inserts-if-absent make that safe.
 * The sweep follows the last segment; it closes the race "deleted while being copied". In capture "dual-write"
   rows that moved while they were copied are settled before it; in "delta" the passes of `reconcile` do that.
 * What was sent for the copy and not answered may arrive late: where an attempt was left open, or a run was
-  cut off, the sweep waits until nothing can arrive after it (`rekey.runner.quiet`).
+  cut off, the sweep waits until nothing can arrive after it (`until_quiet`).
 * With an executor, workers copy slices; the sweep waits until none of them can write any more.
 * What a row's replicas are written by here has no intent of its own. Where an outcome stays open one is left
   in the journal, and the row is looked at again when nothing of it can take effect any more.
-* Capture "dual-write": beside it the journal is swept; at its end the control row says that all is copied,
+* Capture "dual-write": meanwhile the journal is swept; at its end the control row says that all is copied,
   which opens the new view.
 """
 
 from __future__ import annotations
 
+from functools import partial
+
 from rekey.copy.checkpoint import copy_segments
 from rekey.copy.delta import earlier
 from rekey.copy.sweep import settle_moved, sweep
-from rekey.core.progress import Advance
 from rekey.model import EVERYTHING, EntityKey
 from rekey.phases import Phase
 from rekey.protocol.rules import SOURCE
-from rekey.runner.copy_with_workers import spread_copy
-from rekey.runner.intents import while_sweeping
-from rekey.runner.phases.operation import Counters, Operation, open_gate
-from rekey.runner.quiet import until_quiet
-from rekey.runner.run import Run
+from rekey.runner.clients import settle_again, while_sweeping
+from rekey.runner.run import Counters, Operation, Run, open_gate, until_quiet
+from rekey.runner.workers import copy_with_workers
 from rekey.state.models import BACKFILL as PURPOSE
 from rekey.state.models import Segment
 from rekey.status.facts import ESTIMATED_ROWS
@@ -50,7 +49,17 @@ async def _copy_and_sweep(run: Run) -> Counters:
     counters = await copy_rows(run)
     await until_quiet(run)
     if not run.is_delta:
-        counters["rows_moved"] = await _moved_rows(run)
+        since = run.state.get_fact(run.script_id, COPYING_SINCE)
+        if since is None:
+            raise AssertionError("rows were copied, but not since when")
+        with run.progress.task("rows written meanwhile") as advance:
+            counters["rows_moved"] = await settle_moved(
+                run.propagator,
+                since=earlier(since, run.config.gates.margin_s),
+                concurrency=run.config.limits.concurrency,
+                advance=advance,
+                check=run.check,
+            )
     return {**counters, "rows_swept": await swept_rows(run)}
 
 
@@ -61,12 +70,36 @@ async def copy_rows(run: Run) -> Counters:
         run.state.set_fact(run.script_id, COPYING_SINCE, await run.tables.server_time())
         segments = run.state.add_segments(run.script_id, PURPOSE, [EVERYTHING])
     done = sum(segment.rows for segment in segments)
+
+    def checkpoint(moved: list[Segment]) -> None:
+        run.still_alone()
+        run.state.checkpoint(moved)
+        run.keep_count()
+
+    def split(segment: Segment, middle: EntityKey) -> Segment:
+        run.still_alone()
+        return run.state.split_segment(segment, middle)
+
     with run.progress.task("backfill", total=estimated_rows(run)) as advance:
         advance(done)
         if run.factory is not None:
-            figures, whole = await spread_copy(run, segments, advance)
+            figures, whole = await copy_with_workers(run, segments, advance)
         else:
-            figures, whole = await _copy_here(run, segments, advance)
+            async with run.copier.writer() as writer:
+                copied, whole = await copy_segments(
+                    run.source,
+                    segments,
+                    writer.copy,
+                    size=run.window,
+                    checkpoint=checkpoint,
+                    stop_requested=run.stop.requested,
+                    advance=advance,
+                    readers=run.config.limits.scans,
+                    split=split,
+                    writer=writer,
+                    throttle=run.copier.throttle,
+                )
+            figures = {"rows": copied.rows, "inserted": copied.inserted, "propagated": copied.propagated}
     if not whole:
         run.stop.check()
     rows, inserted, propagated = (figures.pop(name) for name in ("rows", "inserted", "propagated"))
@@ -78,49 +111,6 @@ async def copy_rows(run: Run) -> Counters:
     }
 
 
-async def _copy_here(run: Run, segments: list[Segment], advance: Advance) -> tuple[Counters, bool]:
-    """Copy segments in this process; return what was done and whether all of it was."""
-
-    def checkpoint(moved: list[Segment]) -> None:
-        run.still_alone()
-        run.state.checkpoint(moved)
-        run.keep_count()
-
-    def split(segment: Segment, middle: EntityKey) -> Segment:
-        run.still_alone()
-        return run.state.split_segment(segment, middle)
-
-    async with run.copier.writer() as writer:
-        copied, whole = await copy_segments(
-            run.source,
-            segments,
-            writer.copy,
-            size=run.window,
-            checkpoint=checkpoint,
-            stop_requested=run.stop.requested,
-            advance=advance,
-            readers=run.config.limits.scans,
-            split=split,
-            writer=writer,
-            throttle=run.copier.throttle,
-        )
-    return {"rows": copied.rows, "inserted": copied.inserted, "propagated": copied.propagated}, whole
-
-
-async def _moved_rows(run: Run) -> int:
-    since = run.state.get_fact(run.script_id, COPYING_SINCE)
-    if since is None:
-        raise AssertionError("rows were copied, but not since when")
-    with run.progress.task("rows written meanwhile") as advance:
-        return await settle_moved(
-            run.propagator,
-            since=earlier(since, run.config.gates.margin_s),
-            concurrency=run.config.limits.concurrency,
-            advance=advance,
-            check=run.check,
-        )
-
-
 async def swept_rows(run: Run) -> int:
     """Sweep, with progress; return how many keys changed by it."""
     with run.progress.task("sweep", total=estimated_rows(run)) as advance:
@@ -130,7 +120,7 @@ async def swept_rows(run: Run) -> int:
 
 
 def estimated_rows(run: Run) -> int | None:
-    """Return the source's rows as last counted or estimated, None when nobody has."""
+    """Return the source's rows as last counted or estimated, None when neither was done."""
     fact = run.state.get_fact(run.script_id, ESTIMATED_ROWS)
     return int(fact) if fact else None
 
@@ -141,4 +131,6 @@ async def undo(run: Run) -> None:
     run.state.set_fact(run.script_id, COPYING_SINCE, None)
 
 
-BACKFILL = Operation(Phase.BACKFILL, gate=open_gate, run=run, undo=undo)
+BACKFILL = Operation(
+    Phase.BACKFILL, gate=open_gate, run=run, undo=undo, again=partial(settle_again, side=SOURCE)
+)

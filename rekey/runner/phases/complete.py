@@ -17,11 +17,18 @@ from rekey.copy.delta import fresh_second
 from rekey.errors import Findings, GateClosed
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol.rules import TARGET
-from rekey.runner.client_barrier import Deadline, closed_by_old_view, forget_ended, move
-from rekey.runner.intents import drain, settle_stale, unsettled_hint
-from rekey.runner.phases.operation import Counters, Operation
-from rekey.runner.quiet import until_quiet
-from rekey.runner.run import Run
+from rekey.runner.clients import (
+    Deadline,
+    drain,
+    forget_ended,
+    look,
+    move,
+    named,
+    settle_again,
+    settle_stale,
+    unsettled_hint,
+)
+from rekey.runner.run import Counters, Operation, Run, until_quiet
 from rekey.runner.verification import closed_by_difference
 
 QUIET_AT = "quiet_at"
@@ -33,40 +40,48 @@ async def gate(run: Run) -> list[str]:
     now = await run.control.read()
     if now is None or now.phase not in (ControlPhase.CUTOVER, ControlPhase.COMPLETE):
         return [f"the control row says `{now.phase if now else 'nothing'}`, not `cutover`"]
-    return [] if run.is_delta else await closed_by_old_view(run)
+    if run.is_delta:
+        return []
+    clients = await look(run)
+    old = [row for row in clients.live if row.view == "old"]
+    if not old:
+        return []
+    return [f"clients still use the old view, which `complete` ends: {named(old, clients.now)}"]
 
 
 async def run(run: Run) -> Counters:
-    """Move the control row; the retention period begins."""
-    now = await run.control.read()
-    await until_quiet(run)
-    if now is not None and now.phase is ControlPhase.CUTOVER:
-        await _settle(run)
-        await move(run, ControlPhase.CUTOVER, ControlPhase.COMPLETE)
-    counters = {} if run.is_delta else await _quiet(run)
-    run.state.forget_keys(run.script_id)
-    return counters
-
-
-async def _settle(run: Run) -> None:
-    """Settle what can be while the source still follows: later it can only be given up.
+    """Move the control row; the retention period begins.
 
     Raises:
         GateClosed: rows are known to differ, or intents cannot be settled.
     """
-    if run.is_delta or not run.declared.migration.reverse:
-        return
-    reasons = await closed_by_difference(run)
-    settled = await settle_stale(run, TARGET)
-    if settled.failed:
-        reasons.append(f"{settled.failed} intents of the journal cannot be settled; {unsettled_hint(run)}")
-    if reasons:
-        again = f"`rekey apply {run.script_id} --to complete` again"
-        raise GateClosed(Phase.COMPLETE, reasons, hint=f"when that is mended: {again}")
+    now = await run.control.read()
+    await until_quiet(run)
+    follows = not run.is_delta and run.declared.migration.reverse
+    if now is not None and now.phase is ControlPhase.CUTOVER:
+        if follows:  # what can be settled now, while the source still follows, can later only be given up
+            reasons = await closed_by_difference(run)
+            settled = await settle_stale(run, TARGET)
+            if settled.failed:
+                hint = unsettled_hint(run)
+                reasons.append(f"{settled.failed} intents of the journal cannot be settled; {hint}")
+            if reasons:
+                again = f"`rekey apply {run.script_id} --to complete` again"
+                raise GateClosed(Phase.COMPLETE, reasons, hint=f"when that is mended: {again}")
+        await move(run, ControlPhase.CUTOVER, ControlPhase.COMPLETE)
+    counters: Counters = {}
+    if not run.is_delta:
+        counters["intents_settled"] = await _drain(run) if follows else 0
+        # What is left was settled and kept, or is from before a cutover after which nothing followed.
+        await run.journal.clear()
+        await forget_ended(run)
+        run.state.set_fact(run.script_id, QUIET_AT, await fresh_second(run.tables.server_time, run.clock))
+    run.state.forget_keys(run.script_id)
+    return counters
 
 
-async def _quiet(run: Run) -> Counters:
-    """Finish what was announced before the end; keep the moment from which on nobody writes the source.
+async def _drain(run: Run) -> int:
+    """Finish what was announced before the end; return how many intents were settled.
 
     What the source cannot express any more is given up, and recorded: since `complete` it need not.
     """
@@ -75,15 +90,7 @@ async def _quiet(run: Run) -> Counters:
         run.state.audit("intent-given-up", run.script_id, {"error": type(error).__name__, "what": error.what})
         run.progress.note(f"{run.script_id}: given up, the source keeps an older row: {error.what}")
 
-    settled = 0
-    if run.declared.migration.reverse:
-        deadline = Deadline(run.clock, run.config.gates.clients_timeout_s)
-        settled = await drain(run, TARGET, deadline, give_up)
-    # What is left was settled and kept, or is from before a cutover after which nothing followed.
-    await run.journal.clear()
-    await forget_ended(run)
-    run.state.set_fact(run.script_id, QUIET_AT, await fresh_second(run.tables.server_time, run.clock))
-    return {"intents_settled": settled}
+    return await drain(run, TARGET, Deadline(run.clock, run.config.gates.clients_timeout_s), give_up)
 
 
 async def undo(_run: Run) -> None:
@@ -95,4 +102,13 @@ async def undo(_run: Run) -> None:
     )
 
 
-COMPLETE = Operation(Phase.COMPLETE, gate=gate, run=run, undo=undo)
+async def again(run: Run) -> int:
+    """Settle what is left; where nothing followed the target, it is of no use any more."""
+    if run.declared.migration.reverse:
+        return await settle_again(run, side=TARGET)
+    if not run.is_delta:
+        await run.journal.clear()  # a run that was cut off did not get that far
+    return 0
+
+
+COMPLETE = Operation(Phase.COMPLETE, gate=gate, run=run, undo=undo, again=again)

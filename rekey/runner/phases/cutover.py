@@ -1,29 +1,35 @@
 """cutover: authority moves to the target.
 
-Rules kept here, in capture "dual-write":
+Rules kept here, in capture "dual-write" (ADR 0019):
 
 * The gate asks for a clean full verification that is younger than the last way back, and for clients: all
-  live ones current, and at least one unless the operator says that nobody writes.
-* Both ways go through a freeze of seconds (`rekey.runner.freeze`); no table is scanned in it.
+  live ones current, and at least one unless the operator says that nothing writes.
+* Both ways go through a freeze of seconds (`cross`). What may take long is done while writes go on: clients
+  that went silent are waited for, old intents are settled. No table is scanned under freeze.
+* Under freeze every live client acknowledges (from then on no client begins a write), the journal is drained,
+  and only then does the row move on. The last intent is gone, so every replica says what its authority says.
+* Without a live client, or when none was there at the last verification, the journal proves nothing: then all
+  is compared under freeze. No client waits for it, or the operator has said that nothing writes.
+* A freeze that is not drained within `[gates] freeze_timeout`, or that fails in any other way, is left to
+  where it came from; nothing is lost by it, and it is said what it waited for.
 * The way back is not gone with rows that are known to differ: it would make the source's the truth.
 
 In capture "delta" (writers stop, a last pass, a last proof):
 
-* The freeze time is a whole second of the service's clock that lies behind every write made before the
+* The freeze time is a whole second of the service's clock that lies after every write made before the
   operator said that writers have stopped; the final pass begins after it. A source row newer than it is a
   stray writer: refused, back to `dual_write`, nothing lost.
 * Order under freeze: final pass, sweep, full verification, stray check, move. Each sees what the one before
-  it could have missed. Nothing that was sent and not answered is under way when the pass begins, nor when
-  the verification does (`rekey.runner.quiet`).
-* A freeze that a killed run left behind is no state to stay in: the next run starts the cutover again, or
-  goes back.
+  it could have missed. Nothing that was sent and not answered is in flight when the pass begins, nor when
+  the verification does (`until_quiet`).
+* A freeze that a killed run left is no state to stay in: the next run starts the cutover again, or goes back.
 * Undo copies what was written to the target since cutover back to the source, first as a check that writes
   nothing, then for real; nothing written after cutover is lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 
 from rekey.copy.back import BackPropagator
@@ -31,32 +37,40 @@ from rekey.copy.delta import earlier, fresh_second
 from rekey.copy.sweep import gone
 from rekey.core.clock import ticks_of
 from rekey.core.concurrency import for_each
-from rekey.errors import Findings, GateClosed, RowRefused
+from rekey.errors import Findings, GateClosed, Moved, RekeyError, RowRefused, ServiceError
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol.control import ControlRow
-from rekey.runner.capture import catch_up
-from rekey.runner.client_barrier import closed_by_clients
-from rekey.runner.freeze import cross, leave_freeze
-from rekey.runner.phases.backfill import swept_rows
-from rekey.runner.phases.operation import Counters, Operation
-from rekey.runner.quiet import until_quiet
-from rekey.runner.run import Run
+from rekey.protocol.rules import TARGET, authority
+from rekey.runner.clients import (
+    Deadline,
+    closed_by_clients,
+    drain,
+    settle_again,
+    settle_stale,
+    unsettled_hint,
+    wait_for_clients,
+    wait_until_heard,
+)
+from rekey.runner.phases.reconcile import catch_up
+from rekey.runner.run import Counters, Operation, Run, until_quiet
 from rekey.runner.verification import (
     closed_by_difference,
     closed_by_verification,
     last_number,
+    unfollowed,
     verify_full,
     wrong,
 )
 from rekey.state.models import WATERMARK
 from rekey.status.facts import RETURNED_AFTER
 from rekey.tables.base import Table
-from rekey.verify.report import FullReport
 
 FROZEN_AT = "frozen_at"
+"""Fact: the freeze time of capture "delta"; `retire` compares with it."""
 _NAMED = 20
 """How many rows a refusal names."""
+_NOT_STOPPED = "nobody has confirmed that the application's writers are stopped (--writers-stopped)"
 
 
 async def gate(run: Run) -> list[str]:
@@ -68,7 +82,7 @@ async def gate(run: Run) -> list[str]:
         return []
     reasons = closed_by_verification(run)
     if run.is_delta and not run.options.writers_stopped:
-        reasons.append("nobody has confirmed that the application's writers are stopped (--writers-stopped)")
+        reasons.append(_NOT_STOPPED)
     if not run.is_delta:
         reasons += await closed_by_clients(run, now)
     return reasons
@@ -94,9 +108,9 @@ async def run(run: Run) -> Counters:
 
 
 async def _prove_under_freeze(run: Run) -> Counters:
-    frozen_at = await _freeze_time(run)
+    frozen_at = await fresh_second(run.tables.server_time, run.clock)
+    run.state.set_fact(run.script_id, FROZEN_AT, frozen_at)
     caught = await catch_up(run, max_passes=1)
-    swept = await swept_rows(run)
     await until_quiet(run)
     report = await verify_full(run)
     if report.findings:
@@ -105,7 +119,10 @@ async def _prove_under_freeze(run: Run) -> Counters:
             kept="both tables; the migration is back in `dual_write`, the source is the authority",
             hint=f"writers may go on; `rekey verify {run.script_id} --mode full` names the rows",
         )
-    strays = await _newer_than(run, frozen_at)
+    strays = []
+    async for row in written_since(run.source, frozen_at):
+        run.check()
+        strays.append(run.ids.short(run.source.name, key_of(row)))
     if strays:
         raise GateClosed(
             "cutover",
@@ -113,26 +130,10 @@ async def _prove_under_freeze(run: Run) -> Counters:
             hint="a writer is still running: find it, stop it, and cut over again",
         )
     return {
-        "rows_changed_by_last_pass": caught.changed,
-        "rows_swept": swept,
+        "rows_changed_by_last_pass": caught["rows_changed_by_passes"],
+        "rows_swept": caught["rows_swept"],
         "rows_compared": report.source_rows,
     }
-
-
-async def _freeze_time(run: Run) -> str:
-    """Choose the freeze time and wait until it is over; keep it, `retire` compares with it."""
-    frozen_at = await fresh_second(run.tables.server_time, run.clock)
-    run.state.set_fact(run.script_id, FROZEN_AT, frozen_at)
-    return frozen_at
-
-
-async def _newer_than(run: Run, moment: str) -> list[str]:
-    """Return the safe ids of source rows written at or after `moment`."""
-    found = []
-    async for row in written_since(run.source, moment):
-        run.check()
-        found.append(run.ids.short(run.source.name, key_of(row)))
-    return found
 
 
 async def written_since(table: Table, moment: str) -> AsyncIterator[Row]:
@@ -146,6 +147,97 @@ async def written_since(table: Table, moment: str) -> AsyncIterator[Row]:
                 yield row
 
 
+# --- freezes -----------------------------------------------------------------------------------------------
+
+
+async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> dict[str, int]:
+    """Move the authority from the side of `start` to the side of `end`, through a freeze.
+
+    Args:
+        run: the migration, capture "dual-write".
+        start: where the control row is: `dual_write` or `cutover`.
+        end: where it is to be: the other one.
+
+    Raises:
+        GateClosed: intents cannot be settled; nothing was frozen.
+        Findings: there is no client that vouches for it, and rows differ.
+        Refused: clients did not follow, or the journal was not drained; the row is in `start` again (or, if
+            clients did not follow at the very end, in `end`).
+    """
+    side = authority(start)
+    control = await run.control.read()
+    if side is None or control is None or control.phase is not start:
+        raise Moved(
+            f"the control row of {run.script_id} does not say `{start}` any more",
+            kept="everything; nothing was changed",
+            hint=f"`rekey status {run.script_id}` shows where the migration is",
+        )
+    await wait_until_heard(run, control)
+    settled = await settle_stale(run, side)
+    if settled.failed:
+        unsettled = f"{settled.failed} intents of the journal cannot be settled"
+        raise GateClosed(end, [unsettled], hint=unsettled_hint(run))
+    deadline = Deadline(run.clock, run.config.gates.freeze_timeout_s)
+    frozen = await run.control.move(start, ControlPhase.FREEZE)
+    try:
+        clients = await wait_for_clients(run, frozen, deadline)
+        drained = await drain(run, side, deadline)
+        if not clients or (end is ControlPhase.CUTOVER and unfollowed(run)):
+            report = await verify_full(run)
+            if report.findings:
+                raise Findings(
+                    f"full verification under freeze found {wrong(report)} rows that differ",
+                    kept="both tables",
+                    hint="whoever wrote them did not write through a client;"
+                    f" `rekey verify {run.script_id} --mode full --repair` mends them, then verify again and"
+                    " run the same command again",
+                )
+        run.check()
+        after = await run.control.move(ControlPhase.FREEZE, end)
+    except Exception as error:
+        left = await leave_freeze(run, start, only=frozen.move_id)
+        frozen_ms = round(deadline.elapsed_s * 1000)
+        details = {"to": start, "error": type(error).__name__, "freeze_ms": frozen_ms}
+        run.state.audit("freeze-given-up", run.script_id, details)
+        if left and isinstance(error, RekeyError):
+            error.kept = f"{error.kept or 'everything'}; the migration is back in `{start}`, and writes go on"
+        raise
+    frozen_ms = round(deadline.elapsed_s * 1000)
+    await wait_for_clients(run, after)
+    counters = {
+        "clients": clients,
+        "intents_settled": settled.settled + drained,
+        "freeze_ms": frozen_ms,
+        "followed_ms": round(deadline.elapsed_s * 1000),
+    }
+    run.state.audit("freeze", run.script_id, {"to": end, **counters})
+    return counters
+
+
+async def leave_freeze(run: Run, back_to: ControlPhase, *, only: str = "") -> bool:
+    """Leave a freeze the way it was entered; tell whether the row was moved.
+
+    If the service fails now, the next run does it.
+
+    Args:
+        run: the migration.
+        back_to: where the freeze came from.
+        only: the id of the move that froze: a freeze of another runner is not ours to leave.
+    """
+    try:
+        now = await run.control.read()
+        if now is None or now.phase is not ControlPhase.FREEZE or (only and now.move_id != only):
+            return False
+        await run.control.move(ControlPhase.FREEZE, back_to)
+    except ServiceError:
+        run.progress.note("the control row still says `freeze`; the next `rekey` command on it puts it back")
+        return False
+    return True
+
+
+# --- the way back ------------------------------------------------------------------------------------------
+
+
 async def undo(run: Run) -> None:
     """Go back to `dual_write` with everything the target has seen since cutover."""
     now = await run.control.read()
@@ -157,99 +249,35 @@ async def undo(run: Run) -> None:
             ["the declaration says reverse=False: there is no way back after cutover"],
             hint="stay with the target and go on to `complete`",
         )
-    if not run.is_delta:
-        reasons = await closed_by_difference(run)
-        if reasons:
-            raise GateClosed(
-                "dual_write",
-                reasons,
-                hint=f"when nothing differs any more: `rekey rollback {run.script_id}` again",
-            )
-        # Before anything moves: what was verified until now says nothing about what comes back.
-        run.state.set_fact(run.script_id, RETURNED_AFTER, str(last_number(run)))
-        await cross(run, ControlPhase.CUTOVER, ControlPhase.DUAL_WRITE)
+    if run.is_delta:
+        if not run.options.writers_stopped:
+            hint = "stop whatever writes to the target, then `rekey rollback --writers-stopped`"
+            raise GateClosed("dual_write", [_NOT_STOPPED], hint=hint)
+        await _copy_back(run, now)
         return
-    await _undo_delta(run, now)
+    reasons = await closed_by_difference(run)
+    if reasons:
+        hint = f"when nothing differs any more: `rekey rollback {run.script_id}` again"
+        raise GateClosed("dual_write", reasons, hint=hint)
+    # Before anything moves: what was verified until now says nothing about what comes back.
+    run.state.set_fact(run.script_id, RETURNED_AFTER, str(last_number(run)))
+    await cross(run, ControlPhase.CUTOVER, ControlPhase.DUAL_WRITE)
 
 
-async def _undo_delta(run: Run, now: ControlRow) -> None:
-    """Copy back what was written to the target since cutover."""
-    if not run.options.writers_stopped:
-        raise GateClosed(
-            "dual_write",
-            ["nobody has confirmed that the application's writers are stopped (--writers-stopped)"],
-            hint="stop whatever writes to the target, then `rekey rollback --writers-stopped`",
-        )
-    since = _written_since(run, now)
-    back = BackPropagator(run.propagator)
-    await _refuse_what_cannot_go_back(run, back, since)
-    if now.phase is ControlPhase.CUTOVER:
-        await run.control.move(ControlPhase.CUTOVER, ControlPhase.FREEZE)
-    try:
-        await _copy_back(run, back, since)
-        await until_quiet(run)
-        report = await verify_full(run)
-        if report.findings and _only_index_tables(run, report):
-            # The application kept the index tables itself; from now on they follow the source again.
-            await verify_full(run, repair=True)
-            await until_quiet(run)
-            report = await verify_full(run)
-        if report.findings:
-            raise Findings(
-                f"after copying back, {wrong(report)} rows differ between source and targets",
-                kept="the target is still the authority; nothing was deleted from it",
-                hint="run `rekey rollback` again; if it stays so, see the runbook on divergences",
-            )
-    except Exception:
-        await leave_freeze(run, ControlPhase.CUTOVER)
-        raise
-    run.state.set_fact(run.script_id, WATERMARK, await run.tables.server_time())
-    await run.control.move(ControlPhase.FREEZE, ControlPhase.DUAL_WRITE)
-
-
-def _written_since(run: Run, now: ControlRow) -> str:
-    """Return a moment before the application's first write to the target.
-
-    The freeze time is of the same account's clock; the control row's is of the restricted account's.
-    """
+async def _copy_back(run: Run, now: ControlRow) -> None:
+    """Copy back what was written to the target since cutover, then move."""
+    # Before the application's first write to the target. The freeze time is of the same account's clock; the
+    # control row's is of the restricted account's.
     frozen_at = run.state.get_fact(run.script_id, FROZEN_AT)
-    return earlier(frozen_at or now.cutover_at or now.updated_at, run.config.gates.margin_s)
-
-
-def _only_index_tables(run: Run, report: FullReport) -> bool:
-    """Tell whether every divergence is in an index table; the main target is the authority: never mended."""
-    listed = report.found.listed
-    indexes = {table.name for table in run.targets[1:]}
-    return len(listed) == wrong(report) and all(divergence.table in indexes for divergence in listed)
-
-
-async def _refuse_what_cannot_go_back(run: Run, back: BackPropagator, since: str) -> None:
-    """Look at every changed target row before anything is written."""
+    since = earlier(frozen_at or now.cutover_at or now.updated_at, run.config.gates.margin_s)
+    back, limit = BackPropagator(run.propagator), run.config.limits.concurrency
     refused: list[RowRefused] = []
 
-    async def look(row: Row) -> None:
+    async def check(row: Row) -> None:
         try:
             await back.check(row)
         except RowRefused as problem:
             refused.append(problem)
-
-    with run.progress.task("check the way back") as advance:
-        async for page in run.targets[0].scan(modified_from=since):
-            run.check()
-            limit = run.config.limits.concurrency
-            await for_each(await back.differing(page.rows, limit=limit), look, limit=limit)
-            advance(len(page.rows))
-    if refused:
-        listed = "; ".join(f"{problem.row_id}: {problem.problem}" for problem in refused[:_NAMED])
-        raise GateClosed(
-            "dual_write",
-            [f"{len(refused)} target rows cannot go back: {listed}"],
-            hint=refused[0].cure,
-        )
-
-
-async def _copy_back(run: Run, back: BackPropagator, since: str) -> None:
-    """Copy changed and new target rows to the source, then remove what was deleted in the target."""
 
     async def settle(source_key: EntityKey) -> None:
         if await back.propagate(source_key):
@@ -259,17 +287,57 @@ async def _copy_back(run: Run, back: BackPropagator, since: str) -> None:
     async def bring(row: Row) -> None:
         await settle(await back.claim_new(row))
 
-    with run.progress.task("copy back") as advance:
-        async for page in run.targets[0].scan(modified_from=since):
-            run.check()
-            limit = run.config.limits.concurrency
-            await for_each(await back.differing(page.rows, limit=limit), bring, limit=limit)
-            advance(len(page.rows))
-    with run.progress.task("copy deletes back") as advance:
-        portions = gone(run.targets[0], run.ids, run.mapping, "r", advance=advance, check=run.check)
-        async with aclosing(portions):
-            async for portion in portions:
-                await for_each(portion, settle, limit=run.config.limits.concurrency)
+    async def each_changed(label: str, work: Callable[[Row], Awaitable[None]]) -> None:
+        with run.progress.task(label) as advance:
+            async for page in run.targets[0].scan(modified_from=since):
+                run.check()
+                await for_each(await back.differing(page.rows, limit=limit), work, limit=limit)
+                advance(len(page.rows))
+
+    await each_changed("check the way back", check)  # every row, before anything is written
+    if refused:
+        listed = "; ".join(f"{problem.row_id}: {problem.problem}" for problem in refused[:_NAMED])
+        reason = f"{len(refused)} target rows cannot go back: {listed}"
+        raise GateClosed("dual_write", [reason], hint=refused[0].cure)
+    if now.phase is ControlPhase.CUTOVER:
+        await run.control.move(ControlPhase.CUTOVER, ControlPhase.FREEZE)
+    try:
+        await each_changed("copy back", bring)
+        with run.progress.task("copy deletes back") as advance:
+            portions = gone(run.targets[0], run.ids, run.mapping, "r", advance=advance, check=run.check)
+            async with aclosing(portions):
+                async for portion in portions:
+                    await for_each(portion, settle, limit=limit)
+        await _prove_the_way_back(run)
+    except Exception:
+        await leave_freeze(run, ControlPhase.CUTOVER)
+        raise
+    run.state.set_fact(run.script_id, WATERMARK, await run.tables.server_time())
+    await run.control.move(ControlPhase.FREEZE, ControlPhase.DUAL_WRITE)
 
 
-CUTOVER = Operation(Phase.CUTOVER, gate=gate, run=run, undo=undo)
+async def _prove_the_way_back(run: Run) -> None:
+    """Compare everything; index tables, which the application kept itself, follow the source again."""
+    await until_quiet(run)
+    report = await verify_full(run)
+    listed, indexes = report.found.listed, {table.name for table in run.targets[1:]}
+    # A difference in the main target is never mended: it is the authority.
+    in_indexes = len(listed) == wrong(report) and all(one.table in indexes for one in listed)
+    if report.findings and in_indexes:
+        await verify_full(run, repair=True)
+        await until_quiet(run)
+        report = await verify_full(run)
+    if report.findings:
+        raise Findings(
+            f"after copying back, {wrong(report)} rows differ between source and targets",
+            kept="the target is still the authority; nothing was deleted from it",
+            hint="run `rekey rollback` again; if it stays so, see the runbook on divergences",
+        )
+
+
+async def again(run: Run) -> int:
+    """Settle what is left, as long as the source follows."""
+    return await settle_again(run, side=TARGET) if run.declared.migration.reverse else 0
+
+
+CUTOVER = Operation(Phase.CUTOVER, gate=gate, run=run, undo=undo, again=again)

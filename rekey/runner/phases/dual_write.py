@@ -3,7 +3,7 @@
 Rules kept here:
 
 * Capture "delta": the watermark is read from the service's clock and stored before the first row is copied,
-  so that whatever changes after it is seen again by a pass.
+  so that what changes after it is seen again by a pass.
 * Only then does the control row move: a later phase never begins without a watermark.
 * Capture "dual-write": the row moves together with the clients; when the phase is done, all of them announce
   and propagate what they write.
@@ -11,20 +11,26 @@ Rules kept here:
 
 from __future__ import annotations
 
+from functools import partial
+
 from rekey.core.clock import format_ticks
 from rekey.phases import ControlPhase, Phase
-from rekey.runner.capture import begin_watermark
-from rekey.runner.client_barrier import closed_by_refusing, forget_ended, look, move
-from rekey.runner.intents import heard_of_until
-from rekey.runner.phases.operation import Counters, Operation
-from rekey.runner.run import Run
+from rekey.protocol.rules import SOURCE
+from rekey.runner.clients import forget_ended, heard_of_until, look, move, settle_again
+from rekey.runner.run import Counters, Operation, Run
 from rekey.state.models import WATERMARK
 from rekey.status.facts import LATE_UNTIL
 
 
 async def gate(run: Run) -> list[str]:
     """Collect the clients that would refuse to write from here on."""
-    return [] if run.is_delta else await closed_by_refusing(run)
+    return [] if run.is_delta else (await look(run)).closed_by_refusing()
+
+
+async def begin_watermark(run: Run) -> None:
+    """Store the first watermark if there is none: before the backfill reads its first row."""
+    if run.state.get_fact(run.script_id, WATERMARK) is None:
+        run.state.set_fact(run.script_id, WATERMARK, await run.tables.server_time())
 
 
 async def run(run: Run) -> Counters:
@@ -37,7 +43,10 @@ async def run(run: Run) -> Counters:
         await move(run, ControlPhase.SOURCE, ControlPhase.DUAL_WRITE)
     if run.is_delta:
         return {}
-    await _note_given_up(run)
+    # What clients that were given up wrote before had no intent: only a verification that begins when they
+    # can be heard of no more finds it.
+    until = await heard_of_until(run, await run.control.read())
+    run.state.set_fact(run.script_id, LATE_UNTIL, None if until is None else format_ticks(until))
     clients = len((await look(run)).live)
     if not clients:
         run.progress.note(
@@ -45,13 +54,6 @@ async def run(run: Run) -> Counters:
             f" {run.source.name} now is followed by nobody, and verification will find it"
         )
     return {"clients": clients}
-
-
-async def _note_given_up(run: Run) -> None:
-    """Keep until when clients may be heard of that were given up: what they wrote before had no intent, so
-    only a verification that begins later finds it."""
-    until = await heard_of_until(run, await run.control.read())
-    run.state.set_fact(run.script_id, LATE_UNTIL, None if until is None else format_ticks(until))
 
 
 async def undo(run: Run) -> None:
@@ -62,4 +64,6 @@ async def undo(run: Run) -> None:
     run.state.set_fact(run.script_id, WATERMARK, None)
 
 
-DUAL_WRITE = Operation(Phase.DUAL_WRITE, gate=gate, run=run, undo=undo)
+DUAL_WRITE = Operation(
+    Phase.DUAL_WRITE, gate=gate, run=run, undo=undo, again=partial(settle_again, side=SOURCE)
+)

@@ -2,8 +2,8 @@
 
 Rules kept here:
 
-* A target table must be new or empty, unless this migration itself filled it: rows of somebody else would be
-  taken for copies.
+* A target table must be new or empty, unless this migration itself filled it: rows of others would be taken
+  for copies.
 * Undo drops the targets and everything the restricted store knows of the migration, or keeps both, as the
   operator chose; half of it would leave rows that nothing accounts for.
 """
@@ -14,17 +14,14 @@ from contextlib import suppress
 
 from rekey.errors import ConfigurationError, TableBeingDeleted, TableMissing
 from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE
-from rekey.model import Row
 from rekey.phases import Phase
-from rekey.runner.phases.operation import Counters, Operation
-from rekey.runner.quiet import until_quiet
-from rekey.runner.run import Run
-from rekey.tables.base import MAX_BATCH_OPERATIONS, Table, Verb
+from rekey.runner.run import Counters, Operation, Run, until_quiet
+from rekey.tables.base import MAX_BATCH_OPERATIONS, Verb
 from rekey.tables.base import Operation as Write
 
 
 async def gate(run: Run) -> list[str]:
-    """Check that the source exists and that no target holds rows of somebody else."""
+    """Check that the source exists and that no target holds rows of others."""
     if not await run.tables.table_exists(run.source.name):
         raise ConfigurationError(
             f"the source table {run.source.name} does not exist in this account",
@@ -32,25 +29,16 @@ async def gate(run: Run) -> list[str]:
         )
     reasons = []
     for number, target in enumerate(run.targets):
-        if await run.tables.table_exists(target.name) and await _holds_foreign_row(run, number, target):
-            reasons.append(f"target table {target.name} holds rows that this migration did not write")
+        if not await run.tables.table_exists(target.name):
+            continue
+        async for page in target.scan(page_rows=1):
+            if not page.rows:
+                continue
+            # The first row tells: the targets of a run that was cut off are all ours or all foreign.
+            if not await run.mapping.owns(number, page.rows[0]):
+                reasons.append(f"target table {target.name} holds rows that this migration did not write")
+            break
     return reasons
-
-
-async def _holds_foreign_row(run: Run, number: int, target: Table) -> bool:
-    """Look at the first row: the targets of a run that was cut off are all ours or all foreign."""
-    first = await first_row(target)
-    if first is None:
-        return False
-    return not await run.mapping.owns(number, first)
-
-
-async def first_row(table: Table) -> Row | None:
-    """Return the first row of a table, None when it is empty."""
-    async for page in table.scan(page_rows=1):
-        if page.rows:
-            return page.rows[0]
-    return None
 
 
 async def run(run: Run) -> Counters:
@@ -80,22 +68,14 @@ async def undo(run: Run) -> None:
     for target in run.targets:
         await run.tables.delete_table(target.name)
     with suppress(TableMissing):  # cut off before there was one
-        await forget_mapping(run)
+        for direction in ("f", "r"):
+            async for page in run.mapping.scan(direction):  # a page is of one partition
+                writes = [Write(Verb.DELETE, row, "*") for row in page.rows]
+                for start in range(0, len(writes), MAX_BATCH_OPERATIONS):
+                    await run.mapping.table.transact(writes[start : start + MAX_BATCH_OPERATIONS])
     if not run.is_delta:
         with suppress(TableMissing):
             await run.journal.clear()
-
-
-async def forget_mapping(run: Run) -> None:
-    """Delete all mapping rows of this migration."""
-    for direction in ("f", "r"):
-        async for page in run.mapping.scan(direction):
-            partitions: dict[str, list[Write]] = {}
-            for row in page.rows:
-                partitions.setdefault(row["PartitionKey"], []).append(Write(Verb.DELETE, row, "*"))
-            for writes in partitions.values():
-                for start in range(0, len(writes), MAX_BATCH_OPERATIONS):
-                    await run.mapping.table.transact(writes[start : start + MAX_BATCH_OPERATIONS])
 
 
 PREPARE = Operation(Phase.PREPARE, gate=gate, run=run, undo=undo)

@@ -4,26 +4,69 @@ Rules kept here:
 
 * The phase is done only when a full verification found no stable divergence; otherwise it stays open and
   the command says which rows differ, by safe id.
-* Capture "dual-write": there is nothing to catch up with; the journal is swept before and beside the
+* Capture "delta": passes are repeated until one finds little to do, and at most `MAX_PASSES` times: a source
+  that changes faster than it can be followed is not followed for ever. The watermark moves only after a whole
+  pass. What was deleted only the sweep after them shows.
+* Capture "dual-write": there is nothing to catch up with; the journal is swept before and during the
   comparison.
 """
 
 from __future__ import annotations
 
-from rekey.errors import Findings
+from rekey.copy.delta import delta_pass
+from rekey.errors import Findings, StateUnusable
 from rekey.phases import Phase
 from rekey.protocol.rules import SOURCE
-from rekey.runner.capture import catch_up
-from rekey.runner.intents import sweep_journal
+from rekey.runner.clients import settle_again
 from rekey.runner.phases.backfill import swept_rows
-from rekey.runner.phases.operation import Counters, Operation, open_gate
-from rekey.runner.run import Run
+from rekey.runner.run import Counters, Operation, Run, open_gate
 from rekey.runner.verification import verify_full, wrong
+from rekey.state.models import WATERMARK
+
+MAX_PASSES = 5
+_LITTLE = 100
+"""Changed rows of a pass after which another pass is not worth its scan."""
+
+
+async def catch_up(run: Run, *, max_passes: int = MAX_PASSES) -> Counters:
+    """Make delta passes until one changes little, then sweep."""
+    changed = 0
+    for number in range(1, max_passes + 1):
+        watermark = run.state.get_fact(run.script_id, WATERMARK)
+        if watermark is None:
+            raise StateUnusable(
+                "the state file knows no watermark for this migration",
+                hint="run `rekey apply` again: it copies everything again, which is safe",
+            )
+        with run.progress.task(f"delta pass {number}") as advance:
+            result = await delta_pass(
+                run.source,
+                run.copier,
+                server_time=run.tables.server_time,
+                clock=run.clock,
+                watermark=watermark,
+                margin_seconds=run.config.gates.margin_s,
+                size=run.window,
+                stop_requested=run.stop.requested,
+                advance=advance,
+            )
+        if not result.whole:
+            run.stop.check()
+        run.check()
+        run.state.set_fact(run.script_id, WATERMARK, result.started_at)
+        now = result.copied.inserted + result.copied.changed
+        changed += now
+        if now <= _LITTLE:
+            break
+    return {"passes": number, "rows_changed_by_passes": changed, "rows_swept": await swept_rows(run)}
 
 
 async def run(run: Run) -> Counters:
     """Catch up, verify; raises Findings when rows differ."""
-    counters = await _caught_up(run)
+    if run.is_delta:
+        counters = await catch_up(run)
+    else:
+        counters = {"intents_settled": await settle_again(run, side=SOURCE)}
     report = await verify_full(run)
     if report.findings:
         raise Findings(
@@ -35,20 +78,16 @@ async def run(run: Run) -> Counters:
     return {**counters, "rows_compared": report.source_rows}
 
 
-async def _caught_up(run: Run) -> Counters:
-    """Bring the targets up to date before they are compared."""
+async def again(run: Run) -> int:
+    """Catch up with what was written since, or settle it."""
     if not run.is_delta:
-        return {"intents_settled": (await sweep_journal(run, SOURCE)).settled}
+        return await settle_again(run, side=SOURCE)
     caught = await catch_up(run)
-    return {
-        "passes": caught.passes,
-        "rows_changed_by_passes": caught.changed,
-        "rows_swept": await swept_rows(run),
-    }
+    return caught["rows_changed_by_passes"] + caught["rows_swept"]
 
 
 async def undo(_run: Run) -> None:
     """Nothing to undo: the phase wrote only what the source says."""
 
 
-RECONCILE = Operation(Phase.RECONCILE, gate=open_gate, run=run, undo=undo)
+RECONCILE = Operation(Phase.RECONCILE, gate=open_gate, run=run, undo=undo, again=again)

@@ -7,27 +7,27 @@ Rules kept here:
 * A row that changed after the freeze is never deleted: if there is one, the others are deleted one by one
   with their ETags and the changed ones are reported; only an unchanged table is dropped whole.
 * Capture "dual-write" writes the source until `complete`: there it is compared with the moment from which on
-  the source was quiet, or with the latest that this can have been when nobody kept it.
+  the source was quiet, or with the latest that this can have been when that was not kept.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 from rekey.client.reading import LeaseSettings
 from rekey.copy.delta import later
 from rekey.core.clock import ticks_of
 from rekey.core.concurrency import for_each
 from rekey.errors import ConditionFailed, Findings, RowMissing
-from rekey.model import Row, etag_of, key_of
+from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, Row, etag_of, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol.control import ControlRow
 from rekey.protocol.registry import SAFETY_S
-from rekey.runner.client_barrier import move
-from rekey.runner.intents import any_intent
+from rekey.runner.clients import any_intent, move
 from rekey.runner.phases.complete import QUIET_AT
 from rekey.runner.phases.complete import undo as refuse
 from rekey.runner.phases.cutover import FROZEN_AT, written_since
-from rekey.runner.phases.operation import Counters, Operation
-from rekey.runner.run import Run
+from rekey.runner.run import Counters, Operation, Run
 from rekey.status.facts import EVIDENCE_MISSING, is_proved
 
 _NAMED = 20
@@ -64,7 +64,7 @@ async def run(run: Run) -> Counters:
         since_then = quiet_at(run, now)
         changed: list[str] = []
         async for _ in written_since(run.source, since_then):
-            changed = await _delete_unchanged(run, since_then, counters)
+            changed = await _delete_all_unchanged(run, since_then, counters)
             break
         if changed:
             since = "the freeze" if run.is_delta else "`complete`"
@@ -81,7 +81,7 @@ async def run(run: Run) -> Counters:
 
 
 def quiet_at(run: Run, now: ControlRow) -> str:
-    """Return the moment after which nobody was to write to the source."""
+    """Return the moment after which nothing was to write to the source."""
     if run.is_delta:
         # Without the state file the freeze's beginning stands in: it is earlier, so fewer rows are deleted.
         return run.state.get_fact(run.script_id, FROZEN_AT) or now.frozen_at or now.updated_at
@@ -92,25 +92,31 @@ def quiet_at(run: Run, now: ControlRow) -> str:
     return kept or later(now.completed_at or now.updated_at, longest)
 
 
-async def _delete_unchanged(run: Run, moment: str, counters: Counters) -> list[str]:
-    """Delete rows that are older than `moment`, by ETag; return the safe ids of the others."""
+async def delete_unchanged(run: Run, row: Row, moment: str) -> Literal["deleted", "gone", "changed"]:
+    """Delete a row of the source, by its ETag, unless it was written at or after `moment`."""
+    if ticks_of(row[TIMESTAMP]) >= ticks_of(moment):
+        return "changed"
+    try:
+        await run.source.delete(key_of(row), etag=etag_of(row))
+    except RowMissing:
+        return "gone"
+    except ConditionFailed:
+        return "changed"
+    return "deleted"
+
+
+async def _delete_all_unchanged(run: Run, moment: str, counters: Counters) -> list[str]:
+    """Delete all rows that are older than `moment`; return the safe ids of the others."""
     changed: list[str] = []
 
     async def remove(row: Row) -> None:
-        if ticks_of(row["Timestamp"]) < ticks_of(moment):
-            try:
-                await run.source.delete(key_of(row), etag=etag_of(row))
-            except RowMissing:
-                return
-            except ConditionFailed:
-                changed.append(run.ids.short(run.source.name, key_of(row)))
-            else:
-                counters["rows_deleted"] += 1
-        else:
+        became = await delete_unchanged(run, row, moment)
+        counters["rows_deleted"] += became == "deleted"
+        if became == "changed":
             changed.append(run.ids.short(run.source.name, key_of(row)))
 
     with run.progress.task("delete source rows") as advance:
-        async for page in run.source.scan(select=["PartitionKey", "RowKey"]):
+        async for page in run.source.scan(select=[PARTITION_KEY, ROW_KEY]):
             run.check()
             await for_each(page.rows, remove, limit=run.config.limits.concurrency)
             advance(len(page.rows))

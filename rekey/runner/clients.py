@@ -1,0 +1,487 @@
+"""The application's clients, as the runner works with them: waited for at a move of the control row; and
+their journal, swept, drained and asked.
+
+Rules kept here (ADR 0019):
+
+* Two clients are never two epochs apart: before a move every live client has acknowledged the present epoch,
+  and after it nothing goes on before every live client has acknowledged the new one.
+* A client is waited for until it has acknowledged or until it is over: its lease, its longest operation and a
+  margin past, by the service's clock. Its own clock is never asked.
+* Waiting has a limit; beyond it the clients are named, with what can be done about them.
+* The only move that does not wait first is the way out of a freeze, back to where it came from: on both sides
+  of the freeze the same rules hold, so a client that has not seen it does no harm.
+* Only intents whose time is over are taken: what a younger one announces may still be in flight, or late.
+  That holds in a freeze too: a client that has acknowledged it has settled all but what was left open, and
+  whether such a request still travels is not known.
+* The runner announces what it writes to replicas, as clients do, under intents of its own: what is cut off,
+  or left open, is looked at again when nothing of it can take effect any more.
+* A client that was given up without having ended in order may be heard of until the service refuses what it
+  had signed. Its intents do not hold up a freeze, they are settled in it. A way back and `complete` compare
+  everything as long as that may be.
+* The background sweep ends with the work that it goes with, and its errors end that work.
+* Whether a key is in flight is answered from a scan that began after the question: an older one could miss
+  the intent of a write that was seen half done.
+* Capture "delta" has no clients: nothing is waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from rekey.client.reading import LeaseSettings
+from rekey.core.clock import TICKS_PER_SECOND, Clock, format_ticks, ticks_of
+from rekey.core.concurrency import cancel, first_of
+from rekey.errors import Refused, ServiceError, Unavailable
+from rekey.model import EntityKey
+from rekey.phases import ControlPhase
+from rekey.protocol.control import ControlRow
+from rekey.protocol.journal import Journal
+from rekey.protocol.propagate import Announce
+from rekey.protocol.registry import SAFETY_S, ClientRow, is_current, is_over, over_at, refused_at, silent_at
+from rekey.protocol.rules import SOURCE, TARGET, Side
+from rekey.protocol.sweeper import Company, Hopeless, Sweeper, Swept
+from rekey.protocol.term import Term
+from rekey.runner.run import OPEN_S, WRITING_S, Run
+
+T = TypeVar("T")
+
+POLL_S = 0.2
+NOTE_AFTER_S = 2.0
+"""Clients that are waited for are named once waiting takes longer than this."""
+UNTOLD = TICKS_PER_SECOND
+"""The service tells whole seconds: a beat of the second that it tells may be older than the question."""
+GRACE_S = 3.0
+"""What a gate allows a client that has just been started, before it names it."""
+_NAMED = 10
+RUNNER = "runner"
+"""Names the runner's intents, where those of clients have the client's id, which is hexadecimal."""
+SWEEP_EVERY_S = 5.0
+FRESH_S = 5.0
+"""An intent older than this is not of a write that goes on as usual."""
+
+
+class Deadline:
+    """A limit to how long something may take, by what only rises."""
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        """Begin now."""
+        self._clock = clock
+        self.seconds = seconds
+        self.began = clock.rising()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since it began."""
+        return self._clock.rising() - self.began
+
+    @property
+    def over(self) -> bool:
+        """Whether the limit has passed."""
+        return self.elapsed_s >= self.seconds
+
+
+# --- waiting for clients -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """The clients that were found, and when.
+
+    Attributes:
+        rows: all that have a row.
+        now: ticks of the service's clock, read before the rows were.
+    """
+
+    rows: Sequence[ClientRow]
+    now: int
+
+    @property
+    def live(self) -> list[ClientRow]:
+        """Those of which something can still take effect."""
+        return [row for row in self.rows if not is_over(row, self.now)]
+
+    def behind(self, control: ControlRow) -> list[ClientRow]:
+        """Live clients that have not acknowledged the control row's epoch."""
+        return [row for row in self.live if not is_current(row, control.run_id, control.epoch)]
+
+    def unheard(self, control: ControlRow, since: int) -> list[ClientRow]:
+        """Live clients that are behind, or have given no sign since a moment of the service's clock."""
+        behind = self.behind(control)
+        return behind + [row for row in self.live if row.beat_at < since and row not in behind]
+
+    def closed_by_refusing(self) -> list[str]:
+        """Return which live clients could not go on with the migration; empty when all can."""
+        refusing = [row for row in self.live if row.refuses]
+        if not refusing:
+            return []
+        who = named(refusing, self.now)
+        return [f"clients of the application were made with another declaration or other secrets: {who}"]
+
+
+def named(rows: Sequence[ClientRow], now: int) -> str:
+    """Return who these clients are and what is known of them. Holds no key."""
+    listed = []
+    for row in rows[:_NAMED]:
+        said = [f"acknowledged epoch {row.epoch}"]
+        if row.refuses:
+            said.append(f"refuses with `{row.refuses}`")
+        if now >= silent_at(row):
+            said.append("silent")
+        if row.in_flight:
+            said.append(f"{row.in_flight} operations under way")
+        listed.append(f"{row.name} ({row.view} view, host {row.host}, pid {row.pid}; {', '.join(said)})")
+    if len(rows) > _NAMED:
+        listed.append(f"and {len(rows) - _NAMED} more")
+    return "; ".join(listed)
+
+
+async def look(run: Run) -> Clients:
+    """Read the registry."""
+    now = ticks_of(await run.restricted.server_time())
+    return Clients(await run.registry.list(), now)
+
+
+async def move(run: Run, now: ControlPhase, then: ControlPhase) -> ControlRow:
+    """Move the control row, with every live client.
+
+    Raises:
+        Refused: not a legal move; or clients did not follow in time, before the move or after it.
+        Moved, Ambiguous, Unavailable: see `ControlStore.move`.
+    """
+    await wait_for_present(run)
+    after = await run.control.move(now, then)
+    await wait_for_clients(run, after)
+    return after
+
+
+async def wait_for_present(run: Run) -> None:
+    """Wait until every live client has acknowledged the present epoch. Raises Refused over the limit."""
+    if run.is_delta:
+        return
+    control = await run.control.read()
+    if control is not None:
+        await wait_for_clients(run, control)
+
+
+async def wait_until_heard(run: Run, control: ControlRow) -> int:
+    """Wait until every live client is current and has given a sign since now; return how many live ones are.
+
+    Before a freeze: clients that have gone silent are waited for while writes still go on.
+    """
+    since = ticks_of(await run.restricted.server_time()) + UNTOLD
+    return await wait_for_clients(run, control, missing=lambda clients: clients.unheard(control, since))
+
+
+async def wait_for_clients(
+    run: Run,
+    control: ControlRow,
+    deadline: Deadline | None = None,
+    missing: Callable[[Clients], list[ClientRow]] | None = None,
+) -> int:
+    """Wait until every live client has acknowledged the control row's epoch; return how many live ones are.
+
+    Args:
+        run: the migration.
+        control: the row as it stands.
+        deadline: how long; by default `[gates] clients_timeout` from now.
+        missing: the clients to wait for, of those found; by default those that are behind.
+
+    Raises:
+        Refused: over the limit; names the clients.
+    """
+    if run.is_delta:
+        return 0
+    deadline = deadline or Deadline(run.clock, run.config.gates.clients_timeout_s)
+    noted = False
+    while True:
+        run.check()
+        clients = await look(run)
+        waiting = clients.behind(control) if missing is None else missing(clients)
+        if not waiting:
+            return len(clients.live)
+        if deadline.over:
+            longest = max(0, max(over_at(row) for row in waiting) - clients.now) / TICKS_PER_SECOND
+            raise Refused(
+                f"after {deadline.seconds:g} s {_have_not(waiting)} followed to epoch {control.epoch}"
+                f" (`{control.phase}`): {named(waiting, clients.now)}",
+                kept="everything; no write is lost by it",
+                hint="mend or end these processes; one that has ended is over by itself, here in"
+                f" {longest:.0f} s at most. Then run the same command again;"
+                f" `rekey status {run.script_id}` shows all clients",
+            )
+        if not noted and deadline.elapsed_s >= NOTE_AFTER_S:
+            run.progress.note(f"waiting for {named(waiting, clients.now)}")
+            noted = True
+        await run.clock.sleep(POLL_S)
+
+
+def _have_not(rows: Sequence[ClientRow]) -> str:
+    if len(rows) == 1:
+        return "1 client of the application has not"
+    return f"{len(rows)} clients of the application have not"
+
+
+async def closed_by_clients(run: Run, control: ControlRow) -> list[str]:
+    """Return why the clients keep the gate before cutover closed; empty when they do not."""
+    deadline = Deadline(run.clock, GRACE_S)
+    while True:
+        clients = await look(run)
+        behind = clients.behind(control)
+        if not behind or deadline.over:
+            break
+        await run.clock.sleep(POLL_S)
+    reasons = clients.closed_by_refusing()
+    if behind:
+        who = named(behind, clients.now)
+        reasons.append(f"{_have_not(behind)} acknowledged epoch {control.epoch}: {who}")
+    if not reasons and not clients.live and not run.options.writers_stopped:
+        reasons.append(
+            "no client of the application is registered: whoever writes without one is not followed"
+            " (--writers-stopped says that nobody writes)"
+        )
+    return reasons
+
+
+async def forget_ended(run: Run) -> None:
+    """Delete the rows of clients that have been over for long; they are of no interest any more."""
+    if run.is_delta:
+        return
+    try:
+        await run.registry.purge(ticks_of(await run.restricted.server_time()))
+    except ServiceError:
+        # Nothing depends on it, and what it would end has been done: the next command tries again.
+        run.progress.note("rows of clients that ended could not be removed; the next command tries again")
+
+
+async def heard_of_until(run: Run, behind: ControlRow | None = None) -> int | None:
+    """Return until when clients that were given up may be heard of: until the service refuses what they had
+    signed.
+
+    Args:
+        run: the migration.
+        behind: only those that never acknowledged this control row; None for all.
+
+    Returns:
+        Ticks of the service's time; None where that is over, or none was given up.
+    """
+    if run.is_delta:
+        return None
+    now = ticks_of(await run.restricted.server_time())
+    given_up = [
+        refused_at(row)
+        for row in await run.registry.list()
+        if is_over(row, now) and (behind is None or not is_current(row, behind.run_id, behind.epoch))
+    ]
+    return max((at for at in given_up if at > now), default=None)
+
+
+# --- the journal -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """A key whose replicas the runner is about to write (`rekey.protocol.propagate.Announced`).
+
+    Attributes:
+        journal, ids: the runner's, and the intent in it.
+        clock, until: until when it may write, in rising seconds.
+    """
+
+    journal: Journal
+    ids: list[EntityKey]
+    clock: Clock
+    until: float
+
+    def check(self) -> None:
+        """Raise Unavailable when that time is over."""
+        if self.clock.rising() >= self.until:
+            raise Unavailable(
+                "the replicas of a row could not be written in time",
+                code="TooSlow",
+                hint="run the same command again, which goes on where it stopped",
+            )
+
+    async def end(self) -> None:
+        """Remove the intent."""
+        await self.journal.end(self.ids)
+
+
+def announcing(journal: Journal, clock: Clock) -> Announce:
+    """Return what announces the runner's own writes in the journal, as clients announce theirs."""
+
+    async def announce(source_key: EntityKey) -> Announced:
+        until = clock.rising() + WRITING_S
+        ids = await journal.begin(RUNNER, 0, SOURCE, [source_key])
+        return Announced(journal, ids, clock, until)
+
+    return announce
+
+
+async def company(run: Run) -> Company:
+    """Return who may have something in flight now.
+
+    The usual time is as the clients themselves say, for intents of a version that did not say it.
+    """
+    clients = {client.client_id: client for client in await run.registry.list()}
+    said = [client.longest_s for client in clients.values()]
+    usual_s = max(said, default=LeaseSettings().longest_operation_s) + SAFETY_S
+    unquiet = await Term(run.restricted, run.script_id).left(run.config.gates.margin_s) > 0
+    now = ticks_of(await run.restricted.server_time())
+    return Company(now, clients, usual_s, unquiet)
+
+
+async def sweep_journal(
+    run: Run, side: Side, sweeper: Sweeper | None = None, hopeless: Hopeless | None = None
+) -> Swept:
+    """Settle the intents whose time is over, once.
+
+    Args:
+        run: the migration.
+        side: which side is the authority now.
+        sweeper: one that knows what it has settled already.
+        hopeless: see `Sweeper.sweep`.
+    """
+    return await (sweeper or run.sweeper).sweep(
+        side,
+        await company(run),
+        concurrency=run.config.limits.concurrency,
+        check=run.still_alone,
+        hopeless=hopeless,
+    )
+
+
+async def settle_again(run: Run, *, side: Side) -> int:
+    """Settle the intents whose time is over, if there are clients; return how many."""
+    return 0 if run.is_delta else (await sweep_journal(run, side)).settled
+
+
+async def while_sweeping(run: Run, side: Side, work: Coroutine[Any, Any, T]) -> T:
+    """Await `work` while the journal is swept at the same time; an error of the sweep ends both."""
+    if run.is_delta:
+        return await work
+    over = asyncio.Event()
+
+    async def keep_sweeping() -> None:
+        sweeper = run.sweeper
+        while not over.is_set():
+            await sweep_journal(run, side, sweeper)
+            await first_of(over, run.clock.sleep(SWEEP_EVERY_S))
+
+    working = asyncio.ensure_future(work)
+    sweeping = asyncio.ensure_future(keep_sweeping())
+    try:
+        await asyncio.wait((working, sweeping), return_when=asyncio.FIRST_COMPLETED)
+        if sweeping.done():
+            sweeping.result()
+        result = await working
+        over.set()  # what it is writing now is finished: nothing is left open by ending it
+        await sweeping
+        return result
+    finally:
+        await cancel((working, sweeping))
+
+
+async def settle_stale(run: Run, side: Side) -> Swept:
+    """Sweep until no intent stands out by its age; return what the last sweep said, with all it settled.
+
+    Before a freeze: an intent that a write left open becomes old enough while writes still go on. Ends when
+    that must have happened; what is left then either fails, or is of writes that keep being left open.
+    """
+    deadline = Deadline(run.clock, max(OPEN_S, (await company(run)).usual_s) + FRESH_S)
+    sweeper, settled = run.sweeper, 0
+    while True:
+        run.check()
+        swept = await sweep_journal(run, side, sweeper)
+        settled += swept.settled
+        now = ticks_of(await run.restricted.server_time())
+        fresh = swept.oldest_at is None or now - swept.oldest_at < FRESH_S * TICKS_PER_SECOND
+        if fresh or deadline.over:
+            return replace(swept, settled=settled)
+        await run.clock.sleep(POLL_S)
+
+
+async def any_intent(run: Run) -> bool:
+    """Tell whether the journal holds an intent, settled or not; none is opened."""
+    async for times in run.journal.times():
+        if times:
+            return True
+    return False
+
+
+async def drain(run: Run, side: Side, deadline: Deadline, hopeless: Hopeless | None = None) -> int:
+    """Sweep until the journal holds nothing that is not settled; return how many intents were settled.
+
+    That comes to an end only when no client adds to it any more. What is kept is settled once at least.
+
+    Args:
+        run: the migration.
+        side: which side is the authority now.
+        deadline: how long.
+        hopeless: see `Sweeper.sweep`.
+
+    Raises:
+        Refused: intents were left when the limit was reached.
+    """
+    sweeper, settled = run.sweeper, 0
+    while True:
+        run.check()
+        swept = await sweep_journal(run, side, sweeper, hopeless)
+        settled += swept.settled
+        if not swept.left:
+            return settled
+        if deadline.over:
+            oldest = "" if swept.oldest_at is None else f", the oldest of {format_ticks(swept.oldest_at)}"
+            failed = f", {swept.failed} of which cannot be settled" if swept.failed else ""
+            raise Refused(
+                f"after {deadline.seconds:g} s the journal of {run.script_id} still holds {swept.left}"
+                f" intents{oldest}{failed}",
+                kept="every intent and every row; nothing is lost",
+                hint=unsettled_hint(run)
+                if swept.failed
+                else "a write with an open outcome is waited for as long as the longest operation takes: run"
+                " the same command again, or allow more with [gates] freeze_timeout",
+            )
+        await run.clock.sleep(POLL_S)
+
+
+def unsettled_hint(run: Run) -> str:
+    """Return what to do about intents that cannot be settled."""
+    return (
+        f"`rekey verify {run.script_id} --mode full` names the rows that the mapping refuses or that collide;"
+        " mend them, then run the same command again"
+    )
+
+
+class InFlight:
+    """Tells whether the journal announces a write for a source key. Questions share scans."""
+
+    def __init__(self, run: Run) -> None:
+        """Take the migration; nothing is asked yet."""
+        self._run = run
+        self._next: asyncio.Task[tuple[set[EntityKey], set[EntityKey]]] | None = None
+
+    async def __call__(self, source_key: EntityKey) -> bool:
+        """Tell whether an intent for `source_key`, or for a main target key of it, is in the journal."""
+        if self._next is None:
+            self._next = asyncio.ensure_future(self._scan())
+        sources, targets = await self._next
+        if source_key in sources:
+            return True
+        if not targets:
+            return False
+        forward = await self._run.mapping.forward(source_key)
+        known = forward.targets if forward is not None else frozenset()
+        return any(target.table == 0 and target.key in targets for target in known)
+
+    async def _scan(self) -> tuple[set[EntityKey], set[EntityKey]]:
+        """Return the source keys and main target keys that the journal announces a write for."""
+        await asyncio.sleep(0)  # questions of the same turn share the scan
+        self._next = None  # a later question needs a later scan
+        sources, targets = set[EntityKey](), set[EntityKey]()
+        async for intents in self._run.journal.scan():
+            for intent in intents:
+                (targets if intent.side == TARGET else sources).add(intent.key)
+        return sources, targets

@@ -1,0 +1,344 @@
+"""Work of the runner that workers carry out: slices of the backfill, and of a comparison.
+
+Rules kept here:
+
+* Only the runner writes the state file. A cursor moves over what a worker returned, after the runner's own
+  check that its lease holds, and only within the range that was asked for.
+* The runner goes on after the copy only when no task can write any more: every task was answered by an
+  executor that runs each once, and nothing was left open; or the term of all tasks and the margin are over
+  (`rekey.runner.run.until_quiet`).
+* Rates, and a pause, are the operator's for all tasks together: each is submitted with its share.
+* A slice's sums and its cursor are taken together, so that what is stored at any moment can be gone on from.
+  Slices of another epoch than the comparison's are not counted.
+* Workers return what lies in differing buckets sealed and in bounded portions; it is joined here, in bounded
+  memory, as if it had been read here. Looking at differences again stays with the runner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from rekey.copy.workers.driver import Driver, Job, Ticket
+from rekey.copy.workers.opened import travel_key
+from rekey.copy.workers.pool import Pool
+from rekey.copy.workers.summing import packed_buckets, unsealed
+from rekey.copy.workers.tasks import Basis, Ended, Kind, Result, Task
+from rekey.core.distribution import installed_version
+from rekey.core.progress import Advance
+from rekey.core.spill import Spill
+from rekey.errors import Moved, StateUnusable
+from rekey.mapping.sealing import SealedKeys
+from rekey.model import KeyRange
+from rekey.protocol.term import Term
+from rekey.runner.run import Run
+from rekey.state.models import Segment
+from rekey.tables.split import find_middle
+from rekey.verify.context import ReconcileContext
+from rekey.verify.full import Record, worth_reading
+from rekey.verify.sums import SOURCE, BucketSums, Part, Partial
+
+
+def reached(keys: SealedKeys, rest: KeyRange, result: Result) -> KeyRange:
+    """Return what is left of a range after a result's cursor.
+
+    Raises:
+        ValueError: the cursor is not of that range.
+    """
+    try:
+        cursor = keys.from_text("cursor", result.cursor or None)
+    except StateUnusable:
+        raise ValueError("not a cursor of this run") from None
+    if cursor is None or cursor == rest.after:
+        return rest
+    if cursor not in rest:
+        raise ValueError("not a cursor of this range")
+    return rest.behind(cursor)
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """The workers of one run's executor. Use `Workers.of`.
+
+    It is a `rekey.verify.full.Reader`: a comparison reads its tables by it.
+
+    Attributes:
+        run: the migration.
+        basis: what tasks are made under now.
+        keys: seals keys in tasks.
+    """
+
+    run: Run
+    basis: Basis
+    keys: SealedKeys
+
+    @classmethod
+    async def of(cls, run: Run, *, writes: bool) -> Workers:
+        """Return the workers of a run, for tasks that write, or that only read.
+
+        Raises:
+            Moved: the control row is gone.
+        """
+        row = await run.control.read()
+        if row is None:
+            raise Moved(
+                f"the control row of {run.script_id} is gone from the restricted store",
+                kept="all tables of the migration",
+                hint="find out who deleted it",
+            )
+        basis = Basis(
+            version=installed_version(),
+            config=str(run.config.path),
+            endpoints=run.config.endpoints,
+            script_id=run.script_id,
+            digest=run.declared.digest,
+            run_id=row.run_id,
+            epoch=row.epoch,
+            lease_id=run.lease_id if writes else "",
+        )
+        return cls(run, basis, SealedKeys(run.script_id, travel_key(run.mapping, row)))
+
+    def pool(self) -> Pool:
+        """Return the executor, not begun yet."""
+        if self.run.factory is None:
+            raise AssertionError("there is no executor")
+        return Pool(self.run.factory, self.run.config.executor.tasks)
+
+    def driver(self, pool: Pool, term: Term | None) -> Driver:
+        """Return what sends tasks; `term` is of tasks that write."""
+        run, throttle = self.run, self.run.copier.throttle
+
+        def divides_partition() -> bool:
+            # What the service bears its own refusals tell; what the operator said holds for all together.
+            said = throttle.rates.partition != run.config.rates.partition_entities_per_second
+            return said or run.config.limits.partition_entities_per_second is not None
+
+        return Driver(
+            pool=pool,
+            tables=run.tables,
+            term=term,
+            clock=run.clock,
+            slice_s=run.config.executor.slice_s,
+            rates=throttle.look,
+            divides_partition=divides_partition,
+            requests=run.by_workers,
+            check=run.still_alone,
+            stop_requested=run.stop.requested,
+        )
+
+    def task(self, kind: Kind, rest: KeyRange, ticket: Ticket, **more: Any) -> Task:
+        """Return the task for what is left of a range."""
+        return Task(
+            kind,
+            ticket.id,
+            self.basis,
+            ticket.seconds,
+            ticket.until,
+            after=self.keys.to_text("after", rest.after) or "",
+            upto=self.keys.to_text("upto", rest.upto) or "",
+            entities_per_second=ticket.rates.account or 0,
+            partition_entities_per_second=ticket.rates.partition or 0,
+            **more,
+        )
+
+    # --- comparing --------------------------------------------------------------------------------------
+
+    async def sum_up(
+        self,
+        ctx: ReconcileContext,
+        work: Partial,
+        *,
+        checkpoint: Callable[[Partial], None] | None,
+        checkpoint_rows: int,
+    ) -> None:
+        """Read what is left of `work` and add it to its sums."""
+        left = [part for part in work.parts if not part.done]
+        if not left:
+            return
+        not_stored = 0
+
+        def taken(result: Result) -> None:
+            nonlocal not_stored
+            not_stored += result.rows
+            if checkpoint is not None and not_stored >= checkpoint_rows:
+                not_stored = 0
+                checkpoint(work)
+
+        job = _Reading(self, ctx, Kind.SUM, partial(_add_sums, ctx, work), work.parts.append, taken)
+        whole = await self._compare(job, left)
+        if checkpoint is not None:
+            checkpoint(work)
+        if not whole:
+            ctx.stop()
+
+    async def spill_rows(
+        self,
+        ctx: ReconcileContext,
+        parts: Sequence[Part],
+        differing: Sequence[frozenset[int]],
+        spill: Spill[Record],
+    ) -> None:
+        """Read the parts once more and spill the rows of differing buckets."""
+
+        def received(_piece: Part, result: Result) -> None:
+            for record in unsealed(self.keys, result):
+                spill.put(record)
+            ctx.progress.advance(result.rows, "finding the rows that differ")
+
+        job = _Reading(self, ctx, Kind.FIND, received, buckets=packed_buckets(differing))
+        again = [Part(part.table, part.within) for part in worth_reading(parts, differing)]
+        if not await self._compare(job, again):
+            ctx.stop()
+
+    async def _compare(self, job: _Reading, parts: list[Part]) -> bool:
+        async with self.pool() as pool:
+            return await self.driver(pool, None).carry_out(job, parts)
+
+
+# --- copying -----------------------------------------------------------------------------------------------
+
+
+async def copy_with_workers(
+    run: Run, segments: list[Segment], advance: Advance
+) -> tuple[dict[str, int], bool]:
+    """Have segments copied by workers.
+
+    Returns:
+        Further counters, and whether all of it was copied (False: stopped on request).
+
+    Raises:
+        WorkersFailed, RekeyError: see `Driver.carry_out`.
+    """
+    workers = await Workers.of(run, writes=True)
+    job = _Copying(workers, advance)
+    term = Term(run.restricted, run.script_id)
+    async with workers.pool() as pool:
+        driver = workers.driver(pool, term)
+        run.state.audit("spread", run.script_id, {"work": "backfill", "tasks_at_a_time": pool.tasks})
+        whole = await driver.carry_out(job, [one for one in segments if not one.done])
+        runs_once = pool.runs_once
+    if runs_once:
+        await (term.cut() if driver.sent.open else term.remove())
+    return {**job.counters, "tasks": driver.sent.tasks, "tasks_lost": driver.sent.lost}, whole
+
+
+class _Copying(Job[Segment]):
+    """The backfill as a job of segments."""
+
+    def __init__(self, workers: Workers, advance: Advance) -> None:
+        self._workers, self._run, self._advance = workers, workers.run, advance
+        self.counters = {"rows": 0, "inserted": 0, "propagated": 0}
+
+    async def split(self, piece: Segment) -> tuple[Segment, Segment] | None:
+        """Split a segment, in the state file."""
+        middle = await find_middle(self._run.source, piece.rest)
+        if middle is None:
+            return None
+        self._run.still_alone()
+        return replace(piece, upto=middle), self._run.state.split_segment(piece, middle)
+
+    def task(self, piece: Segment, ticket: Ticket) -> Task:
+        """Return the task to copy what is left of a segment."""
+        return self._workers.task(Kind.COPY, piece.rest, ticket)
+
+    def take(self, piece: Segment, result: Result) -> Segment | None:
+        """Checkpoint a segment."""
+        left = reached(self._workers.keys, piece.rest, result)
+        moved = replace(
+            piece,
+            cursor=left.after if left != piece.rest else piece.cursor,
+            rows=piece.rows + result.rows,
+            bytes=piece.bytes + result.size,
+            done=result.ended is Ended.DONE,
+        )
+        self._run.state.checkpoint([moved])
+        self._run.keep_count()
+        for name in self.counters:
+            self.counters[name] += result.rows if name == "rows" else result.counters.get(name, 0)
+        self._advance(result.rows)
+        return None if moved.done else moved
+
+
+# --- comparing ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading(Job[Part]):
+    """A comparison as a job of parts.
+
+    Attributes:
+        workers: carry it out.
+        ctx: the comparison.
+        kind: to sum up, or to find the rows of `buckets`.
+        received: takes what a result brings besides its cursor; raises ValueError for what was not asked for.
+        added: told of a part that was split off.
+        taken: told of a result when its cursor is taken, too.
+        buckets: packed, for each target.
+    """
+
+    workers: Workers
+    ctx: ReconcileContext
+    kind: Kind
+    received: Callable[[Part, Result], None]
+    added: Callable[[Part], None] = lambda _part: None
+    taken: Callable[[Result], None] = lambda _result: None
+    buckets: tuple[bytes, ...] = ()
+
+    async def split(self, piece: Part) -> tuple[Part, Part] | None:
+        """Split what is left of a part."""
+        table = self.ctx.source if piece.table == SOURCE else self.ctx.targets[piece.table]
+        middle = await find_middle(table, piece.rest)
+        if middle is None:
+            return None
+        piece.within, rest = piece.within.split(middle)
+        upper = Part(piece.table, rest)
+        self.added(upper)
+        return piece, upper
+
+    def task(self, piece: Part, ticket: Ticket) -> Task:
+        """Return the task to read what is left of a part."""
+        return self.workers.task(
+            self.kind,
+            piece.rest,
+            ticket,
+            table=piece.table,
+            authority_is_target=self.ctx.authority_is_target,
+            buckets=self.buckets,
+        )
+
+    def take(self, piece: Part, result: Result) -> Part | None:
+        """Take what a result brings, and move on."""
+        left = reached(self.workers.keys, piece.rest, result)
+        self.received(piece, result)
+        if left != piece.rest:
+            piece.cursor = left.after
+        piece.done = result.ended is Ended.DONE
+        self.taken(result)
+        return None if piece.done else piece
+
+
+def _add_sums(ctx: ReconcileContext, work: Partial, piece: Part, result: Result) -> None:
+    """Add a slice's sums to those of a comparison. Raises ValueError when they were not asked for."""
+    try:
+        sums = {name: BucketSums.from_packed(packed) for name, packed in result.sums.items()}
+    except StateUnusable:
+        raise ValueError("not sums") from None
+    if not sums:
+        return
+    names = {"actual"}
+    if piece.table == SOURCE:
+        names = {"source", *(f"expected{number}" for number in range(len(work.expected)))}
+    if set(sums) != names:
+        raise ValueError("other sums")
+    if piece.table == SOURCE:
+        work.source.merge(sums["source"])
+        for number, expected in enumerate(work.expected):
+            expected.merge(sums[f"expected{number}"])
+        work.source_rows += result.rows
+        work.refused += result.counters.get("refused", 0)
+    else:
+        work.actual[piece.table].merge(sums["actual"])
+    work.was_read(piece.table, result.rows, ctx.now())
+    ctx.progress.advance(result.rows, "comparing")
