@@ -182,7 +182,7 @@ class Reading:
                     return None
                 break
             self._hungry = True
-            await self._change()
+            await self._changed.wait()
         self._hungry = False
         self._tell()
         read = self._read.popleft()
@@ -191,28 +191,24 @@ class Reading:
 
     async def _reader(self) -> None:
         while (active := await self._take()) is not None:
+            pages = self._source.scan(
+                active.now.rest,
+                modified_from=self._modified_from,
+                page_rows=self._page_rows,
+                ahead=self._throttle is None or self._throttle.rates == NO_RATES,
+            )
             try:
-                await self._read_segment(active)
+                async with aclosing(pages):  # type: ignore[type-var]  # all scans are generators
+                    while (page := await self._page(active, pages)) is not None:
+                        before = active.now.bytes
+                        rows, ended = active.take(page)
+                        await self._put(rows, active.now.bytes - before, active.now)
+                        if ended:
+                            break
+                await self._put([], 0, replace(active.now, done=True))
             finally:
                 del self._active[active.now.id]
                 self._tell()
-
-    async def _read_segment(self, active: _Active) -> None:
-        pages = self._source.scan(
-            active.now.rest,
-            modified_from=self._modified_from,
-            page_rows=self._page_rows,
-            ahead=not self._is_limited,
-        )
-        async with aclosing(pages):  # type: ignore[type-var]  # all scans are generators
-            while (page := await self._page(active, pages)) is not None:
-                before = active.now.bytes
-                rows, ended = active.take(page)
-                size = active.now.bytes - before
-                await self._put(rows, size, active.now)
-                if ended:
-                    break
-        await self._put([], 0, replace(active.now, done=True))
 
     async def _page(self, active: _Active, pages: AsyncIterator[Page]) -> Page | None:
         """Return the next page when the rates allow for it; None at the end."""
@@ -236,7 +232,7 @@ class Reading:
 
     async def _put(self, rows: list[Row], size: int, segment: Segment) -> None:
         while len(self._read) >= self._readers or self._read_bytes >= self._most_bytes:
-            await self._change()
+            await self._changed.wait()
         self._read.append((rows, size, segment))
         self._read_bytes += size
         self._tell()
@@ -250,19 +246,16 @@ class Reading:
                 return active
             if self._split is None or not self._active:
                 return None
-            largest = self._largest()
-            if largest is None:
-                await self._change()
+            least = (1 if self._eager else LEAST_PAGES) * self._page_rows
+            worth = [
+                one
+                for one in self._active.values()
+                if one.fresh_rows >= least and not (one.probed or one.whole)
+            ]
+            if worth and self._hungry:
+                await self._divide(max(worth, key=lambda one: one.fresh_rows), self._split)
             else:
-                await self._divide(largest, self._split)
-
-    def _largest(self) -> _Active | None:
-        """Return the segment to split now, None when there is none or nobody waits for rows."""
-        least = (1 if self._eager else LEAST_PAGES) * self._page_rows
-        worth = [
-            one for one in self._active.values() if one.fresh_rows >= least and not (one.probed or one.whole)
-        ]
-        return max(worth, key=lambda one: one.fresh_rows, default=None) if self._hungry else None
+                await self._changed.wait()
 
     async def _divide(self, active: _Active, split: Split) -> None:
         """Look for a key in the middle of what is left of a segment, and split it there."""
@@ -285,17 +278,10 @@ class Reading:
         self._tell()
 
     @property
-    def _is_limited(self) -> bool:
-        return self._throttle is not None and self._throttle.rates != NO_RATES
-
-    @property
     def _has_partition_rate(self) -> bool:
         return self._throttle is not None and self._throttle.rates.partition is not None
 
-    async def _change(self) -> None:
-        await self._changed.wait()
-
     def _tell(self) -> None:
-        """Wake whoever waits for a change; each looks for itself whether it is the one it waits for."""
+        """Wake all that wait for a change; each looks for itself whether it is the one it waits for."""
         self._changed.set()
         self._changed = asyncio.Event()

@@ -22,7 +22,6 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from pathlib import Path
-from types import TracebackType
 
 from rekey.core.concurrency import for_each
 from rekey.mapping.ids import SafeIds
@@ -49,19 +48,15 @@ class DigestParts:
     def __enter__(self) -> DigestParts:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._temporary.cleanup()
 
     def add(self, digest: str) -> None:
         """Add one 32-character digest."""
         self._buffers[digest[:_PREFIX]].append(digest)
         self._buffered += 1
-        if self._buffered >= _BUFFERED:
-            self._spill()
-
-    def _spill(self) -> None:
+        if self._buffered < _BUFFERED:
+            return
         for prefix, digests in self._buffers.items():
             with self._part(prefix).open("a", encoding="ascii") as part:
                 part.write("".join(digests))

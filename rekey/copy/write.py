@@ -218,7 +218,8 @@ class BatchWriter:
         finally:
             self._windows.pop(window)
             self._wrote.set()
-            _heard(window.durable)
+            if (ended := window.durable) is not None and ended.done() and not ended.cancelled():
+                ended.exception()  # heard, although it is not waited for: the window ended by one of its own
 
         async def settle(source_key: EntityKey) -> None:
             outcome = await copier.propagator.propagate(source_key)
@@ -301,25 +302,23 @@ class BatchWriter:
 
     async def _judge(self, held: BatchBuffer, batch: list[Write], present: Mapping[EntityKey, Row]) -> None:
         """Note which rows were inserted, and which met another row in their place."""
-        mapping = held is self._mapping
-        inserted = batch
-        if present:
-            if mapping:
-                await self._copier.propagator.mapping.learn(present.values())
-            inserted = [write for write in batch if write.key not in present]
-            is_right = self._says_the_same if mapping else _holds_the_same
-            for write in batch:
-                found = present.get(write.key)
-                if found is not None and not is_right(found, write):
-                    write.window.unsettled.add(write.source)
-        if not mapping:
+        rows, is_mapping = self._copier.rows, held is self._mapping
+        if present and is_mapping:
+            await self._copier.propagator.mapping.learn(present.values())
+        for write in batch if present else ():
+            if (found := present.get(write.key)) is None:
+                continue
+            if is_mapping:
+                is_right = rows.read_listing(found) == rows.read_listing(write.row)
+            else:
+                # The pointer is part of an index row's content, so another owner's row differs.
+                is_right = same_content(found, write.row)
+            if not is_right:
+                write.window.unsettled.add(write.source)
+        if not is_mapping:
+            inserted = [write for write in batch if write.key not in present] if present else batch
             for window, count in _by_window(inserted):
                 window.copied.inserted += count
-
-    def _says_the_same(self, found: Row, write: Write) -> bool:
-        """Tell whether a mapping row that was there already says what was to be written."""
-        rows = self._copier.rows
-        return rows.read_listing(found) == rows.read_listing(write.row)
 
     def _fail(self, error: BaseException) -> None:
         """End all windows: none of those that are under way will become whole."""
@@ -331,20 +330,6 @@ class BatchWriter:
             self._wrote.set()
 
 
-def _heard(durable: asyncio.Future[None] | None) -> None:
-    """Take note of an error that nobody waits for: the window ended by one of its own."""
-    if durable is not None and durable.done() and not durable.cancelled():
-        durable.exception()
-
-
 def _by_window(writes: Iterable[Write]) -> ItemsView[CopyWindow, int]:
     """Return the windows that writes are of, and how many are of each."""
     return Counter([write.window for write in writes]).items()
-
-
-def _holds_the_same(found: Row, write: Write) -> bool:
-    """Tell whether a target row that was there already is the one that was to be written.
-
-    The pointer is part of an index row's content, so another owner's row differs.
-    """
-    return same_content(found, write.row)

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
-from rekey.copy.workers.driver import Driver, Ticket
+from rekey.copy.workers.driver import Driver, Job, Pool
 from rekey.copy.workers.opened import travel_key
-from rekey.copy.workers.pool import Pool
 from rekey.copy.workers.tasks import Basis, Ended, Kind, Result, Task
 from rekey.core.distribution import installed_version
 from rekey.core.progress import Advance
@@ -28,6 +28,8 @@ from rekey.protocol.term import Term
 from rekey.runner.run import Run
 from rekey.state.models import Segment
 from rekey.tables.split import find_middle
+
+S = TypeVar("S")
 
 
 async def spread_copy(run: Run, segments: list[Segment], advance: Advance) -> tuple[dict[str, int], bool]:
@@ -43,18 +45,18 @@ async def spread_copy(run: Run, segments: list[Segment], advance: Advance) -> tu
     job = _Copying(run, basis, keys, advance)
     term = Term(run.restricted, run.script_id)
     async with Pool(run.factory_or_fail, run.config.executor.tasks) as pool:
-        driver = driver_of(run, pool, term)
+        driver = driver_of(run, job, pool, term)
         run.state.audit("spread", run.script_id, {"work": "backfill", "tasks_at_a_time": pool.tasks})
-        whole = await driver.carry_out(job, [one for one in segments if not one.done])
+        whole = await driver.carry_out(one for one in segments if not one.done)
         runs_once = pool.runs_once
     if runs_once:
-        await (term.cut() if driver.sent.open else term.remove())
-    counters = {**job.counters, "tasks": driver.sent.tasks, "tasks_lost": driver.sent.lost}
+        await (term.cut() if driver.open else term.remove())
+    counters = {**job.counters, "tasks": driver.submitted, "tasks_lost": driver.lost}
     return counters, whole
 
 
-def driver_of(run: Run, pool: Pool, term: Term | None) -> Driver:
-    """Return what sends tasks for a run."""
+def driver_of(run: Run, job: Job[S], pool: Pool, term: Term | None) -> Driver[S]:
+    """Return what sends the tasks of a job for a run."""
     throttle = run.copier.throttle
     limits = run.config.limits
 
@@ -64,6 +66,7 @@ def driver_of(run: Run, pool: Pool, term: Term | None) -> Driver:
         return said or limits.partition_entities_per_second is not None
 
     return Driver(
+        job=job,
         pool=pool,
         tables=run.tables,
         term=term,
@@ -135,18 +138,13 @@ class _Copying:
         self._run.still_alone()
         return replace(piece, upto=middle), self._run.state.split_segment(piece, middle)
 
-    def task(self, piece: Segment, ticket: Ticket) -> Task:
+    def task(self, piece: Segment) -> Task:
         """Return the task to copy what is left of a segment."""
         return Task(
             Kind.COPY,
-            ticket.id,
             self._basis,
-            ticket.seconds,
-            ticket.until,
             after=self._keys.to_text("after", piece.rest.after) or "",
             upto=self._keys.to_text("upto", piece.rest.upto) or "",
-            entities_per_second=ticket.rates.account or 0,
-            partition_entities_per_second=ticket.rates.partition or 0,
         )
 
     def take(self, piece: Segment, result: Result) -> Segment | None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rekey.copy.scan import WindowSize, window_of
-from rekey.copy.workers.pool import Factory
+from rekey.copy.workers.driver import Factory
 from rekey.copy.write import Copier
 from rekey.core.clock import Clock, SystemClock
 from rekey.core.progress import Progress, Silent

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from rekey.copy.throttle import Throttle
-from rekey.copy.workers.pool import Factory, load_factory
+from rekey.copy.workers.driver import Factory, load_factory
 from rekey.copy.write import Copier
 from rekey.core.clock import Clock, ServiceClock, SystemClock, format_ticks
 from rekey.core.progress import Progress, Silent

@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from rekey.copy.workers.driver import Ticket
-from rekey.copy.workers.pool import Pool
+from rekey.copy.workers.driver import Pool
 from rekey.copy.workers.summing import packed_buckets, unsealed
 from rekey.copy.workers.tasks import Basis, Ended, Kind, Result, Task
 from rekey.core.spill import Spill
@@ -79,8 +78,7 @@ class _Workers:
 
     async def _carry_out(self, ctx: ReconcileContext, job: _Reading, parts: list[Part]) -> None:
         async with Pool(self._run.factory_or_fail, self._run.config.executor.tasks) as pool:
-            driver = driver_of(self._run, pool, None)
-            if not await driver.carry_out(job, parts):
+            if not await driver_of(self._run, job, pool, None).carry_out(parts):
                 ctx.stop()
 
 
@@ -106,19 +104,14 @@ class _Reading:
     def added(self, part: Part) -> None:
         """Hear of a part that was split off."""
 
-    def task(self, piece: Part, ticket: Ticket) -> Task:
+    def task(self, piece: Part) -> Task:
         """Return the task to read what is left of a part."""
         return Task(
             self.kind,
-            ticket.id,
             self._basis,
-            ticket.seconds,
-            ticket.until,
             table=piece.table,
             after=self._keys.to_text("after", piece.rest.after) or "",
             upto=self._keys.to_text("upto", piece.rest.upto) or "",
-            entities_per_second=ticket.rates.account or 0,
-            partition_entities_per_second=ticket.rates.partition or 0,
             authority_is_target=self._ctx.authority_is_target,
         )
 
@@ -206,9 +199,9 @@ class _Rows(_Reading):
         self._buckets = packed_buckets(differing)
         self._spill = spill
 
-    def task(self, piece: Part, ticket: Ticket) -> Task:
+    def task(self, piece: Part) -> Task:
         """Return the task to find the rows of differing buckets in what is left of a part."""
-        return replace(super().task(piece, ticket), buckets=self._buckets)
+        return replace(super().task(piece), buckets=self._buckets)
 
     def received(self, piece: Part, result: Result) -> None:  # noqa: ARG002 - of every reading
         """Spill a slice's rows."""

@@ -14,10 +14,11 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
 
+from rekey.core.plain import members
 from rekey.errors import (
     ConfigurationError,
     ExitCode,
@@ -35,7 +36,6 @@ Plain: TypeAlias = dict[str, Any]
 
 FORM = 2
 """Of tasks and results; one more with every change of their fields."""
-
 
 _COUNTED = frozenset({*RequestKind, OPERATIONS})
 """What results count requests by."""
@@ -94,8 +94,8 @@ class Task:
     Attributes:
         form: `FORM` of who made it.
         kind: what to do.
-        id: random.
         basis: what it was made under.
+        id: random. This, `seconds`, `until` and the rates are given to it when it is sent.
         table: -1 the source, else the number of a target.
         after, upto: sealed keys of the range, "" where it is unbounded.
         seconds: after this long nothing new is begun; what is under way is finished.
@@ -107,10 +107,10 @@ class Task:
     """
 
     kind: Kind
-    id: str
     basis: Basis
-    seconds: float
-    until: str
+    id: str = ""
+    seconds: float = 0.0
+    until: str = ""
     table: int = -1
     after: str = field(default="", repr=False)
     upto: str = field(default="", repr=False)
@@ -122,7 +122,7 @@ class Task:
 
     def plain(self) -> Plain:
         """Return it as it travels."""
-        return {**asdict(self), "kind": str(self.kind), "buckets": list(self.buckets)}
+        return members(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,16 +153,17 @@ class Failure:
 
     def raised(self) -> RekeyError:
         """Return the error to raise in the runner: of the same exit code and words."""
-        match self.exit_code:
-            case ExitCode.FINDINGS:
-                return Findings(self.what, kept=self.kept, hint=self.hint)
-            case ExitCode.USAGE:
-                return ConfigurationError(self.what, kept=self.kept, hint=self.hint)
-            case ExitCode.REFUSED:
-                return Refused(self.what, kept=self.kept, hint=self.hint)
-            case _ if self.kept:
-                return WorkersFailed(self.what, kept=self.kept, hint=self.hint)
-        return ServiceError(self.what, hint=self.hint)
+        kind = _RAISED.get(self.exit_code, WorkersFailed)
+        if kind is WorkersFailed and not self.kept:
+            return ServiceError(self.what, hint=self.hint)
+        return kind(self.what, kept=self.kept, hint=self.hint)
+
+
+_RAISED: dict[int, type[RekeyError]] = {
+    ExitCode.FINDINGS: Findings,
+    ExitCode.USAGE: ConfigurationError,
+    ExitCode.REFUSED: Refused,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +181,7 @@ class Result:
         sums: of SUM: packed sums by name (`rekey.verify.sums`).
         records: of FIND: rows of the buckets, sealed.
         failure: of FAILED.
+        form: `FORM` of who made it.
     """
 
     id: str
@@ -193,18 +195,11 @@ class Result:
     sums: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     records: bytes = field(default=b"", repr=False)
     failure: Failure | None = None
+    form: int = FORM
 
     def plain(self) -> Plain:
         """Return it as it travels."""
-        return {
-            **{one.name: getattr(self, one.name) for one in fields(self)},
-            "ended": str(self.ended),
-            "counters": dict(self.counters),
-            "sent": dict(self.sent),
-            "sums": dict(self.sums),
-            "failure": None if self.failure is None else asdict(self.failure),
-            "form": FORM,
-        }
+        return members(self)
 
 
 def read_task(plain: Mapping[str, Any], *, version: str) -> Task:
@@ -225,31 +220,25 @@ def read_task(plain: Mapping[str, Any], *, version: str) -> Task:
             kept="everything that was checkpointed; the worker did nothing",
             hint="install the runner's version on all workers, restart them, and run the same command again",
         )
-    members = dict(plain)
-    members["kind"] = Kind(members["kind"])
-    members["basis"] = Basis(**members["basis"])
-    members["buckets"] = tuple(members["buckets"])
-    return Task(**members)
+    return Task(
+        **{
+            **plain,
+            "kind": Kind(plain["kind"]),
+            "basis": Basis(**plain["basis"]),
+            "buckets": tuple(plain["buckets"]),
+        }
+    )
 
 
 def read_result(plain: object, task: Task) -> Result | None:
     """Read a result as it travelled; None when it is no answer to the task."""
     if not isinstance(plain, Mapping) or plain.get("form") != FORM or plain.get("id") != task.id:
         return None
-    members = {name: value for name, value in plain.items() if name != "form"}
-    failure = members.get("failure")
     try:
-        members["ended"] = Ended(members["ended"])
-        members["failure"] = None if failure is None else Failure(**failure)
-        members["sent"] = _counts(members["sent"])
-        return Result(**members)
+        ended, sent, failure = Ended(plain["ended"]), dict(plain["sent"]), plain["failure"]
+        if not sent.keys() <= _COUNTED or any(type(one) is not int or one < 0 for one in sent.values()):
+            return None
+        failed = None if failure is None else Failure(**failure)
+        return Result(**{**plain, "ended": ended, "sent": sent, "failure": failed})
     except (KeyError, TypeError, ValueError):
         return None
-
-
-def _counts(told: Mapping[str, Any]) -> dict[str, int]:
-    """Return counts of requests by kind. Raises ValueError when they are not that."""
-    counts = dict(told)
-    if not counts.keys() <= _COUNTED or any(type(one) is not int or one < 0 for one in counts.values()):
-        raise ValueError("not counts of requests")
-    return counts
