@@ -55,7 +55,7 @@ from rekey.tables.base import (
     rejected,
 )
 from rekey.tables.rules import check_batch, check_key_part, check_table_name, merged, stored_form
-from rekey.tables.sent import Kind, Sent
+from rekey.tables.sent import OPERATIONS, Kind, Sent
 from rekey.tables.wire import Encoder
 from tests.faults import Call, Fault, FaultKind, Faults, NoFaults
 
@@ -236,9 +236,9 @@ class MemoryTableService:
         if action not in _READS:
             allowance.check()
         self._calls += 1
-        self.sent.add(_KINDS.get(action, Kind.WRITE))
+        self.sent.add(_KINDS.get(action, Kind.WRITE).value)
         if action == "transact":
-            self.sent.add_operations(len(operations))
+            self.sent.add(OPERATIONS, len(operations))
         call = Call(action, table, operations, self._calls)
         await self.gate(call)
         fault = self.faults.decide(call)

@@ -271,7 +271,11 @@ class Requester:
         except ServiceError as refused:
             return Outcome(None, refused, ambiguous=False, final=True)
         except NotSent as failed:
-            down = _down(request, str(failed))
+            down = EndpointDown(
+                f"{request.doing}: no connection to the endpoint ({failed})",
+                code=str(failed),
+                hint="check the endpoint in rekey.toml, the network and the proxy settings",
+            )
             return _Failed(down, open=False, only_connect=not self._known.ever_answered)
         except (NoAnswer, ValueError) as failed:
             said = str(failed) if isinstance(failed, NoAnswer) else "MalformedAnswer"
@@ -287,14 +291,6 @@ class Requester:
                 hint="check the connection and repeat the command, which goes on where it stopped",
             )
         return outcome.result()
-
-
-def _down(request: Request, code: str) -> EndpointDown:
-    return EndpointDown(
-        f"{request.doing}: no connection to the endpoint ({code})",
-        code=code,
-        hint="check the endpoint in rekey.toml, the network and the proxy settings",
-    )
 
 
 def _open(request: Request, code: str) -> Ambiguous:
@@ -332,9 +328,15 @@ def landed(operation: Operation, now: Row | None, *, by_content: bool = True) ->
         return claimed if operation.verb is Verb.DELETE else Landed.NO
     if operation.etag is not None and etag_of(now) == operation.etag:
         return Landed.NO
-    if operation.verb is not Verb.DELETE and _holds(operation, now):
-        return claimed
-    return Landed.OPEN
+    if operation.verb is Verb.DELETE:
+        return Landed.OPEN
+    written = stored_form(operation.row)
+    if operation.verb not in _MERGES:
+        holds = canonical_content(written) == canonical_content(now)
+    else:  # at least what it wrote
+        names = property_names(written)
+        holds = all(name in now and canonical(written, name) == canonical(now, name) for name in names)
+    return claimed if holds else Landed.OPEN
 
 
 def all_landed(
@@ -347,13 +349,3 @@ def all_landed(
     if Landed.NO in found:
         return Landed.NO
     return Landed.YES if all(one is Landed.YES for one in found) else Landed.OPEN
-
-
-def _holds(operation: Operation, now: Row) -> bool:
-    """Tell whether a row holds what an operation writes (of a merge: at least that)."""
-    written = stored_form(operation.row)
-    if operation.verb not in _MERGES:
-        return canonical_content(written) == canonical_content(now)
-    return all(
-        name in now and canonical(written, name) == canonical(now, name) for name in property_names(written)
-    )

@@ -227,7 +227,9 @@ def _dumps(row: Row) -> bytes:
         data = orjson.dumps(row)
     except TypeError:
         # Lone surrogates, and numbers beyond 64 bits, which the service then refuses itself.
-        if not _encodable(row[PARTITION_KEY]) or not _encodable(row[ROW_KEY]):
+        try:
+            (row[PARTITION_KEY] + row[ROW_KEY]).encode()
+        except UnicodeEncodeError:
             raise _unaddressable() from None
         data = json.dumps(row, separators=(",", ":"), allow_nan=False).encode("ascii")
     # One byte is found at once; looking for three takes longer than making the JSON.
@@ -270,14 +272,6 @@ def loads(body: bytes) -> Any:
     except orjson.JSONDecodeError:
         # A lone surrogate, which JSON can write as \ud800 and orjson does not read.
         return json.loads(body)
-
-
-def _encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _unaddressable() -> RequestRejected:
