@@ -10,7 +10,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from rekey.copy.workers.driver import Pool
@@ -25,6 +25,7 @@ from rekey.runner.run import Run
 from rekey.tables.split import find_middle
 from rekey.verify.context import ReconcileContext
 from rekey.verify.full import Reader, Record, worth_reading
+from rekey.verify.summing import CHECKPOINT_ROWS, Checkpoint
 from rekey.verify.sums import SOURCE, BucketSums, Part, Partial
 
 
@@ -47,22 +48,19 @@ class _Workers:
         ctx: ReconcileContext,
         work: Partial,
         *,
-        checkpoint: Callable[[Partial], None] | None,
-        checkpoint_rows: int,
+        checkpoint: Checkpoint,
     ) -> None:
         """Read what is left of `work` and add it to its sums."""
         left = [part for part in work.parts if not part.done]
         if not left:
             return
-        job = _Sums(self._run, self._basis, self._keys, ctx, work, checkpoint, checkpoint_rows)
+        job = _Sums(self._run, self._basis, self._keys, ctx, work, checkpoint)
         try:
             await self._carry_out(ctx, job, left)
         except Interrupted:
-            if checkpoint is not None:
-                checkpoint(work)
-            raise
-        if checkpoint is not None:
             checkpoint(work)
+            raise
+        checkpoint(work)
 
     async def spill_rows(
         self,
@@ -92,8 +90,7 @@ class _Reading:
 
     async def split(self, piece: Part) -> tuple[Part, Part] | None:
         """Split what is left of a part."""
-        table = self._ctx.source if piece.table == SOURCE else self._ctx.targets[piece.table]
-        middle = await find_middle(table, piece.rest)
+        middle = await find_middle(self._ctx.table(piece.table), piece.rest)
         if middle is None:
             return None
         upper = Part(piece.table, KeyRange(middle, piece.within.upto))
@@ -139,11 +136,10 @@ class _Sums(_Reading):
         keys: SealedKeys,
         ctx: ReconcileContext,
         work: Partial,
-        checkpoint: Callable[[Partial], None] | None,
-        checkpoint_rows: int,
+        checkpoint: Checkpoint,
     ) -> None:
         super().__init__(run, basis, keys, ctx)
-        self._work, self._checkpoint, self._checkpoint_rows = work, checkpoint, checkpoint_rows
+        self._work, self._checkpoint = work, checkpoint
         self._since = 0
 
     def added(self, part: Part) -> None:
@@ -171,13 +167,13 @@ class _Sums(_Reading):
         else:
             self._work.actual[piece.table].merge(sums["actual"])
         self._work.was_read(piece.table, result.rows, self._ctx.now())
-        self._ctx.progress.advance(result.rows, "comparing")
+        self._ctx.advance(result.rows)
 
     def take(self, piece: Part, result: Result) -> Part | None:
         """Take a slice, and store the sums from time to time."""
         left = super().take(piece, result)
         self._since += result.rows
-        if self._checkpoint is not None and self._since >= self._checkpoint_rows:
+        if self._since >= CHECKPOINT_ROWS:
             self._since = 0
             self._checkpoint(self._work)
         return left
@@ -207,4 +203,4 @@ class _Rows(_Reading):
         """Spill a slice's rows."""
         for record in unsealed(self._keys, result):
             self._spill.put(record)
-        self._ctx.progress.advance(result.rows, "finding the rows that differ")
+        self._ctx.advance(result.rows)

@@ -38,26 +38,16 @@ from rekey.runner.run import Run
 from rekey.runner.sum_with_workers import reader_of
 from rekey.state.models import WATERMARK, StoredSums, Verification
 from rekey.status.facts import RETURNED_AT, UNFOLLOWED, is_unfollowed, verification_problem
-from rekey.verify.context import ReconcileContext
+from rekey.verify.context import ReconcileContext, never
 from rekey.verify.full import full
 from rekey.verify.report import FullReport
 from rekey.verify.sums import Partial
 
 
-class _Rows:
-    """Hears rows from `reconcile` and passes them on to a progress task."""
-
-    def __init__(self, advance: Advance) -> None:
-        self._advance = advance
-
-    def advance(self, rows: int, note: str) -> None:  # noqa: ARG002 - the task is labelled already
-        self._advance(rows)
-
-
 def context(run: Run, control: ControlPhase, advance: Advance) -> ReconcileContext:
     """Return what the functions of `reconcile` need to know of a migration."""
 
-    async def owner(_table: str, target_key: EntityKey) -> EntityKey | None:
+    async def owner(target_key: EntityKey) -> EntityKey | None:
         found = await run.mapping.owner(target_key)
         return None if found is None else found.source
 
@@ -67,24 +57,19 @@ def context(run: Run, control: ControlPhase, advance: Advance) -> ReconcileConte
         targets=run.targets,
         mapper=run.mapper,
         ids=run.ids,
-        source_name=run.source.name,
         owner=owner,
         propagate=run.reverse.propagate if from_target else run.propagator.propagate,
         folder=Path(tempfile.gettempdir()),
-        progress=_Rows(advance),
+        advance=advance,
         stop=run.check,
-        in_flight=_never if run.is_delta else InFlight(run),
-        pending=_pending(run) if run.is_delta and control is ControlPhase.DUAL_WRITE else _never,
+        in_flight=never if run.is_delta else InFlight(run),
+        pending=_pending(run) if run.is_delta and control is ControlPhase.DUAL_WRITE else never,
         authority_is_target=from_target,
         concurrency=run.config.limits.concurrency,
         scans=run.config.limits.scans,
         take=run.copier.throttle.take,
         clock=run.clock,
     )
-
-
-async def _never(_source_key: EntityKey) -> bool:
-    return False
 
 
 def _pending(run: Run) -> Callable[[EntityKey], Awaitable[bool]]:

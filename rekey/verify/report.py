@@ -103,12 +103,8 @@ class Outcome(StrEnum):
 class Repair:
     """One divergence and what was done about it."""
 
-    divergence: Divergence
+    divergence: Divergence = field(metadata=told(flat=True))
     outcome: Outcome
-
-    def as_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
-        return {**members(self.divergence), "outcome": self.outcome.value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +160,6 @@ class ReportBase:
     started_at: str
     finished_at: str
     source: str
-
-    @property
-    def findings(self) -> bool:
-        """True when something is wrong: the exit code must say so."""
-        raise NotImplementedError
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object without keys."""
