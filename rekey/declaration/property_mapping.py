@@ -140,7 +140,17 @@ class PropertyMapping:
             moment = target.get(to, target.get(TIMESTAMP))
             if moment is not None:
                 row[TIMESTAMP] = moment
-        self._check(target, row, forward, scope)
+        again: Row = {}
+        try:
+            forward(row, again)
+        except RowRefused as refusal:
+            if refusal.code != "missing-property":  # only an unknown Timestamp
+                raise
+            return row
+        ours, theirs = canonical_content(again), canonical_content(target)
+        differing = {name for name, _, _ in {*ours} ^ {*theirs}} - self.from_timestamp
+        if differing:
+            raise _not_reversible(scope, sorted(differing))
         return row
 
     def _undo_properties(self, target: Row, row: Row, scope: Scope) -> None:
@@ -154,20 +164,17 @@ class PropertyMapping:
                 continue
             value, edm = target[name], target.get(name + TYPE_SUFFIX)
             if name in self.casts:
-                value, edm = self._uncast(target, name, scope)
+                back = self.casts[name].inverse()
+                if back is None:
+                    raise _not_reversible(scope, [name])
+                try:
+                    value = cast_value(value, edm_type(target, name), back.to)
+                except Lossy:
+                    raise _not_reversible(scope, [name]) from None
+                edm = back.to if back.to in ANNOTATED else None
             row[old] = value
             if edm is not None:
                 row[old + TYPE_SUFFIX] = edm
-
-    def _uncast(self, target: Row, name: str, scope: Scope) -> tuple[Any, str | None]:
-        back = self.casts[name].inverse()
-        if not isinstance(back, Cast):
-            raise _not_reversible(scope, [name])
-        try:
-            value = cast_value(target[name], edm_type(target, name), back.to)
-        except Lossy:
-            raise _not_reversible(scope, [name]) from None
-        return value, back.to if back.to in ANNOTATED else None
 
     def _keep_what_is_the_sources(self, target: Row, row: Row, source: Row, forward: Step) -> None:
         mapped: Row = {}
@@ -186,20 +193,6 @@ class PropertyMapping:
                     row.pop(field, None)
                     if field in source:
                         row[field] = source[field]
-
-    def _check(self, target: Row, row: Row, forward: Step, scope: Scope) -> None:
-        again: Row = {}
-        try:
-            forward(row, again)
-        except RowRefused as refusal:
-            if refusal.code == "missing-property":
-                return  # only an unknown Timestamp
-            raise
-        ours, theirs = canonical_content(again), canonical_content(target)
-        if ours != theirs:
-            differing = {name for name, _, _ in {*ours} ^ {*theirs}} - self.from_timestamp
-            if differing:
-                raise _not_reversible(scope, sorted(differing))
 
 
 def property_mapping_of(field: str, operations: Sequence[Operation], *, everything: bool) -> PropertyMapping:

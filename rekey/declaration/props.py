@@ -9,7 +9,8 @@ Rules kept here:
   it.
 * An operation on a property that a row lacks does nothing for that row. One that would overwrite a property
   the row carries is refused, except `set`, whose meaning that is.
-* Each operation has an inverse or says that it has none; what has none is what the source alone still holds.
+* The way back undoes a rename, a copy, and a cast that says what the type was; what else operations take away
+  the source alone still holds.
 * Values stay wire values with their annotations.
 """
 
@@ -34,6 +35,10 @@ class Operation(ABC):
     """One property operation. Make one with the functions of this module."""
 
     op: ClassVar[str]
+    """Its name in canonical data: `class Keep(Operation, op="keep")`."""
+
+    def __init_subclass__(cls, op: str) -> None:
+        cls.op = op
 
     def canonical(self) -> dict[str, Any]:
         """Return the operation as JSON-able data: its name and all its fields."""
@@ -44,21 +49,16 @@ class Operation(ABC):
     def describe(self) -> str:
         """Return a short form for people, without constants: `rename(A, B)`."""
 
-    def inverse(self) -> Operation | None:
-        """Return the operation that undoes this one on a target row, None when there is none."""
-        return None
-
     def makes(self) -> str | None:
         """Return the name it makes in the new row, None when it makes none."""
         return None
 
 
 @dataclass(frozen=True)
-class Keep(Operation):
+class Keep(Operation, op="keep"):
     """Only these source properties are carried. No inverse: the others stay in the source only."""
 
     names: tuple[str, ...]
-    op: ClassVar[str] = "keep"
 
     def describe(self) -> str:
         """Return `keep(A, B)`."""
@@ -66,11 +66,10 @@ class Keep(Operation):
 
 
 @dataclass(frozen=True)
-class Drop(Operation):
+class Drop(Operation, op="drop"):
     """These source properties are not carried. No inverse: they stay in the source only."""
 
     names: tuple[str, ...]
-    op: ClassVar[str] = "drop"
 
     def describe(self) -> str:
         """Return `drop(A, B)`."""
@@ -78,20 +77,15 @@ class Drop(Operation):
 
 
 @dataclass(frozen=True)
-class Rename(Operation):
+class Rename(Operation, op="rename"):
     """A property under another name. Inverse: the rename back."""
 
     old: str
     new: str
-    op: ClassVar[str] = "rename"
 
     def describe(self) -> str:
         """Return `rename(A, B)`."""
         return f"rename({self.old}, {self.new})"
-
-    def inverse(self) -> Operation | None:
-        """Return the rename back."""
-        return Rename(self.new, self.old)
 
     def makes(self) -> str | None:
         """Return the new name."""
@@ -99,20 +93,15 @@ class Rename(Operation):
 
 
 @dataclass(frozen=True)
-class Copy(Operation):
+class Copy(Operation, op="copy"):
     """A property or a key once more under another name. Inverse: the copy is dropped."""
 
     source: str
     to: str
-    op: ClassVar[str] = "copy"
 
     def describe(self) -> str:
         """Return `copy(A, to=B)`."""
         return f"copy({self.source}, to={self.to})"
-
-    def inverse(self) -> Operation | None:
-        """Return the drop of the copy."""
-        return Drop((self.to,))
 
     def makes(self) -> str | None:
         """Return the name of the copy."""
@@ -120,7 +109,7 @@ class Copy(Operation):
 
 
 @dataclass(frozen=True)
-class Set(Operation):
+class Set(Operation, op="set"):
     """A typed constant. No inverse: what it replaces stays in the source only.
 
     Attributes:
@@ -132,7 +121,6 @@ class Set(Operation):
     name: str
     edm: str
     value: str | int | float | bool
-    op: ClassVar[str] = "set"
 
     def canonical(self) -> dict[str, Any]:
         """Return the operation as JSON-able data; the value as text, so that NaN has one."""
@@ -149,19 +137,18 @@ class Set(Operation):
 
 
 @dataclass(frozen=True)
-class Cast(Operation):
+class Cast(Operation, op="cast"):
     """Another EDM type. Inverse: the cast back to `was`, none when `was` is not declared."""
 
     name: str
     to: str
     was: str | None = None
-    op: ClassVar[str] = "cast"
 
     def describe(self) -> str:
         """Return `cast(A, Edm.Int64)`."""
         return f"cast({self.name}, {self.to})"
 
-    def inverse(self) -> Operation | None:
+    def inverse(self) -> Cast | None:
         """Return the cast back, None when the type it was is not declared."""
         return None if self.was is None else Cast(self.name, self.was, self.to)
 

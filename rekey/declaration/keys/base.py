@@ -92,6 +92,10 @@ class Expression(ABC):
     """
 
     op: ClassVar[str]
+    """Its name in canonical data: `class Lower(Changed, op="lower")`."""
+
+    def __init_subclass__(cls, op: str = "") -> None:
+        cls.op = op
 
     @abstractmethod
     def compile(self, scope: Scope) -> Evaluator:
@@ -242,12 +246,11 @@ def _plain(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Prop(Expression):
+class Prop(Expression, op="prop"):
     """The canonical text of a property. See `prop`."""
 
     name: str
     default: str | None = None
-    op: ClassVar[str] = "prop"
 
     def __post_init__(self) -> None:
         need_text("keys.prop(name)", self.name)
@@ -297,11 +300,10 @@ class Prop(Expression):
 
 
 @dataclass(frozen=True)
-class Literal(Expression):
+class Literal(Expression, op="literal"):
     """Constant text. See `literal`."""
 
     text: str
-    op: ClassVar[str] = "literal"
 
     def __post_init__(self) -> None:
         need_text("keys.literal(text)", self.text, empty=True)
@@ -317,10 +319,8 @@ class Literal(Expression):
 
 
 @dataclass(frozen=True)
-class Item(Expression):
+class Item(Expression, op="item"):
     """The item of the index's `each`. See `item`."""
-
-    op: ClassVar[str] = "item"
 
     def compile(self, scope: Scope) -> Evaluator:  # noqa: ARG002 - it needs nothing
         """Return a closure that hands the item through."""
@@ -352,12 +352,11 @@ def item() -> Expression:
 
 
 @dataclass(frozen=True)
-class Join(Expression):
+class Join(Expression, op="join"):
     """Texts with a separator between them. See `join`."""
 
     separator: str
     parts: tuple[Expression, ...]
-    op: ClassVar[str] = "join"
 
     def __post_init__(self) -> None:
         need_text("keys.join(separator)", self.separator, empty=True)
@@ -379,11 +378,10 @@ class Join(Expression):
 
 
 @dataclass(frozen=True)
-class Concat(Expression):
+class Concat(Expression, op="concat"):
     """Texts one after the other: what `+` makes."""
 
     parts: tuple[Expression, ...]
-    op: ClassVar[str] = "concat"
 
     def compile(self, scope: Scope) -> Evaluator:
         """Return the closure."""

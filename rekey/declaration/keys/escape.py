@@ -20,7 +20,7 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 from rekey.declaration.keys.base import (
     WHOLE_ROW,
@@ -38,7 +38,7 @@ _FIELD = "keys.custom"
 
 
 @dataclass(frozen=True)
-class Custom(Expression):
+class Custom(Expression, op="custom"):
     """A function of yours. See `custom`."""
 
     reference: str
@@ -46,7 +46,6 @@ class Custom(Expression):
     parts: tuple[Expression, ...] = ()
     source_sha256: str = field(init=False)
     function: Callable[..., Any] = field(init=False, repr=False, compare=False)
-    op: ClassVar[str] = "custom"
 
     def __post_init__(self) -> None:
         if _REFERENCE.fullmatch(need_text(_FIELD, self.reference)) is None:

@@ -13,7 +13,6 @@ import hashlib
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 from rekey.core import crockford
 from rekey.declaration.keys.base import Changed, Expression, Scope, need_int, need_one_of, need_text, operand
@@ -40,13 +39,12 @@ MIN_DIGITS = 3
 
 
 @dataclass(frozen=True)
-class Hashed(Changed):
+class Hashed(Changed, op="hashed"):
     """An unkeyed digest. See `hashed`."""
 
     algorithm: str
     of: Expression
     encoding: str = "hex"
-    op: ClassVar[str] = "hashed"
 
     def __post_init__(self) -> None:
         need_one_of("keys.hashed(algorithm)", self.algorithm, DIGESTS)
@@ -59,14 +57,13 @@ class Hashed(Changed):
 
 
 @dataclass(frozen=True)
-class Bucket(Changed):
+class Bucket(Changed, op="bucket"):
     """One of a fixed number of partitions. See `bucket`."""
 
     count: int
     algorithm: str
     of: Expression
     prefix: str = "partition-"
-    op: ClassVar[str] = "bucket"
 
     def __post_init__(self) -> None:
         need_int("keys.bucket(count)", self.count, least=1, most=MAX_BUCKETS)

@@ -14,7 +14,6 @@ Rules kept here:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from rekey.core.crockford import encode_id
 from rekey.core.macs import hmac_sha256
@@ -26,13 +25,12 @@ LENGTH_BYTES = 4
 
 
 @dataclass(frozen=True)
-class Opaque(Expression):
+class Opaque(Expression, op="opaque"):
     """A keyed id. See `opaque`."""
 
     parts: tuple[Expression, ...]
     domain: str
     secret: str
-    op: ClassVar[str] = "opaque"
 
     def __post_init__(self) -> None:
         if not self.parts:
