@@ -111,10 +111,11 @@ class _Active:
         return rows, ended
 
 
+@dataclass(eq=False)
 class Reading:
     """All readers of one source.
 
-    Args:
+    Attributes:
         source: the table to scan.
         segments: what is to be read; finished ones are skipped.
         readers: how many scans at a time.
@@ -124,35 +125,28 @@ class Reading:
         throttle: what is read is counted with; a page is fetched ahead of it.
     """
 
-    def __init__(
-        self,
-        source: Table,
-        segments: Sequence[Segment],
-        *,
-        readers: int = 1,
-        split: Split | None = None,
-        page_rows: int = MAX_PAGE_ROWS,
-        modified_from: str | None = None,
-        throttle: Throttle | None = None,
-    ) -> None:
-        self._source = source
-        self._open = deque(segment for segment in segments if not segment.done)
-        self._readers = max(1, readers)
-        self._split = split
-        self._page_rows = page_rows
-        self._modified_from = modified_from
-        self._throttle = throttle
+    source: Table
+    segments: Sequence[Segment]
+    readers: int = 1
+    split: Split | None = None
+    page_rows: int = MAX_PAGE_ROWS
+    modified_from: str | None = None
+    throttle: Throttle | None = None
+
+    def __post_init__(self) -> None:
+        self.readers = max(1, self.readers)
+        self._open = deque(segment for segment in self.segments if not segment.done)
         self._active: dict[int, _Active] = {}
         self._read: deque[tuple[list[Row], int, Segment]] = deque()
         self._read_bytes, self._most_bytes = 0, 0
         self._hungry = False
-        self._eager = self._readers - 1 if self._has_partition_rate else 0
+        self._eager = self.readers - 1 if self._has_partition_rate else 0
         self._changed = asyncio.Event()
 
     async def windows(self, size: WindowSize) -> AsyncGenerator[Window, None]:
         """Yield full windows; the last one may be small. Iterate within `aclosing`."""
         self._most_bytes = size.bytes
-        readers = together(self._reader() for _ in range(self._readers))
+        readers = together(self._reader() for _ in range(self.readers))
         working: asyncio.Future[None] = asyncio.ensure_future(readers)
         working.add_done_callback(lambda _: self._tell())
         window = Window()
@@ -191,11 +185,11 @@ class Reading:
 
     async def _reader(self) -> None:
         while (active := await self._take()) is not None:
-            pages = self._source.scan(
+            pages = self.source.scan(
                 active.now.rest,
-                modified_from=self._modified_from,
-                page_rows=self._page_rows,
-                ahead=self._throttle is None or self._throttle.rates == NO_RATES,
+                modified_from=self.modified_from,
+                page_rows=self.page_rows,
+                ahead=self.throttle is None or self.throttle.rates == NO_RATES,
             )
             try:
                 async with aclosing(pages):  # type: ignore[type-var]  # all scans are generators
@@ -212,13 +206,13 @@ class Reading:
 
     async def _page(self, active: _Active, pages: AsyncIterator[Page]) -> Page | None:
         """Return the next page when the rates allow for it; None at the end."""
-        throttle = self._throttle
+        throttle = self.throttle
         if throttle is None:
             return await anext(pages, None)
         # Behind a page that was not full there is nothing more, or little.
         asked = active.expected
         if asked and active.partition is not None:
-            await throttle.made_up((self._source.name, active.partition))
+            await throttle.made_up((self.source.name, active.partition))
         # A partition that pages are full of takes longest, whatever else is done meanwhile.
         await throttle.take(asked, first=active.within)
         with throttle.taken(asked):
@@ -227,11 +221,11 @@ class Reading:
         throttle.give_back(asked - len(rows))
         active.expected = len(rows) if page is not None and page.full else 0
         if rows and throttle.rates.partition is not None:
-            throttle.count(active.follow(rows), (self._source.name, rows[-1][PARTITION_KEY]))
+            throttle.count(active.follow(rows), (self.source.name, rows[-1][PARTITION_KEY]))
         return page
 
     async def _put(self, rows: list[Row], size: int, segment: Segment) -> None:
-        while len(self._read) >= self._readers or self._read_bytes >= self._most_bytes:
+        while len(self._read) >= self.readers or self._read_bytes >= self._most_bytes:
             await self._changed.wait()
         self._read.append((rows, size, segment))
         self._read_bytes += size
@@ -241,19 +235,19 @@ class Reading:
         """Return the next segment to read, if need be one split off another; None when all is being read."""
         while True:
             if self._open:
-                active = _Active(self._open.popleft(), self._page_rows)
+                active = _Active(self._open.popleft(), self.page_rows)
                 self._active[active.now.id] = active
                 return active
-            if self._split is None or not self._active:
+            if self.split is None or not self._active:
                 return None
-            least = (1 if self._eager else LEAST_PAGES) * self._page_rows
+            least = (1 if self._eager else LEAST_PAGES) * self.page_rows
             worth = [
                 one
                 for one in self._active.values()
                 if one.fresh_rows >= least and not (one.probed or one.whole)
             ]
             if worth and self._hungry:
-                await self._divide(max(worth, key=lambda one: one.fresh_rows), self._split)
+                await self._divide(max(worth, key=lambda one: one.fresh_rows), self.split)
             else:
                 await self._changed.wait()
 
@@ -261,7 +255,7 @@ class Reading:
         """Look for a key in the middle of what is left of a segment, and split it there."""
         active.probed = True
         try:
-            middle = await find_middle(self._source, active.now.rest, active.now.cursor)
+            middle = await find_middle(self.source, active.now.rest, active.now.cursor)
         finally:
             active.probed = False
         active.fresh_rows = 0
@@ -279,7 +273,7 @@ class Reading:
 
     @property
     def _has_partition_rate(self) -> bool:
-        return self._throttle is not None and self._throttle.rates.partition is not None
+        return self.throttle is not None and self.throttle.rates.partition is not None
 
     def _tell(self) -> None:
         """Wake all that wait for a change; each looks for itself whether it is the one it waits for."""

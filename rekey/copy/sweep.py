@@ -39,9 +39,9 @@ _BUFFERED = 65_536
 class DigestParts:
     """A set of row digests in parts by prefix, on disk when they are many. Use as a context manager."""
 
-    def __init__(self, folder: Path | None = None) -> None:
-        """Take the folder under which the parts' own temporary folder is made (the system's by default)."""
-        self._temporary = tempfile.TemporaryDirectory(prefix="rekey-sweep-", dir=folder)
+    def __init__(self) -> None:
+        """Make a temporary folder for the parts."""
+        self._temporary = tempfile.TemporaryDirectory(prefix="rekey-sweep-")
         self._buffers: defaultdict[str, list[str]] = defaultdict(list)
         self._buffered = 0
 
@@ -84,7 +84,6 @@ async def gone(
     *,
     advance: Callable[[int], None],
     check: Callable[[], None],
-    folder: Path | None = None,
 ) -> AsyncGenerator[list[EntityKey], None]:
     """Yield, in portions, the source keys of mapping rows whose row is not in `table`.
 
@@ -97,9 +96,8 @@ async def gone(
         direction: which mapping rows to walk: `f` forward, `r` reverse.
         advance: told how many rows were scanned.
         check: called between pages; raises to stop.
-        folder: where to keep the parts.
     """
-    with DigestParts(folder) as parts:
+    with DigestParts() as parts:
         async for page in table.scan(select=[PARTITION_KEY, ROW_KEY]):
             check()
             for row in page.rows:

@@ -71,6 +71,11 @@ class PropertyMapping:
         return self.kept is None or name in self.kept
 
     @property
+    def made(self) -> frozenset[str]:
+        """Names in the new row that operations make."""
+        return frozenset({*self.renames.values(), *self.copies, *self.constants})
+
+    @property
     def restored(self) -> dict[str, str]:
         """Source properties that only a copy brings into the new row, by the copy's name."""
         return {
@@ -259,7 +264,7 @@ def _check_sources(mapping: PropertyMapping) -> None:
         return InvalidDeclaration(mapping.field, problem, cure=cure)
 
     kept = mapping.kept or frozenset()
-    made = {*mapping.renames.values(), *mapping.copies, *mapping.constants}
+    made = mapping.made
     for old in mapping.renames:
         if old in mapping.dropped or old in kept:
             verb, operation = ("dropped", "drop") if old in mapping.dropped else ("kept", "keep")

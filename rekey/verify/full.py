@@ -17,9 +17,8 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import aclosing
 from typing import Any, Protocol, TypeAlias
 
 from rekey.core.collector import patient_collector
@@ -67,7 +66,6 @@ async def full(
     *,
     partial: Partial | None = None,
     checkpoint: Checkpoint = keep_nothing,
-    enough: int | None = None,
     repair: bool = False,
     reader: Reader | None = None,
 ) -> FullReport:
@@ -77,8 +75,6 @@ async def full(
         ctx: the tables and the mapping.
         partial: sums to go on from; None begins anew, with each table in one piece.
         checkpoint: told the sums about every `CHECKPOINT_ROWS` rows, and when the first pass is done.
-        enough: stop looking at differences after this many stable divergences; the rest is counted as
-            unchecked. None looks at all.
         repair: mend what was found; the report says what was done, and the caller verifies again.
         reader: reads the tables; None: this process.
 
@@ -102,7 +98,10 @@ async def full(
         ):
             read = spill_rows if reader is None else reader.spill_rows
             await read(ctx, work.parts, differing, spilled)
-            found = await _settled(ctx, _candidates(spilled, unmatched), enough, kept if repair else None)
+            collector = Collector(ctx, kept if repair else None)
+            async for settled in settle(ctx, _candidates(spilled, unmatched)):
+                collector.take(settled)
+            found = collector.findings()
             if repair:
                 repaired = await repair_all(ctx, kept)
     return FullReport(
@@ -128,30 +127,6 @@ async def full(
         source_digest=told_digest(work.source),
         read=tuple(TableRead(ctx.table(one.table).name, *one[1:]) for one in work.reads.values()),
     )
-
-
-async def _settled(
-    ctx: ReconcileContext, candidates: Iterator[Candidate], enough: int | None, keep: Spill[Found] | None
-) -> Findings:
-    """Look at rows of differing sums again, and return what stood still; `keep` takes all of it."""
-    collector = Collector(ctx, keep)
-    left = 0  # candidates given out, or still to come, that were not settled
-
-    def counted() -> Iterator[Candidate]:
-        nonlocal left
-        for candidate in candidates:
-            left += 1
-            yield candidate
-
-    waiting = counted()
-    async with aclosing(settle(ctx, waiting)) as settling:
-        async for settled in settling:
-            collector.take(settled)
-            left -= 1
-            if enough is not None and collector.stable >= enough:
-                deque(waiting, maxlen=0)  # what is still to come is counted, not looked at
-                break
-    return collector.findings(unchecked=left)
 
 
 # --- the second pass: rows of sums that differ -----------------------------------------------------------

@@ -343,10 +343,10 @@ class Collector:
         self._others.update(transient=transient, unsettled=unsettled, pending=pending)
         return len(found)
 
-    def findings(self, *, unchecked: int = 0) -> Findings:
+    def findings(self) -> Findings:
         """Return what was found."""
         counts = dict(sorted(self._counts.items()))
-        return Findings(counts, tuple(self._listed), unchecked=unchecked, **self._others)
+        return Findings(counts, tuple(self._listed), **self._others)
 
 
 def _divergences(ctx: ReconcileContext, settled: Sequence[Looked]) -> Iterator[Found]:
