@@ -23,6 +23,7 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from itertools import islice
 
 from rekey.copy.batches import BatchBuffer, Partitions, sort_out
@@ -56,31 +57,26 @@ MOST_WINDOWS = GATHERED_WINDOWS + 4
 """Windows under way when some are nearly done: what is refused again and again holds up few others."""
 
 
+@dataclass(eq=False)
 class Copier:
-    """Copies windows of source rows of one migration."""
+    """Copies windows of source rows of one migration.
 
-    def __init__(
-        self,
-        propagator: Propagator,
-        concurrency: int,
-        throttle: Throttle | None = None,
-        *,
-        targets: Sequence[Table] | None = None,
-    ) -> None:
-        """Take what the copier works with.
+    Attributes:
+        propagator: knows the tables and the mapping.
+        concurrency: how many requests may be under way at once.
+        throttle: keeps reads and writes under rates.
+        targets: the target tables by handles that repeat an open write, for batches of inserts-if-absent: the
+            copying waits in the end until none of those can take effect any more. Else the propagator's.
+    """
 
-        Args:
-            propagator: knows the tables and the mapping.
-            concurrency: how many requests may be under way at once.
-            throttle: keeps reads and writes under rates.
-            targets: the target tables by handles that repeat an open write, for batches of inserts-if-absent:
-                whoever copies waits until none of those can take effect any more. Else the propagator's.
-        """
-        self.propagator = propagator
-        self.targets = tuple(targets or propagator.targets)
-        self.rows: MappingRows = propagator.mapping.rows
-        self.concurrency = concurrency
-        self.throttle = throttle or Throttle(None)
+    propagator: Propagator
+    concurrency: int
+    throttle: Throttle = field(default_factory=Throttle)
+    targets: Sequence[Table] = ()
+
+    def __post_init__(self) -> None:
+        self.targets = tuple(self.targets or self.propagator.targets)
+        self.rows: MappingRows = self.propagator.mapping.rows
 
     async def copy(self, source_rows: Sequence[Row]) -> Copied:
         """Copy rows as they were scanned; returns when all of it is durable.

@@ -240,7 +240,7 @@ def property_mapping_of(field: str, operations: Sequence[Operation], *, everythi
     )
     makers: dict[str | None, Operation] = {}
     for operation in operations:
-        if (made := operation.makes()) in makers:
+        if (made := operation.makes) in makers:
             problem = f"{makers[made].describe()} and {operation.describe()} both make {made}"
             raise InvalidDeclaration(field, problem, cure="give them different names")
         if made is not None:

@@ -35,10 +35,12 @@ class Operation(ABC):
     """One property operation. Make one with the functions of this module."""
 
     op: ClassVar[str]
-    """Its name in canonical data: `class Keep(Operation, op="keep")`."""
+    """Its name in canonical data: `class Rename(Operation, op="rename", made="new")`."""
+    made: ClassVar[str]
+    """The field that holds the name it makes in the new row, "" for none."""
 
-    def __init_subclass__(cls, op: str) -> None:
-        cls.op = op
+    def __init_subclass__(cls, op: str, made: str = "") -> None:
+        cls.op, cls.made = op, made
 
     def canonical(self) -> dict[str, Any]:
         """Return the operation as JSON-able data: its name and all its fields."""
@@ -49,9 +51,10 @@ class Operation(ABC):
     def describe(self) -> str:
         """Return a short form for people, without constants: `rename(A, B)`."""
 
+    @property
     def makes(self) -> str | None:
-        """Return the name it makes in the new row, None when it makes none."""
-        return None
+        """The name it makes in the new row, None when it makes none."""
+        return str(getattr(self, self.made)) if self.made else None
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ class Drop(Operation, op="drop"):
 
 
 @dataclass(frozen=True)
-class Rename(Operation, op="rename"):
+class Rename(Operation, op="rename", made="new"):
     """A property under another name. Inverse: the rename back."""
 
     old: str
@@ -87,13 +90,9 @@ class Rename(Operation, op="rename"):
         """Return `rename(A, B)`."""
         return f"rename({self.old}, {self.new})"
 
-    def makes(self) -> str | None:
-        """Return the new name."""
-        return self.new
-
 
 @dataclass(frozen=True)
-class Copy(Operation, op="copy"):
+class Copy(Operation, op="copy", made="to"):
     """A property or a key once more under another name. Inverse: the copy is dropped."""
 
     source: str
@@ -103,13 +102,9 @@ class Copy(Operation, op="copy"):
         """Return `copy(A, to=B)`."""
         return f"copy({self.source}, to={self.to})"
 
-    def makes(self) -> str | None:
-        """Return the name of the copy."""
-        return self.to
-
 
 @dataclass(frozen=True)
-class Set(Operation, op="set"):
+class Set(Operation, op="set", made="name"):
     """A typed constant. No inverse: what it replaces stays in the source only.
 
     Attributes:
@@ -130,10 +125,6 @@ class Set(Operation, op="set"):
     def describe(self) -> str:
         """Return `set(A, Edm.Int32)`, without the value."""
         return f"set({self.name}, {self.edm})"
-
-    def makes(self) -> str | None:
-        """Return the name."""
-        return self.name
 
 
 @dataclass(frozen=True)

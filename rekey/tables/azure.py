@@ -15,23 +15,13 @@ import random
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, field
 
 import orjson
 
+from rekey import errors
 from rekey.core.clock import Clock, SystemClock
 from rekey.core.distribution import installed_version
-from rekey.errors import (
-    Ambiguous,
-    ConditionFailed,
-    EndpointDown,
-    RequestRejected,
-    RowExists,
-    RowMissing,
-    ServiceError,
-    TableBeingDeleted,
-    TableMissing,
-    Unavailable,
-)
 from rekey.model import ETAG, EVERYTHING, PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, KeyRange, Row, key_of
 from rekey.tables import wire
 from rekey.tables.answers import Answer, may_be_applied, read_batch, read_done, read_etag, read_row, read_time
@@ -53,21 +43,29 @@ from rekey.tables.sent import OPERATIONS, Sent
 from rekey.tables.transport import Request, Timeouts, Transport
 
 _SENDING = {**wire.COMMON_HEADERS, "Content-Type": "application/json", "Prefer": "return-no-content"}
+_UNSETTLED = (
+    *(errors.RowExists, errors.RowMissing, errors.ConditionFailed),
+    *(errors.Unavailable, errors.Ambiguous),
+)
+"""May be the echo of a write that was applied, or leave it open."""
 
 
+@dataclass(eq=False)
 class AzureTableService:
     """The tables of one account.
+
+    Attributes:
+        endpoint: without a trailing slash.
+        sizes: of pages, by table and selection.
 
     >>> async with AzureTableService.open(endpoint, credential) as service:
     ...     await service.create_table("Users")
     """
 
-    def __init__(self, endpoint: str, transport: Transport, requester: Requester) -> None:
-        self.endpoint = endpoint
-        self._transport = transport
-        self._requester = requester
-        self.sizes: dict[tuple[str, str], PageSize] = {}
-        """Of pages, by table and selection."""
+    endpoint: str
+    _transport: Transport
+    _requester: Requester
+    sizes: dict[tuple[str, str], PageSize] = field(default_factory=dict)
 
     @classmethod
     def open(
@@ -140,8 +138,8 @@ class AzureTableService:
         outcome = await self._requester.call(request, read_done)
         if outcome.error is not None and outcome.error.code == "TableAlreadyExists":
             return False
-        if isinstance(outcome.error, RowMissing):
-            raise RequestRejected(
+        if isinstance(outcome.error, errors.RowMissing):
+            raise errors.RequestRejected(
                 f"{request.doing}: the endpoint has no such account ({outcome.error.code})",
                 code=outcome.error.code,
                 status=outcome.error.status,
@@ -154,7 +152,7 @@ class AzureTableService:
         check_table_name(name)
         request = Request("DELETE", f"Tables('{name}')", f"delete table {name}", wire.COMMON_HEADERS)
         outcome = await self._requester.call(request, read_done)
-        if isinstance(outcome.error, TableMissing | RowMissing | TableBeingDeleted):
+        if isinstance(outcome.error, errors.TableMissing | errors.RowMissing | errors.TableBeingDeleted):
             return outcome.ambiguous
         return outcome.result()
 
@@ -165,7 +163,7 @@ class AzureTableService:
         request = Request("GET", path, f"look for table {name}", wire.COMMON_HEADERS)
         try:
             return await self._requester.read(request, read_done)
-        except (TableMissing, RowMissing, TableBeingDeleted):
+        except (errors.TableMissing, errors.RowMissing, errors.TableBeingDeleted):
             return False
 
     async def server_time(self) -> str:
@@ -207,7 +205,7 @@ class AzureTable(Table):
         request = Request("GET", path, f"read a row of {self._name}", wire.COMMON_HEADERS)
         try:
             row = await self._requester.read(request, read_row)
-        except RowMissing:
+        except errors.RowMissing:
             return None
         return row if select is None else wire.projected(row, select)
 
@@ -295,20 +293,18 @@ class AzureTable(Table):
         """Send a write and return its ETags; when its outcome is ambiguous, decide it by reading back."""
         outcome = await self._requester.call(request, lambda answer, doing: read(answer, doing, operations))
         error = outcome.error
-        # These may be the echo of a write that was applied, or leave it open.
-        settles = isinstance(error, RowExists | RowMissing | ConditionFailed | Unavailable | Ambiguous)
-        if error is None or not outcome.ambiguous or not settles:
+        if error is None or not outcome.ambiguous or not isinstance(error, _UNSETTLED):
             return outcome.result()
         if not outcome.final and not self._requester.content_settles:
             raise _left_open(error, error.code)  # it may still be applied
         try:
             now = await asyncio.gather(*(self.get(operation.key) for operation in operations))
-        except (Unavailable, EndpointDown) as failed:
+        except (errors.Unavailable, errors.EndpointDown) as failed:
             raise _left_open(error, failed.code) from None
         verdict = all_landed(operations, now, by_content=self._requester.content_settles)
         if verdict is Landed.YES:
             return [None if row is None else row[ETAG] for row in now]
-        if isinstance(error, Unavailable) and not may_be_applied(error):
+        if isinstance(error, errors.Unavailable) and not may_be_applied(error):
             raise _left_open(error, error.code)  # that attempt did nothing; one before it may have
         if verdict is Landed.NO or not outcome.final:
             raise error
@@ -320,8 +316,8 @@ def _on_version(operation: Operation) -> bool:
     return operation.verb in wire.CONDITIONAL and operation.etag not in (None, "*")
 
 
-def _left_open(error: ServiceError, code: str) -> Ambiguous:
-    return Ambiguous(
+def _left_open(error: errors.ServiceError, code: str) -> errors.Ambiguous:
+    return errors.Ambiguous(
         f"a write was repeated after a lost answer, and what is there now does not tell whether it was"
         f" applied ({code})",
         code=code,

@@ -304,41 +304,38 @@ class Found:
     stray: tuple[int, EntityKey, str] | None = field(default=None, repr=False)
 
 
+@dataclass(eq=False)
 class Collector:
-    """Takes settled candidates and gives the findings."""
+    """Takes settled candidates and gives the findings.
 
-    def __init__(
-        self, ctx: ReconcileContext, keep: Spill[Found] | None = None, *, suspects: bool = True
-    ) -> None:
-        """Take the context and, when a repair shall follow, where to keep every divergence.
+    Attributes:
+        ctx: what is compared.
+        keep: when a repair shall follow, where to keep every divergence.
+        suspects: every candidate was seen to differ by a scan: what is equal now is transient. Else (rows
+            drawn by lot) it is transient only if a look at it saw a difference.
+    """
 
-        With `suspects` every candidate was seen to differ by a scan: what is equal now is transient. Without
-        (rows drawn by lot), it is transient only if a look at it saw a difference.
-        """
-        self._ctx = ctx
-        self._suspects = suspects
-        self._keep = keep
+    ctx: ReconcileContext
+    keep: Spill[Found] | None = None
+    suspects: bool = True
+
+    def __post_init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._listed: list[Divergence] = []
         self._others: Counter[str] = Counter()  # candidates that are no divergence
 
-    @property
-    def stable(self) -> int:
-        """How many stable divergences there are so far."""
-        return self._counts.total()
-
     def take(self, settled: Sequence[Looked]) -> int:
         """Count a settled candidate; return how many divergences it holds."""
-        found = list(_divergences(self._ctx, settled))
+        found = list(_divergences(self.ctx, settled))
         for each in found:
             self._counts[each.divergence.kind.value] += 1
             if len(self._listed) < LISTED:
                 self._listed.append(each.divergence)
-            if self._keep is not None:
-                self._keep.put(each)
+            if self.keep is not None:
+                self.keep.put(each)
         unsettled = sum(one.unsettled for one in settled)
         pending = sum(one.pending for one in settled)
-        suspected = self._suspects or any(one.differed for one in settled)
+        suspected = self.suspects or any(one.differed for one in settled)
         transient = suspected and not (found or unsettled or pending)
         self._others.update(transient=transient, unsettled=unsettled, pending=pending)
         return len(found)

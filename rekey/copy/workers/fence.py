@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rekey.copy.workers.tasks import Basis, Task
@@ -52,29 +53,28 @@ def is_of(now: ControlRow | None, basis: Basis) -> bool:
     return now is not None and (now.run_id, now.epoch, now.digest) == made_under
 
 
+@dataclass(eq=False)
 class Fence:
-    """Stands before the writes of one task."""
+    """Stands before the writes of one task.
 
-    def __init__(
-        self,
-        accounts: Accounts,
-        task: Task,
-        ends: float,
-        *,
-        monotonic: Callable[[], float] = rising_seconds,
-    ) -> None:
-        """Take the task, and when it ends by the monotonic clock."""
-        self._control = accounts.restricted.table(CONTROL_TABLE)
-        self._service = accounts.tables
-        self._task = task
-        self._ends = ends
-        self._monotonic = monotonic
+    Attributes:
+        accounts: where it reads.
+        task: under way.
+        ends: when it ends by the monotonic clock.
+    """
+
+    accounts: Accounts
+    task: Task
+    ends: float
+    monotonic: Callable[[], float] = rising_seconds
+
+    def __post_init__(self) -> None:
         self._next: asyncio.Task[None] | None = None
         self._down: Exception | None = None
 
     def in_time(self) -> None:
         """Raise TermOver when the term is over, and whatever the fence is down for."""
-        if self._down is None and self._monotonic() >= self._ends:
+        if self._down is None and self.monotonic() >= self.ends:
             self._down = TermOver()
         if self._down is not None:
             raise self._down
@@ -92,11 +92,11 @@ class Fence:
     async def _read(self) -> None:
         await asyncio.sleep(0)  # all that ask in the same turn share the reading
         self._next = None
-        basis = self._task.basis
+        basis, rows = self.task.basis, self.accounts.restricted.table(CONTROL_TABLE)
         try:
             control, lease = await asyncio.gather(
-                self._control.get(EntityKey(basis.script_id, CONTROL_ROW_KEY)),
-                self._control.get(EntityKey(basis.script_id, LEASE_ROW_KEY)),
+                rows.get(EntityKey(basis.script_id, CONTROL_ROW_KEY)),
+                rows.get(EntityKey(basis.script_id, LEASE_ROW_KEY)),
             )
         except TableMissing:
             control = lease = None
@@ -104,7 +104,7 @@ class Fence:
         holds = is_of(now, basis) and lease is not None and lease.get("LeaseId") == basis.lease_id
         if now is None or not holds or now.phase is not ControlPhase.DUAL_WRITE:
             self._down = Superseded()
-        elif await seconds_left(self._service, self._task.until) <= 0:
+        elif await seconds_left(self.accounts.tables, self.task.until) <= 0:
             self._down = TermOver()
 
 
