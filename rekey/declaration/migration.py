@@ -31,7 +31,7 @@ from rekey.declaration.keys.base import (
     need_expression,
     need_list,
 )
-from rekey.declaration.keys.keyed import Opaque
+from rekey.declaration.keys.hashes import Opaque
 from rekey.declaration.keys.pieces import Split
 from rekey.declaration.property_mapping import PropertyMapping, property_mapping_of
 from rekey.declaration.props import Operation

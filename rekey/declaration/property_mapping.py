@@ -373,15 +373,10 @@ def _copying(source: str, to: str, scope: Scope) -> Step:
 
 def _setting(constant: Set) -> Step:
     """Return the step that sets a constant."""
-    name, value, edm = constant.name, constant.value, constant.edm
-    annotation = name + TYPE_SUFFIX
-
-    def put(_: Row, out: Row) -> None:
-        out[name] = value
-        if edm in ANNOTATED:
-            out[annotation] = edm
-
-    return put
+    made: Row = {constant.name: constant.value}
+    if constant.edm in ANNOTATED:
+        made[constant.name + TYPE_SUFFIX] = constant.edm
+    return lambda _row, out: out.update(made)
 
 
 def _casting(cast: Cast, scope: Scope) -> Step:

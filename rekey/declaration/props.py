@@ -19,12 +19,13 @@ from __future__ import annotations
 import base64
 import uuid
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 from rekey.core.edm import BINARY, BOOLEAN, DATETIME, DOUBLE, GUID, INT32, STRING, TYPES, canonical_text
 from rekey.core.limits import MAX_VALUE_BYTES, property_name_problem, value_bytes
+from rekey.core.plain import members
 from rekey.declaration.casts import PAIRS, Lossy, wire_value
 from rekey.declaration.keys.base import InvalidDeclaration, need_text
 from rekey.model import SYSTEM_PROPERTIES
@@ -44,8 +45,7 @@ class Operation(ABC):
 
     def canonical(self) -> dict[str, Any]:
         """Return the operation as JSON-able data: its name and all its fields."""
-        found = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {"op": self.op, **{k: list(v) if isinstance(v, tuple) else v for k, v in found.items()}}
+        return {"op": self.op, **members(self)}
 
     @abstractmethod
     def describe(self) -> str:

@@ -18,19 +18,8 @@ import math
 import re
 from collections.abc import Callable, Sequence
 
-from rekey.core import edm
+from rekey.core import edm, limits
 from rekey.core.clock import ticks_of
-from rekey.core.limits import (
-    MAX_ENTITY_BYTES,
-    MAX_KEY_UNITS,
-    MAX_NAME_CHARACTERS,
-    MAX_PROPERTIES,
-    MAX_VALUE_BYTES,
-    REFUSED_IN_KEYS,
-    TABLE_NAME,
-    entity_bytes,
-    utf16_units,
-)
 from rekey.errors import RequestRejected
 from rekey.model import PARTITION_KEY, ROW_KEY, TYPE_SUFFIX, Row, is_custom
 from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, rejected
@@ -40,7 +29,7 @@ _NAME = re.compile(r"[^\W\d]\w*")
 
 def check_table_name(name: str) -> None:
     """Raise RequestRejected when the service would refuse a table name."""
-    if not TABLE_NAME.fullmatch(name) or name.lower() == "tables":
+    if not limits.TABLE_NAME.fullmatch(name) or name.lower() == "tables":
         raise rejected("InvalidResourceName", f"the service refuses the table name {name!r}")
 
 
@@ -48,9 +37,9 @@ def check_key_part(value: object) -> None:
     """Raise RequestRejected when the service would refuse a PartitionKey or RowKey."""
     if not isinstance(value, str):
         raise rejected("PropertiesNeedValue", "a row lacks PartitionKey or RowKey")
-    if utf16_units(value) > MAX_KEY_UNITS:
-        raise rejected("KeyValueTooLarge", f"a key is longer than {MAX_KEY_UNITS} UTF-16 units")
-    if REFUSED_IN_KEYS.search(value):
+    if limits.utf16_units(value) > limits.MAX_KEY_UNITS:
+        raise rejected("KeyValueTooLarge", f"a key is longer than {limits.MAX_KEY_UNITS} UTF-16 units")
+    if limits.REFUSED_IN_KEYS.search(value):
         raise rejected("OutOfRangeInput", "a key has a character that the service refuses")
 
 
@@ -89,8 +78,8 @@ def stored_form(row: Row) -> Row:
         if not is_custom(name) or value is None:
             continue
         properties += 1
-        if len(name) > MAX_NAME_CHARACTERS:
-            problem = f"a property name is longer than {MAX_NAME_CHARACTERS} characters"
+        if len(name) > limits.MAX_NAME_CHARACTERS:
+            problem = f"a property name is longer than {limits.MAX_NAME_CHARACTERS} characters"
             raise rejected("PropertyNameTooLong", problem)
         if not _NAME.fullmatch(name):
             raise rejected("PropertyNameInvalid", "a property name is not an identifier")
@@ -99,9 +88,9 @@ def stored_form(row: Row) -> Row:
         if annotation is not None:
             kept[name + TYPE_SUFFIX] = annotation
         kept[name] = form
-    if properties > MAX_PROPERTIES:
-        raise rejected("TooManyProperties", f"a row has more than {MAX_PROPERTIES} properties")
-    if entity_bytes(kept) > MAX_ENTITY_BYTES:
+    if properties > limits.MAX_PROPERTIES:
+        raise rejected("TooManyProperties", f"a row has more than {limits.MAX_PROPERTIES} properties")
+    if limits.entity_bytes(kept) > limits.MAX_ENTITY_BYTES:
         raise rejected("EntityTooLarge", "a row is larger than 1 MiB")
     return kept
 
@@ -139,7 +128,7 @@ def _value_form(value: object, kind: str | None) -> tuple[object, str | None]:
 
 def _text_form(value: str, kind: str | None) -> tuple[object, str | None]:
     if kind in (None, edm.STRING):
-        if 2 * utf16_units(value) > MAX_VALUE_BYTES:
+        if 2 * limits.utf16_units(value) > limits.MAX_VALUE_BYTES:
             raise rejected("PropertyValueTooLarge", "a string is longer than 64 KiB")
         return value, None
     if kind == edm.DOUBLE and value not in edm.NOT_FINITE:
@@ -174,7 +163,7 @@ def _is_binary(text: str) -> bool:
         decoded = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         return False
-    if len(decoded) > MAX_VALUE_BYTES:
+    if len(decoded) > limits.MAX_VALUE_BYTES:
         raise rejected("PropertyValueTooLarge", "a binary value is longer than 64 KiB")
     return True
 

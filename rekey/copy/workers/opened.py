@@ -131,11 +131,12 @@ def identity_of(basis: Basis) -> tuple[str, ...]:
     return (str(path), sha256(text).hexdigest(), basis.script_id, basis.digest, basis.run_id, basis.endpoints)
 
 
-async def open_for(basis: Basis, connect: Any) -> Opened:
+async def open_for(basis: Basis, identity: tuple[str, ...], connect: Any) -> Opened:
     """Open a migration for a worker.
 
     Args:
         basis: what the runner works on.
+        identity: what it is opened for.
         connect: connects the accounts of a configuration.
 
     Raises:
@@ -143,7 +144,6 @@ async def open_for(basis: Basis, connect: Any) -> Opened:
         Moved: it is not the runner's project, or the run is not the present one.
         ServiceError: the restricted store could not be read.
     """
-    identity = identity_of(basis)
     config = load_config(config_path(basis))
     if config.endpoints != basis.endpoints:
         raise _other("a worker has other accounts than the runner")

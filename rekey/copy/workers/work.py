@@ -60,7 +60,7 @@ class Host:
             for one in [one for one in self._opened if not one.at_work]:
                 self._opened.remove(one)
                 await one.accounts.close()
-            made = await open_for(basis, self._connect)
+            made = await open_for(basis, wanted, self._connect)
             self._opened.append(made)
             return made
 

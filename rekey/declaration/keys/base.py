@@ -25,6 +25,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeAlias
 
 from rekey.core.edm import DATETIME, canonical_text, edm_type
+from rekey.core.plain import members
 from rekey.errors import RowRefused, SecretMissing
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, TYPE_SUFFIX, Row
 
@@ -116,7 +117,11 @@ class Expression(ABC):
 
     def canonical(self) -> dict[str, Any]:
         """Return the expression as JSON-able data: the operation's name and all its fields."""
-        return {"op": self.op, **{field.name: _plain(getattr(self, field.name)) for field in fields(self)}}
+        return {"op": self.op, **members(self)}
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the same, for the expression that this one is part of."""
+        return self.canonical()
 
     def operands(self) -> tuple[Expression, ...]:
         """Return the expressions this one is made of."""
@@ -232,14 +237,6 @@ def operand(field: str, value: Expression | str) -> Expression:
     if isinstance(value, str):
         return Prop(need_text(field, value))
     return need_expression(field, value)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Expression):
-        return value.canonical()
-    if isinstance(value, tuple):
-        return [_plain(part) for part in value]
-    return value
 
 
 # --- where text comes from ---------------------------------------------------------------------------------
