@@ -38,7 +38,6 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from enum import Enum
 from typing import Generic, TypeVar
 
@@ -47,7 +46,7 @@ from rekey.core.edm import canonical, canonical_content
 from rekey.errors import Ambiguous, EndpointDown, ServiceError, Unavailable
 from rekey.model import Row, etag_of, property_names
 from rekey.tables import allowance
-from rekey.tables.answers import Answer, may_be_applied
+from rekey.tables.answers import Answer, may_be_applied, moment_of
 from rekey.tables.base import Operation, Verb
 from rekey.tables.rules import stored_form
 from rekey.tables.transport import NoAnswer, NotSent, Request, Transport
@@ -108,15 +107,8 @@ def retry_after_of(headers: Mapping[str, str], now: datetime | None = None) -> f
     text = headers.get("Retry-After", "").strip()
     if text.isascii() and text.isdigit():
         return float(text)
-    if not text:
-        return None
-    try:
-        until = parsedate_to_datetime(text)
-    except (TypeError, ValueError):
-        return None
-    if until.tzinfo is None:
-        until = until.replace(tzinfo=UTC)
-    return max(0.0, (until - (now or datetime.now(UTC))).total_seconds())
+    until = moment_of(text)
+    return None if until is None else max(0.0, (until - (now or datetime.now(UTC))).total_seconds())
 
 
 @dataclass(frozen=True, slots=True)
