@@ -173,7 +173,7 @@ class SealedUnreadable(Findings):
         super().__init__(
             f"the sealed row {row} of {table} cannot be opened: {why}",
             kept="everything; the row was not taken for real, and nothing was written because of it",
-            hint="nobody but rekey may write to the restricted store: find out who did; the runbook on"
+            hint="only rekey may write to the restricted store: find out who else did; the runbook on"
             " the wrapping key says what can be had back",
         )
         self.row = row

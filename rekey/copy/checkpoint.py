@@ -28,7 +28,7 @@ from rekey.tables.base import MAX_PAGE_ROWS, Table
 
 WINDOWS_UNDER_WAY = 2
 UNRECORDED_WINDOWS = 32
-"""Windows that may be written behind one that is not: so much is written again when the run is cut off."""
+"""Windows that may be written after one that is not: so much is written again when the run is cut off."""
 
 
 async def copy_segments(

@@ -3,8 +3,8 @@
 Rules kept here:
 
 * One reader a segment, so a segment's rows come in order and its cursor means what it says.
-* A split is stored (shrunk and new segment in one transaction) before anybody reads by it, and only beyond
-  what has been read: no row is read by two readers, none by nobody.
+* A split is stored (shrunk and new segment in one transaction) before it is read by, and only beyond what
+  has been read: no row is read by two readers, and every row by one.
 * Which segment is the largest is not known. The one that gave the most rows since it was last split is likely
   to have the most left; below `LEAST_PAGES` pages nothing is split. Where partitions have a rate, one page is
   enough until there was a split for every reader: one scan alone would be held up by its partition.
@@ -71,10 +71,10 @@ class _Active:
 
     Attributes:
         now: the segment as far as it was read.
-        expected: rows that its next page is likely to have; 0 behind one that was not full.
+        expected: rows that its next page is likely to have; 0 after one that was not full.
         fresh_rows: rows it gave since it was begun or split.
         shrunk: its end was moved after its scan began.
-        probed: somebody is looking for a place to split it.
+        probed: a place to split it is being looked for.
         whole: it is not split: what is left lies in one partition, which has a rate.
         partition: where its last page ended, if more is likely to be there.
         within: that page was of this partition alone, and the one before ended in it.
@@ -209,11 +209,11 @@ class Reading:
         throttle = self.throttle
         if throttle is None:
             return await anext(pages, None)
-        # Behind a page that was not full there is nothing more, or little.
+        # After a page that was not full there is nothing more, or little.
         asked = active.expected
         if asked and active.partition is not None:
             await throttle.made_up((self.source.name, active.partition))
-        # A partition that pages are full of takes longest, whatever else is done meanwhile.
+        # A partition that pages are full of takes longest, and waits for nothing else.
         await throttle.take(asked, first=active.within)
         with throttle.taken(asked):
             page = await anext(pages, None)

@@ -11,7 +11,7 @@ Rules kept here:
   handed to propagate(k).
 * What fills no batch waits for the next windows, a few of them (`rekey.copy.batches`).
 * Bounded memory: a few windows are under way; one that is refused again and again holds up few others.
-* Whoever waits for a rate holds no slot, so a partition at its limit does not hold up the others. What the
+* What waits for a rate holds no slot, so a partition at its limit does not hold up the others. What the
   service refuses gives back what it took of the rate, and takes it again before the next attempt.
 * Packing a window gives others their turn after every `TURN_ROWS` rows, as mapping it does.
 * A batch may serve several windows; the first that fails ends all.
@@ -273,7 +273,7 @@ class BatchWriter:
 
     async def _write(self, held: BatchBuffer, batch: list[Write]) -> None:
         try:
-            # Whoever waits for a rate holds no slot: a partition at its limit does not hold up the others.
+            # What waits for a rate holds no slot: a partition at its limit does not hold up the others.
             throttle = self._copier.throttle
             taken: AbstractContextManager[None] = nullcontext()
             if held is self._mapping:
@@ -289,7 +289,7 @@ class BatchWriter:
             await self._judge(held, batch, present)
         except asyncio.CancelledError:
             raise
-        except BaseException as error:  # noqa: BLE001 - whatever it was: those who wait must hear of it
+        except BaseException as error:  # noqa: BLE001 - of any error those who wait must hear
             self._fail(error)
             return
         for window, count in _by_window(batch):

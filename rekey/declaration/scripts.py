@@ -126,7 +126,7 @@ def _execute(script_id: str, path: Path) -> ModuleType:
                 script_id,
                 "",
                 f"an import{name} failed{_line_of(error, path)}",
-                cure="install the package where rekey runs, or put the module beside the script, named"
+                cure="install the package where rekey runs, or put the module next to the script, named"
                 " _something.py",
             ) from None
         except (Exception, SystemExit) as error:  # noqa: BLE001 - it is raised again, as a DeclarationError

@@ -3,7 +3,7 @@
 Rules kept here:
 
 * Inserts-if-absent only, mapping rows before target rows, as in one process: it is the same code.
-* The cursor of the result is behind rows that are durable in this very run of the task. So a task that runs
+* The cursor of the result follows rows that are durable in this very run of the task. So a task that runs
   twice, or after it was given up, says nothing that is not so.
 * When time is up nothing new is read; what is under way is finished. At the end of the term all that is not
   finished is given up, and the result says that a write may still be under way.

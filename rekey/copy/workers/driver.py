@@ -78,7 +78,7 @@ def load_factory(text: str, folder: Path) -> Factory:
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(
             f"the executor `{text}` cannot be imported ({type(error).__name__})",
-            hint="install its module in the environment of rekey, or put it beside rekey.toml; for dask:"
+            hint="install its module in the environment of rekey, or put it next to rekey.toml; for dask:"
             " pip install 'rekey-tables[dask]'",
         ) from None
     finally:
@@ -280,7 +280,7 @@ class Driver(Generic[S]):
                 piece.may_split = False
                 return
             self._waiting.popleft()
-            # The lower half waits behind the upper one: next time it is the other one's turn to be split.
+            # The lower half waits after the upper one: next time it is the other one's turn to be split.
             self._waiting.extend(_Piece(half, piece.failed) for half in reversed(halves))
 
     def task(self, work: S, now: str, most: int, failed: int = 0) -> Task:

@@ -73,7 +73,7 @@ class Fence:
         self._down: Exception | None = None
 
     def in_time(self) -> None:
-        """Raise TermOver when the term is over, and whatever the fence is down for."""
+        """Raise TermOver when the term is over, else what the fence is down for."""
         if self._down is None and self.monotonic() >= self.ends:
             self._down = TermOver()
         if self._down is not None:

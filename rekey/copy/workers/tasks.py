@@ -2,12 +2,12 @@
 
 Rules kept here:
 
-* Plain data only: text, numbers, bytes. No secret, no credential, no client and no code; whoever carries a
+* Plain data only: text, numbers, bytes. No secret, no credential, no client and no code: what carries a
   task needs nothing of rekey.
 * No old key is readable: ranges and cursors travel sealed (`rekey.mapping.sealing`), with a key that is made
   of what stands in the restricted store. A scheduler may write what it carries to a log or a disk.
 * A task says which program made it before anything else: another version is refused, not guessed at.
-* A result answers one task, by its random id; whatever else comes back is no progress.
+* A result answers one task, by its random id; anything else that comes back is no progress.
 * A failure travels as words and an exit code, because exceptions of two machines need not fit together.
 """
 
@@ -168,7 +168,7 @@ class Result:
         cursor: sealed; everything of the range up to it is done. "" for none of it.
         rows, size: read of the table, as far as the cursor; bytes.
         counters: further figures, by name.
-        open: a write may still be under way although nobody waits for it any more.
+        open: a write may still be under way although it is not waited for any more.
         sent: the requests that the task sent, by kind.
         sums: of SUM: packed sums by name (`rekey.verify.sums`).
         records: of FIND: rows of the buckets, sealed.

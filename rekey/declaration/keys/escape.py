@@ -70,7 +70,7 @@ class Custom(Expression, op="custom"):
             raise InvalidDeclaration(
                 _FIELD,
                 f"{module_name} cannot be imported ({type(error).__name__})",
-                cure="put the module beside the scripts, its name beginning with _, or install its package",
+                cure="put the module next to the scripts, its name beginning with _, or install its package",
             ) from error
         except AttributeError as error:
             raise InvalidDeclaration(
