@@ -139,7 +139,6 @@ async def _verify(service: AzureTableService) -> int:
             targets=migration.targets,
             mapper=migration.mapper,
             ids=migration.mapping.rows.ids,
-            source_name=USERS.source,
             owner=unasked,
             propagate=unasked,
             folder=Path.cwd(),

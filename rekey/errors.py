@@ -160,16 +160,12 @@ class Collision(Findings):
             hint="`rekey plan --exact --show-keys` lists all collisions with their keys; change the key"
             " expressions or mend the rows, roll back with `rekey rollback`, and apply again",
         )
-        self.table = table
-        self.first_id = first_id
-        self.second_id = second_id
 
 
 class SealedUnreadable(Findings):
     """A sealed row of the restricted store cannot be opened: altered, moved, or its data key is gone.
 
     Attributes:
-        table: which table.
         row: its row key, which tells nothing without the restricted store.
     """
 
@@ -177,10 +173,9 @@ class SealedUnreadable(Findings):
         super().__init__(
             f"the sealed row {row} of {table} cannot be opened: {why}",
             kept="everything; the row was not taken for real, and nothing was written because of it",
-            hint="nobody but rekey may write to the restricted store: find out who did; the runbook on"
+            hint="only rekey may write to the restricted store: find out who else did; the runbook on"
             " the wrapping key says what can be had back",
         )
-        self.table = table
         self.row = row
 
 
@@ -188,7 +183,6 @@ class Erased(Findings):
     """What is asked for was erased on purpose: for one subject, or because its keeping time was over.
 
     Attributes:
-        row: the safe id of a row, or what else it is.
         on: the day, `2026-11-22`.
     """
 
@@ -199,7 +193,6 @@ class Erased(Findings):
             hint="there is nothing to be had back; the audit log says on whose word it was done"
             " (`rekey evidence export`)",
         )
-        self.row = row
         self.on = on
 
 

@@ -8,7 +8,7 @@ Rules kept here:
 * Keys are ordered as the service orders them: by UTF-16 code unit, PartitionKey first (not by Python's
   code point order, which differs above U+FFFF).
 * A key range is a frozen value, open below and closed above: `after < key <= upto`. The same value serves
-  as a segment's bounds and, with `after` moved on, as what is left behind a cursor.
+  as a segment's bounds and, with `after` moved on, as what is left after a cursor.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class EntityKey(NamedTuple):
 
 
 LAST_ROW = "\uffff" * 1024
-"""Where a partition ends: no RowKey sorts behind it (512 or 1,024 units at most, see `rekey.core.limits`)."""
+"""Where a partition ends: no RowKey sorts after it (512 or 1,024 units at most, see `rekey.core.limits`)."""
 
 _make = tuple.__new__
 

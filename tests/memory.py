@@ -44,9 +44,18 @@ from rekey.model import (
     key_of,
 )
 from rekey.tables import allowance
-from rekey.tables.base import MAX_BATCH_BYTES, MAX_PAGE_ROWS, SIGNED_S, Operation, Page, Verb, rejected
+from rekey.tables.base import (
+    MAX_BATCH_BYTES,
+    MAX_PAGE_ROWS,
+    SIGNED_S,
+    Operation,
+    Page,
+    Table,
+    Verb,
+    rejected,
+)
 from rekey.tables.rules import check_batch, check_key_part, check_table_name, merged, stored_form
-from rekey.tables.sent import Kind, Sent
+from rekey.tables.sent import OPERATIONS, Kind, Sent
 from rekey.tables.wire import Encoder
 from tests.faults import Call, Fault, FaultKind, Faults, NoFaults
 
@@ -227,9 +236,9 @@ class MemoryTableService:
         if action not in _READS:
             allowance.check()
         self._calls += 1
-        self.sent.add(_KINDS.get(action, Kind.WRITE))
+        self.sent.add(_KINDS.get(action, Kind.WRITE).value)
         if action == "transact":
-            self.sent.add_operations(len(operations))
+            self.sent.add(OPERATIONS, len(operations))
         call = Call(action, table, operations, self._calls)
         await self.gate(call)
         fault = self.faults.decide(call)
@@ -263,7 +272,7 @@ class MemoryTableService:
             )
 
 
-class MemoryTable:
+class MemoryTable(Table):
     """One table of a `MemoryTableService`."""
 
     def __init__(self, service: MemoryTableService, name: str) -> None:
@@ -284,26 +293,10 @@ class MemoryTable:
         stored = self._service.rows(self._name).rows.get(key.order)
         return None if stored is None else stored.as_read(select)
 
-    async def insert(self, row: Row) -> str:
-        """Insert if absent and return the new ETag. Raises RowExists."""
-        return await self._write(Operation(Verb.INSERT, row))
-
-    async def replace(self, row: Row, *, etag: str = "*") -> str:
-        """Replace the row if its ETag matches. Raises RowMissing, ConditionFailed."""
-        return await self._write(Operation(Verb.REPLACE, row, etag))
-
-    async def merge(self, row: Row, *, etag: str = "*") -> str:
-        """Set the given properties if the ETag matches. Raises RowMissing, ConditionFailed."""
-        return await self._write(Operation(Verb.MERGE, row, etag))
-
-    async def upsert(self, row: Row, *, merge: bool = False) -> str:
-        """Insert, or replace (merge) the row that is there."""
-        return await self._write(Operation(Verb.INSERT_OR_MERGE if merge else Verb.INSERT_OR_REPLACE, row))
-
-    async def delete(self, key: EntityKey, *, etag: str = "*") -> None:
-        """Delete the row if its ETag matches. Raises RowMissing, ConditionFailed."""
-        operation = Operation(Verb.DELETE, {PARTITION_KEY: key.partition, ROW_KEY: key.row}, etag)
-        await self._run(operation.verb, (operation,))
+    async def write(self, operation: Operation) -> str:
+        """Carry out one operation; return the row's new ETag, "" after a delete."""
+        [etag] = await self._run(operation.verb, (operation,))
+        return etag or ""
 
     def encoded_size(self, operation: Operation) -> int:
         """Return how many bytes an operation takes in a transaction, counted as on the wire."""
@@ -356,12 +349,6 @@ class MemoryTable:
                 return found, True
             found.append(place)
         return found, False
-
-    async def _write(self, operation: Operation) -> str:
-        [etag] = await self._run(operation.verb, (operation,))
-        if etag is None:
-            raise AssertionError("only deletes have no ETag")
-        return etag
 
     async def _run(self, action: str, operations: tuple[Operation, ...]) -> list[str | None]:
         """Check, pass the gate, apply all or none, then lose the answer if a fault says so."""

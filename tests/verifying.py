@@ -24,7 +24,7 @@ async def filled(world: World, rows: Iterable[Row]) -> World:
 def context(world: World, folder: Path, **more: Any) -> ReconcileContext:
     """Return what verification needs to know of a world."""
 
-    async def owner(_table: str, target_key: EntityKey) -> EntityKey | None:
+    async def owner(target_key: EntityKey) -> EntityKey | None:
         found = await world.mapping.owner(target_key)
         return None if found is None else found.source
 
@@ -34,7 +34,6 @@ def context(world: World, folder: Path, **more: Any) -> ReconcileContext:
             "targets": world.targets,
             "mapper": world.mapper,
             "ids": world.mapping.rows.ids,
-            "source_name": world.source.name,
             "owner": owner,
             "propagate": world.propagator.propagate,
             "folder": folder,

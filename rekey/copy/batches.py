@@ -44,18 +44,11 @@ def in_order(members: list[Op]) -> list[Op]:
     """Sort operations of one partition as the service does, in place, and return them."""
     if len(members) > 1:
         # ASCII sorts as UTF-16 does, and most keys are ASCII.
-        is_ascii = all(member.row[ROW_KEY].isascii() for member in members)
-        members.sort(key=_row_key if is_ascii else _row_order)
+        if all(member.row[ROW_KEY].isascii() for member in members):
+            members.sort(key=lambda member: member.row[ROW_KEY])
+        else:
+            members.sort(key=lambda member: utf16_order(member.row[ROW_KEY]))
     return members
-
-
-def _row_key(operation: Operation) -> str:
-    key: str = operation.row[ROW_KEY]
-    return key
-
-
-def _row_order(operation: Operation) -> bytes:
-    return utf16_order(operation.row[ROW_KEY])
 
 
 def cut(members: Iterable[Op], size_of: SizeOf) -> Iterator[list[Op]]:

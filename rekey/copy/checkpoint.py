@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rekey.copy.map import Copied
@@ -29,7 +28,7 @@ from rekey.tables.base import MAX_PAGE_ROWS, Table
 
 WINDOWS_UNDER_WAY = 2
 UNRECORDED_WINDOWS = 32
-"""Windows that may be written behind one that is not: so much is written again when the run is cut off."""
+"""Windows that may be written after one that is not: so much is written again when the run is cut off."""
 
 
 async def copy_segments(
@@ -75,83 +74,46 @@ async def copy_segments(
         modified_from=modified_from,
         throttle=throttle,
     )
-    writing = _Writing(checkpoint, advance, writer)
-    stopped = False
+    # Windows that are being written, oldest first: their rows, their segments afterwards, and the writing.
+    under_way: deque[tuple[int, list[Segment], asyncio.Task[Copied]]] = deque()
+    most = WINDOWS_UNDER_WAY if writer is None else UNRECORDED_WINDOWS
+    total, stopped = Copied(), False
+
+    async def finish_oldest() -> None:
+        rows, moved, writing = under_way[0]
+        copied = await writing
+        under_way.popleft()
+        checkpoint(moved)
+        total.add(copied)
+        advance(rows)
+
+    async def make_room() -> None:
+        while under_way:
+            if under_way[0][2].done() or len(under_way) >= most:
+                await finish_oldest()
+            elif writer is not None and not writer.has_room:
+                await writer.progress()
+            else:
+                return
+
     windows = _ahead(reading.windows(size))
     try:
         with patient_collector():
             async for window in windows:
                 if stopped := stop_requested():
                     break
-                await writing.begin(window, copy)
-            await writing.finish_all()
+                await make_room()
+                # The rows belong to `copy` from here on: they go as they are written.
+                rows, moved = len(window.rows), list(window.segments.values())
+                under_way.append((rows, moved, asyncio.create_task(copy(window.rows))))
+            if writer is not None:
+                writer.drain()  # no window follows any more
+            while under_way:
+                await finish_oldest()
     finally:
         await windows.aclose()
-        await writing.cancel()
-    return writing.total, not stopped
-
-
-class _Writing:
-    """Windows that are being written, oldest first."""
-
-    def __init__(
-        self,
-        checkpoint: Callable[[list[Segment]], None],
-        advance: Callable[[int], None],
-        writer: BatchWriter | None,
-    ) -> None:
-        self.total = Copied()
-        self.windows: deque[tuple[_Written, asyncio.Task[Copied]]] = deque()
-        self._checkpoint, self._advance, self._writer = checkpoint, advance, writer
-        self._most = WINDOWS_UNDER_WAY if writer is None else UNRECORDED_WINDOWS
-
-    async def begin(
-        self, window: Window, copy: Callable[[Sequence[Row]], Coroutine[Any, Any, Copied]]
-    ) -> None:
-        """Let a window be written beside others, as soon as there is room.
-
-        Its rows belong to `copy` from here on: they go as they are written.
-        """
-        while self.windows and (self.windows[0][1].done() or not self._has_room):
-            if self._writer is None or self.windows[0][1].done() or len(self.windows) >= self._most:
-                await self.finish_oldest()
-            else:
-                await self._writer.progress()
-        written = _Written(len(window.rows), list(window.segments.values()))
-        self.windows.append((written, asyncio.create_task(copy(window.rows))))
-
-    @property
-    def _has_room(self) -> bool:
-        gathered = self._writer is None or self._writer.has_room
-        return gathered and len(self.windows) < self._most
-
-    async def finish_all(self) -> None:
-        """Finish all, oldest first: no window follows any more."""
-        if self._writer is not None:
-            self._writer.drain()
-        while self.windows:
-            await self.finish_oldest()
-
-    async def cancel(self) -> None:
-        """Give up what is not finished."""
-        await cancel(task for _, task in self.windows)
-
-    async def finish_oldest(self) -> None:
-        """Wait until the oldest window is durable, and checkpoint it."""
-        window, task = self.windows[0]
-        copied = await task
-        self.windows.popleft()
-        self._checkpoint(window.segments)
-        self.total.add(copied)
-        self._advance(window.rows)
-
-
-@dataclass(frozen=True, slots=True)
-class _Written:
-    """What is known of a window that is being written: its number of rows, and its segments afterwards."""
-
-    rows: int
-    segments: list[Segment]
+        await cancel(writing for _, _, writing in under_way)
+    return total, not stopped
 
 
 async def _ahead(windows: AsyncGenerator[Window, None]) -> AsyncGenerator[Window, None]:

@@ -73,12 +73,9 @@ async def delta_pass(
 ) -> PassResult:
     """Copy what changed since `watermark - margin`; the caller stores `started_at` if the pass was whole."""
     started_at = await fresh_second(server_time, clock)
-    everything = Segment(
-        id=0, script_id="", purpose="delta", after=None, upto=None, cursor=None, rows=0, bytes=0, done=False
-    )
     copied, whole = await copy_segments(
         source,
-        [everything],
+        [Segment(0, "", "delta")],
         copier.copy_changed,
         size=size,
         checkpoint=lambda _segments: None,

@@ -6,14 +6,14 @@ Rules kept here:
   collisions.
 * While a window is mapped others have their turn after every `TURN_ROWS` rows: a batch that may go must not
   wait for it, because an allowance that is not used in time is lost.
-* A window is durable when all its writes of a stage are; who wrote some of them says so.
+* A window is durable when all its writes of a stage are.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
 
 from rekey.errors import RowRefused
 from rekey.mapping.rows import MappingRows, TargetKey, target_key
@@ -41,11 +41,8 @@ class Copied:
 
     def add(self, other: Copied) -> None:
         """Add another window's figures to these."""
-        self.rows += other.rows
-        self.inserted += other.inserted
-        self.propagated += other.propagated
-        self.changed += other.changed
-        self.requests += other.requests
+        for one in fields(self):
+            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
 
 
 @dataclass(slots=True, eq=False)
@@ -102,28 +99,24 @@ class Write(Operation):
 
 async def map_window(propagator: Propagator, source_rows: Sequence[Row], window: CopyWindow) -> None:
     """Add what rows map to to a window. Raises RowRefused, which names a row by its safe id."""
+    map_row, expected, claim = propagator.mapper.map, window.expected, window.claimed.setdefault
     for first in range(0, len(source_rows), TURN_ROWS):
         if first:
             await asyncio.sleep(0)
-        _map(propagator, source_rows[first : first + TURN_ROWS], window)
-
-
-def _map(propagator: Propagator, source_rows: Iterable[Row], window: CopyWindow) -> None:
-    map_row, expected, claim = propagator.mapper.map, window.expected, window.claimed.setdefault
-    for source_row in source_rows:
-        source_key = key_of(source_row)
-        try:
-            mapped = map_row(source_row)
-        except RowRefused as refused:
-            raise refused.for_row(propagator.row_id(source_key)) from None
-        expected[source_key] = targets = {}
-        for table, row in mapped:
-            target = target_key(table, row)
-            targets[target] = row
-            claimant = claim(target, source_key)
-            if claimant != source_key:
-                # Two rows of one window want one key. One may be gone by now: propagate looks.
-                window.unsettled.update((source_key, claimant))
+        for source_row in source_rows[first : first + TURN_ROWS]:
+            source_key = key_of(source_row)
+            try:
+                mapped = map_row(source_row)
+            except RowRefused as refused:
+                raise refused.for_row(propagator.row_id(source_key)) from None
+            expected[source_key] = targets = {}
+            for table, row in mapped:
+                target = target_key(table, row)
+                targets[target] = row
+                claimant = claim(target, source_key)
+                if claimant != source_key:
+                    # Two rows of one window want one key. One may be gone by now: propagate looks.
+                    window.unsettled.update((source_key, claimant))
 
 
 def mapping_writes(rows: MappingRows, window: CopyWindow) -> Iterator[Write]:

@@ -5,8 +5,8 @@ Rules kept here:
 * Heard of every answer: its status and how long it took. Once a second the last second is judged.
 * More than `PUSHED_BACK` of the answers said "busy" (503), "timed out" (500) or "too many" (429) for two
   seconds running, or answers take several times as long as usual: go on at nine tenths of what was done in
-  that second, but never at less than half of the rate before: in a bad second little is done, whatever the
-  service could do.
+  that second, but never at less than half of the rate before: in a bad second little is done, whether
+  or not the service could do more.
 * One second of refusals alone slows nothing: a moment in which this machine stood still ends in a crowd of
   requests, and giving way to that costs ten seconds. What is refused waits by itself.
 * For slow answers alone never below half of the best second: this machine may be what is slow.
@@ -14,7 +14,7 @@ Rules kept here:
 * A tenth of refusals is usual at a limit: so many that chance explains them slow nothing. A client that gave
   way for each of them, or for each unlucky second, would end at nothing.
 * In between it grows slowly, so that a second that was taken wrongly is made good. Growth is by the clock: at
-  a low rate it is seldom that somebody comes to be judged.
+  a low rate there is seldom anything to judge.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Rules kept here:
 
 * One reader a segment, so a segment's rows come in order and its cursor means what it says.
-* A split is stored (shrunk and new segment in one transaction) before anybody reads by it, and only beyond
-  what has been read: no row is read by two readers, none by nobody.
+* A split is stored (shrunk and new segment in one transaction) before it is read by, and only beyond what
+  has been read: no row is read by two readers, and every row by one.
 * Which segment is the largest is not known. The one that gave the most rows since it was last split is likely
   to have the most left; below `LEAST_PAGES` pages nothing is split. Where partitions have a rate, one page is
   enough until there was a split for every reader: one scan alone would be held up by its partition.
@@ -71,10 +71,10 @@ class _Active:
 
     Attributes:
         now: the segment as far as it was read.
-        expected: rows that its next page is likely to have; 0 behind one that was not full.
+        expected: rows that its next page is likely to have; 0 after one that was not full.
         fresh_rows: rows it gave since it was begun or split.
         shrunk: its end was moved after its scan began.
-        probed: somebody is looking for a place to split it.
+        probed: a place to split it is being looked for.
         whole: it is not split: what is left lies in one partition, which has a rate.
         partition: where its last page ended, if more is likely to be there.
         within: that page was of this partition alone, and the one before ended in it.
@@ -111,10 +111,11 @@ class _Active:
         return rows, ended
 
 
+@dataclass(eq=False)
 class Reading:
     """All readers of one source.
 
-    Args:
+    Attributes:
         source: the table to scan.
         segments: what is to be read; finished ones are skipped.
         readers: how many scans at a time.
@@ -124,35 +125,28 @@ class Reading:
         throttle: what is read is counted with; a page is fetched ahead of it.
     """
 
-    def __init__(
-        self,
-        source: Table,
-        segments: Sequence[Segment],
-        *,
-        readers: int = 1,
-        split: Split | None = None,
-        page_rows: int = MAX_PAGE_ROWS,
-        modified_from: str | None = None,
-        throttle: Throttle | None = None,
-    ) -> None:
-        self._source = source
-        self._open = deque(segment for segment in segments if not segment.done)
-        self._readers = max(1, readers)
-        self._split = split
-        self._page_rows = page_rows
-        self._modified_from = modified_from
-        self._throttle = throttle
+    source: Table
+    segments: Sequence[Segment]
+    readers: int = 1
+    split: Split | None = None
+    page_rows: int = MAX_PAGE_ROWS
+    modified_from: str | None = None
+    throttle: Throttle | None = None
+
+    def __post_init__(self) -> None:
+        self.readers = max(1, self.readers)
+        self._open = deque(segment for segment in self.segments if not segment.done)
         self._active: dict[int, _Active] = {}
         self._read: deque[tuple[list[Row], int, Segment]] = deque()
         self._read_bytes, self._most_bytes = 0, 0
         self._hungry = False
-        self._eager = self._readers - 1 if self._has_partition_rate else 0
+        self._eager = self.readers - 1 if self._has_partition_rate else 0
         self._changed = asyncio.Event()
 
     async def windows(self, size: WindowSize) -> AsyncGenerator[Window, None]:
         """Yield full windows; the last one may be small. Iterate within `aclosing`."""
         self._most_bytes = size.bytes
-        readers = together(self._reader() for _ in range(self._readers))
+        readers = together(self._reader() for _ in range(self.readers))
         working: asyncio.Future[None] = asyncio.ensure_future(readers)
         working.add_done_callback(lambda _: self._tell())
         window = Window()
@@ -182,7 +176,7 @@ class Reading:
                     return None
                 break
             self._hungry = True
-            await self._change()
+            await self._changed.wait()
         self._hungry = False
         self._tell()
         read = self._read.popleft()
@@ -191,39 +185,35 @@ class Reading:
 
     async def _reader(self) -> None:
         while (active := await self._take()) is not None:
+            pages = self.source.scan(
+                active.now.rest,
+                modified_from=self.modified_from,
+                page_rows=self.page_rows,
+                ahead=self.throttle is None or self.throttle.rates == NO_RATES,
+            )
             try:
-                await self._read_segment(active)
+                async with aclosing(pages):  # type: ignore[type-var]  # all scans are generators
+                    while (page := await self._page(active, pages)) is not None:
+                        before = active.now.bytes
+                        rows, ended = active.take(page)
+                        await self._put(rows, active.now.bytes - before, active.now)
+                        if ended:
+                            break
+                await self._put([], 0, replace(active.now, done=True))
             finally:
                 del self._active[active.now.id]
                 self._tell()
 
-    async def _read_segment(self, active: _Active) -> None:
-        pages = self._source.scan(
-            active.now.rest,
-            modified_from=self._modified_from,
-            page_rows=self._page_rows,
-            ahead=not self._is_limited,
-        )
-        async with aclosing(pages):  # type: ignore[type-var]  # all scans are generators
-            while (page := await self._page(active, pages)) is not None:
-                before = active.now.bytes
-                rows, ended = active.take(page)
-                size = active.now.bytes - before
-                await self._put(rows, size, active.now)
-                if ended:
-                    break
-        await self._put([], 0, replace(active.now, done=True))
-
     async def _page(self, active: _Active, pages: AsyncIterator[Page]) -> Page | None:
         """Return the next page when the rates allow for it; None at the end."""
-        throttle = self._throttle
+        throttle = self.throttle
         if throttle is None:
             return await anext(pages, None)
-        # Behind a page that was not full there is nothing more, or little.
+        # After a page that was not full there is nothing more, or little.
         asked = active.expected
         if asked and active.partition is not None:
-            await throttle.made_up((self._source.name, active.partition))
-        # A partition that pages are full of takes longest, whatever else is done meanwhile.
+            await throttle.made_up((self.source.name, active.partition))
+        # A partition that pages are full of takes longest, and waits for nothing else.
         await throttle.take(asked, first=active.within)
         with throttle.taken(asked):
             page = await anext(pages, None)
@@ -231,12 +221,12 @@ class Reading:
         throttle.give_back(asked - len(rows))
         active.expected = len(rows) if page is not None and page.full else 0
         if rows and throttle.rates.partition is not None:
-            throttle.count(active.follow(rows), (self._source.name, rows[-1][PARTITION_KEY]))
+            throttle.count(active.follow(rows), (self.source.name, rows[-1][PARTITION_KEY]))
         return page
 
     async def _put(self, rows: list[Row], size: int, segment: Segment) -> None:
-        while len(self._read) >= self._readers or self._read_bytes >= self._most_bytes:
-            await self._change()
+        while len(self._read) >= self.readers or self._read_bytes >= self._most_bytes:
+            await self._changed.wait()
         self._read.append((rows, size, segment))
         self._read_bytes += size
         self._tell()
@@ -245,30 +235,27 @@ class Reading:
         """Return the next segment to read, if need be one split off another; None when all is being read."""
         while True:
             if self._open:
-                active = _Active(self._open.popleft(), self._page_rows)
+                active = _Active(self._open.popleft(), self.page_rows)
                 self._active[active.now.id] = active
                 return active
-            if self._split is None or not self._active:
+            if self.split is None or not self._active:
                 return None
-            largest = self._largest()
-            if largest is None:
-                await self._change()
+            least = (1 if self._eager else LEAST_PAGES) * self.page_rows
+            worth = [
+                one
+                for one in self._active.values()
+                if one.fresh_rows >= least and not (one.probed or one.whole)
+            ]
+            if worth and self._hungry:
+                await self._divide(max(worth, key=lambda one: one.fresh_rows), self.split)
             else:
-                await self._divide(largest, self._split)
-
-    def _largest(self) -> _Active | None:
-        """Return the segment to split now, None when there is none or nobody waits for rows."""
-        least = (1 if self._eager else LEAST_PAGES) * self._page_rows
-        worth = [
-            one for one in self._active.values() if one.fresh_rows >= least and not (one.probed or one.whole)
-        ]
-        return max(worth, key=lambda one: one.fresh_rows, default=None) if self._hungry else None
+                await self._changed.wait()
 
     async def _divide(self, active: _Active, split: Split) -> None:
         """Look for a key in the middle of what is left of a segment, and split it there."""
         active.probed = True
         try:
-            middle = await find_middle(self._source, active.now.rest, active.now.cursor)
+            middle = await find_middle(self.source, active.now.rest, active.now.cursor)
         finally:
             active.probed = False
         active.fresh_rows = 0
@@ -285,17 +272,10 @@ class Reading:
         self._tell()
 
     @property
-    def _is_limited(self) -> bool:
-        return self._throttle is not None and self._throttle.rates != NO_RATES
-
-    @property
     def _has_partition_rate(self) -> bool:
-        return self._throttle is not None and self._throttle.rates.partition is not None
-
-    async def _change(self) -> None:
-        await self._changed.wait()
+        return self.throttle is not None and self.throttle.rates.partition is not None
 
     def _tell(self) -> None:
-        """Wake whoever waits for a change; each looks for itself whether it is the one it waits for."""
+        """Wake all that wait for a change; each looks for itself whether it is the one it waits for."""
         self._changed.set()
         self._changed = asyncio.Event()

@@ -22,7 +22,6 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from pathlib import Path
-from types import TracebackType
 
 from rekey.core.concurrency import for_each
 from rekey.mapping.ids import SafeIds
@@ -40,28 +39,24 @@ _BUFFERED = 65_536
 class DigestParts:
     """A set of row digests in parts by prefix, on disk when they are many. Use as a context manager."""
 
-    def __init__(self, folder: Path | None = None) -> None:
-        """Take the folder under which the parts' own temporary folder is made (the system's by default)."""
-        self._temporary = tempfile.TemporaryDirectory(prefix="rekey-sweep-", dir=folder)
+    def __init__(self) -> None:
+        """Make a temporary folder for the parts."""
+        self._temporary = tempfile.TemporaryDirectory(prefix="rekey-sweep-")
         self._buffers: defaultdict[str, list[str]] = defaultdict(list)
         self._buffered = 0
 
     def __enter__(self) -> DigestParts:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._temporary.cleanup()
 
     def add(self, digest: str) -> None:
         """Add one 32-character digest."""
         self._buffers[digest[:_PREFIX]].append(digest)
         self._buffered += 1
-        if self._buffered >= _BUFFERED:
-            self._spill()
-
-    def _spill(self) -> None:
+        if self._buffered < _BUFFERED:
+            return
         for prefix, digests in self._buffers.items():
             with self._part(prefix).open("a", encoding="ascii") as part:
                 part.write("".join(digests))
@@ -89,7 +84,6 @@ async def gone(
     *,
     advance: Callable[[int], None],
     check: Callable[[], None],
-    folder: Path | None = None,
 ) -> AsyncGenerator[list[EntityKey], None]:
     """Yield, in portions, the source keys of mapping rows whose row is not in `table`.
 
@@ -102,9 +96,8 @@ async def gone(
         direction: which mapping rows to walk: `f` forward, `r` reverse.
         advance: told how many rows were scanned.
         check: called between pages; raises to stop.
-        folder: where to keep the parts.
     """
-    with DigestParts(folder) as parts:
+    with DigestParts() as parts:
         async for page in table.scan(select=[PARTITION_KEY, ROW_KEY]):
             check()
             for row in page.rows:

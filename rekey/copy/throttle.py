@@ -21,10 +21,11 @@ import asyncio
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 
 from rekey.copy.pace import Pace
 from rekey.core.clock import TICKS_PER_SECOND, Clock, SystemClock
-from rekey.tables.allowance import at_a_rate
+from rekey.tables.allowance import Taken, at_a_rate
 
 _BURST_SECONDS = 0.1
 """How much unused allowance is kept: enough to ride out scheduling, too little to overrun a second."""
@@ -90,15 +91,17 @@ class Throttle:
 
     def look(self) -> Rates:
         """Return the rates that count now, as the operator said last."""
-        self._look()
+        now = self._clock.ticks()
+        due = self._looked is None or now - self._looked >= _LOOK_SECONDS * TICKS_PER_SECOND
+        if self._steering is not None and due:
+            self._looked = now
+            self.rates = self._steering(self._given)
         return self.rates
 
     async def open(self) -> None:
         """Wait while the operator says so."""
-        self._look()
-        while self.rates.paused and not self._stopping():
+        while self.look().paused and not self._stopping():
             await self._clock.sleep(_LOOK_SECONDS)
-            self._look()
 
     def count(self, entities: int, partition: Hashable) -> None:
         """Count what was read of a partition: how many rows a page has is known when it is there."""
@@ -142,7 +145,8 @@ class Throttle:
 
     def taken(self, entities: int, partition: Hashable | None = None) -> AbstractContextManager[None]:
         """Send within: what is refused is given back, and taken again before the next attempt."""
-        return at_a_rate(_Taken(self, entities, partition))
+        again = partial(self.take, entities, partition, first=True)
+        return at_a_rate(Taken(partial(self.refused, entities, partition), again))
 
     @property
     def _account_rate(self) -> float | None:
@@ -178,25 +182,3 @@ class Throttle:
                 self._partitions = busy
             lane = self._partitions[partition] = _Lane()
         return lane
-
-    def _look(self) -> None:
-        now = self._clock.ticks()
-        due = self._looked is None or now - self._looked >= _LOOK_SECONDS * TICKS_PER_SECOND
-        if self._steering is not None and due:
-            self._looked = now
-            self.rates = self._steering(self._given)
-
-
-@dataclass(frozen=True, slots=True)
-class _Taken:
-    """What a request takes of the rates, each time it is sent."""
-
-    throttle: Throttle
-    entities: int
-    partition: Hashable | None
-
-    def refused(self) -> None:
-        self.throttle.refused(self.entities, self.partition)
-
-    async def again(self) -> None:
-        await self.throttle.take(self.entities, self.partition, first=True)

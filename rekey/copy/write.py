@@ -11,7 +11,7 @@ Rules kept here:
   handed to propagate(k).
 * What fills no batch waits for the next windows, a few of them (`rekey.copy.batches`).
 * Bounded memory: a few windows are under way; one that is refused again and again holds up few others.
-* Whoever waits for a rate holds no slot, so a partition at its limit does not hold up the others. What the
+* What waits for a rate holds no slot, so a partition at its limit does not hold up the others. What the
   service refuses gives back what it took of the rate, and takes it again before the next attempt.
 * Packing a window gives others their turn after every `TURN_ROWS` rows, as mapping it does.
 * A batch may serve several windows; the first that fails ends all.
@@ -23,6 +23,7 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from itertools import islice
 
 from rekey.copy.batches import BatchBuffer, Partitions, sort_out
@@ -56,31 +57,26 @@ MOST_WINDOWS = GATHERED_WINDOWS + 4
 """Windows under way when some are nearly done: what is refused again and again holds up few others."""
 
 
+@dataclass(eq=False)
 class Copier:
-    """Copies windows of source rows of one migration."""
+    """Copies windows of source rows of one migration.
 
-    def __init__(
-        self,
-        propagator: Propagator,
-        concurrency: int,
-        throttle: Throttle | None = None,
-        *,
-        targets: Sequence[Table] | None = None,
-    ) -> None:
-        """Take what the copier works with.
+    Attributes:
+        propagator: knows the tables and the mapping.
+        concurrency: how many requests may be under way at once.
+        throttle: keeps reads and writes under rates.
+        targets: the target tables by handles that repeat an open write, for batches of inserts-if-absent: the
+            copying waits in the end until none of those can take effect any more. Else the propagator's.
+    """
 
-        Args:
-            propagator: knows the tables and the mapping.
-            concurrency: how many requests may be under way at once.
-            throttle: keeps reads and writes under rates.
-            targets: the target tables by handles that repeat an open write, for batches of inserts-if-absent:
-                whoever copies waits until none of those can take effect any more. Else the propagator's.
-        """
-        self.propagator = propagator
-        self.targets = tuple(targets or propagator.targets)
-        self.rows: MappingRows = propagator.mapping.rows
-        self.concurrency = concurrency
-        self.throttle = throttle or Throttle(None)
+    propagator: Propagator
+    concurrency: int
+    throttle: Throttle = field(default_factory=Throttle)
+    targets: Sequence[Table] = ()
+
+    def __post_init__(self) -> None:
+        self.targets = tuple(self.targets or self.propagator.targets)
+        self.rows: MappingRows = self.propagator.mapping.rows
 
     async def copy(self, source_rows: Sequence[Row]) -> Copied:
         """Copy rows as they were scanned; returns when all of it is durable.
@@ -218,7 +214,8 @@ class BatchWriter:
         finally:
             self._windows.pop(window)
             self._wrote.set()
-            _heard(window.durable)
+            if (ended := window.durable) is not None and ended.done() and not ended.cancelled():
+                ended.exception()  # heard, although it is not waited for: the window ended by one of its own
 
         async def settle(source_key: EntityKey) -> None:
             outcome = await copier.propagator.propagate(source_key)
@@ -276,7 +273,7 @@ class BatchWriter:
 
     async def _write(self, held: BatchBuffer, batch: list[Write]) -> None:
         try:
-            # Whoever waits for a rate holds no slot: a partition at its limit does not hold up the others.
+            # What waits for a rate holds no slot: a partition at its limit does not hold up the others.
             throttle = self._copier.throttle
             taken: AbstractContextManager[None] = nullcontext()
             if held is self._mapping:
@@ -292,7 +289,7 @@ class BatchWriter:
             await self._judge(held, batch, present)
         except asyncio.CancelledError:
             raise
-        except BaseException as error:  # noqa: BLE001 - whatever it was: those who wait must hear of it
+        except BaseException as error:  # noqa: BLE001 - of any error those who wait must hear
             self._fail(error)
             return
         for window, count in _by_window(batch):
@@ -301,25 +298,23 @@ class BatchWriter:
 
     async def _judge(self, held: BatchBuffer, batch: list[Write], present: Mapping[EntityKey, Row]) -> None:
         """Note which rows were inserted, and which met another row in their place."""
-        mapping = held is self._mapping
-        inserted = batch
-        if present:
-            if mapping:
-                await self._copier.propagator.mapping.learn(present.values())
-            inserted = [write for write in batch if write.key not in present]
-            is_right = self._says_the_same if mapping else _holds_the_same
-            for write in batch:
-                found = present.get(write.key)
-                if found is not None and not is_right(found, write):
-                    write.window.unsettled.add(write.source)
-        if not mapping:
+        rows, is_mapping = self._copier.rows, held is self._mapping
+        if present and is_mapping:
+            await self._copier.propagator.mapping.learn(present.values())
+        for write in batch if present else ():
+            if (found := present.get(write.key)) is None:
+                continue
+            if is_mapping:
+                is_right = rows.read_listing(found) == rows.read_listing(write.row)
+            else:
+                # The pointer is part of an index row's content, so another owner's row differs.
+                is_right = same_content(found, write.row)
+            if not is_right:
+                write.window.unsettled.add(write.source)
+        if not is_mapping:
+            inserted = [write for write in batch if write.key not in present] if present else batch
             for window, count in _by_window(inserted):
                 window.copied.inserted += count
-
-    def _says_the_same(self, found: Row, write: Write) -> bool:
-        """Tell whether a mapping row that was there already says what was to be written."""
-        rows = self._copier.rows
-        return rows.read_listing(found) == rows.read_listing(write.row)
 
     def _fail(self, error: BaseException) -> None:
         """End all windows: none of those that are under way will become whole."""
@@ -331,20 +326,6 @@ class BatchWriter:
             self._wrote.set()
 
 
-def _heard(durable: asyncio.Future[None] | None) -> None:
-    """Take note of an error that nobody waits for: the window ended by one of its own."""
-    if durable is not None and durable.done() and not durable.cancelled():
-        durable.exception()
-
-
 def _by_window(writes: Iterable[Write]) -> ItemsView[CopyWindow, int]:
     """Return the windows that writes are of, and how many are of each."""
     return Counter([write.window for write in writes]).items()
-
-
-def _holds_the_same(found: Row, write: Write) -> bool:
-    """Tell whether a target row that was there already is the one that was to be written.
-
-    The pointer is part of an index row's content, so another owner's row differs.
-    """
-    return same_content(found, write.row)

@@ -55,7 +55,12 @@ def canonical_text(edm: str, value: object) -> str:
         value: the JSON value as it stands on the wire.
     """
     if edm == DOUBLE:
-        return _double_text(value)
+        number = float(value) if isinstance(value, str | int | float) else math.nan
+        if math.isnan(number):
+            return "NaN"
+        if math.isinf(number):
+            return "Infinity" if number > 0 else "-Infinity"
+        return repr(number)
     if edm == BOOLEAN:
         if isinstance(value, str):
             return value.lower()
@@ -76,15 +81,6 @@ def canonical(row: Row, name: str) -> tuple[str, str]:
 def canonical_content(row: Row) -> list[tuple[str, str, str]]:
     """Return (name, EDM type, canonical text) of all custom properties, sorted by name."""
     return [(name, *canonical(row, name)) for name in sorted(property_names(row))]
-
-
-def _double_text(value: object) -> str:
-    number = float(value) if isinstance(value, str | int | float) else math.nan
-    if math.isnan(number):
-        return "NaN"
-    if math.isinf(number):
-        return "Infinity" if number > 0 else "-Infinity"
-    return repr(number)
 
 
 def _datetime_text(text: str) -> str:

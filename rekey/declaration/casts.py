@@ -18,26 +18,14 @@ import math
 import re
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
+from itertools import permutations
 from typing import Any
 
-from rekey.core.edm import (
-    BINARY,
-    BOOLEAN,
-    DATETIME,
-    DOUBLE,
-    GUID,
-    GUID_TEXT,
-    INT32,
-    INT64,
-    INT_RANGES,
-    NOT_FINITE,
-    STRING,
-    canonical_text,
-)
+from rekey.core import edm
 from rekey.core.limits import MAX_VALUE_BYTES, value_bytes
 from rekey.declaration.keys.moments import parse_ticks
 
-ANNOTATED = frozenset({INT64, DOUBLE, DATETIME, GUID, BINARY})
+ANNOTATED = frozenset({edm.INT64, edm.DOUBLE, edm.DATETIME, edm.GUID, edm.BINARY})
 """Types that rekey annotates when it makes a value. Without it, the Double 3.0 would become Int32."""
 
 _INTEGER = re.compile("0|-?[1-9][0-9]{0,18}")
@@ -46,10 +34,10 @@ _BOOLEANS_AND_NUMBERS = {"true": "1", "false": "0", "1": "true", "0": "false"}
 _FIRST_DATETIME = "1601-01-01"
 
 PAIRS: frozenset[tuple[str, str]] = frozenset(
-    {(STRING, other) for other in (INT32, INT64, DOUBLE, BOOLEAN, DATETIME, GUID, BINARY)}
-    | {(other, STRING) for other in (INT32, INT64, DOUBLE, BOOLEAN, DATETIME, GUID, BINARY)}
-    | {(one, other) for one in (INT32, INT64, DOUBLE) for other in (INT32, INT64, DOUBLE) if one != other}
-    | {(BOOLEAN, INT32), (BOOLEAN, INT64), (INT32, BOOLEAN), (INT64, BOOLEAN)}
+    {(edm.STRING, other) for other in edm.TYPES - {edm.STRING}}
+    | {(other, edm.STRING) for other in edm.TYPES - {edm.STRING}}
+    | {*permutations((edm.INT32, edm.INT64, edm.DOUBLE), 2)}
+    | {(edm.BOOLEAN, edm.INT32), (edm.BOOLEAN, edm.INT64), (edm.INT32, edm.BOOLEAN), (edm.INT64, edm.BOOLEAN)}
 )
 """From and to: the casts that exist."""
 
@@ -58,9 +46,11 @@ class Lossy(ValueError):
     """The value cannot be had in the other type without loss. Holds no value."""
 
 
-def wire_value(edm: str, text: str) -> Any:
+def wire_value(kind: str, text: str) -> Any:
     """Return the wire JSON value of a type from its text. Raises Lossy when the text is none of that type."""
-    return _MAKERS[edm](text)
+    if not _IS[kind](text):
+        raise Lossy
+    return _FROM_TEXT.get(kind, str)(text)
 
 
 def cast_value(value: object, was: str, to: str) -> Any:
@@ -72,15 +62,15 @@ def cast_value(value: object, was: str, to: str) -> Any:
         return value
     if (was, to) not in PAIRS:
         raise Lossy
-    text = canonical_text(was, value)
-    if BOOLEAN in (was, to) and STRING not in (was, to):
+    text = edm.canonical_text(was, value)
+    if edm.BOOLEAN in (was, to) and edm.STRING not in (was, to):
         text = _BOOLEANS_AND_NUMBERS.get(text, "")  # "" is no value of either
-    elif was == DOUBLE and to in INT_RANGES:
+    elif was == edm.DOUBLE and to in edm.INT_RANGES:
         number = float(text)
         if not number.is_integer() or (number == 0 and text.startswith("-")):
             raise Lossy
         text = str(int(number))
-    elif was in INT_RANGES and to == DOUBLE:
+    elif was in edm.INT_RANGES and to == edm.DOUBLE:
         if int(float(text)) != int(text):
             raise Lossy
         text = repr(float(text))
@@ -90,65 +80,43 @@ def cast_value(value: object, was: str, to: str) -> Any:
     return made
 
 
-def _integer(edm: str) -> Callable[[str], Any]:
-    def make(text: str) -> Any:
-        if _INTEGER.fullmatch(text) is None or int(text) not in INT_RANGES[edm]:
-            raise Lossy
-        return text if edm == INT64 else int(text)
-
-    return make
+def _is_integer(kind: str) -> Callable[[str], bool]:
+    return lambda text: _INTEGER.fullmatch(text) is not None and int(text) in edm.INT_RANGES[kind]
 
 
-def _double(text: str) -> Any:
-    if text in NOT_FINITE:
-        return text
-    if _DECIMAL.fullmatch(text) is None:
-        raise Lossy
-    number = float(text)
+def _is_double(text: str) -> bool:
+    """Tell whether a text is a Double, or a decimal that a Double holds exactly as it is written."""
+    if text in edm.NOT_FINITE:
+        return True
+    if _DECIMAL.fullmatch(text) is None or not math.isfinite(float(text)):
+        return False
     try:
-        same = math.isfinite(number) and Decimal(repr(number)) == Decimal(text)
+        return Decimal(repr(float(text))) == Decimal(text)
     except InvalidOperation:
-        same = False
-    if not same:
-        raise Lossy
-    return number
+        return False
 
 
-def _boolean(text: str) -> Any:
-    if text.lower() not in ("true", "false"):
-        raise Lossy
-    return text.lower() == "true"
-
-
-def _datetime(text: str) -> Any:
-    if parse_ticks(text) is None or text < _FIRST_DATETIME:
-        raise Lossy
-    return text.replace("+00:00", "Z")
-
-
-def _guid(text: str) -> Any:
-    if GUID_TEXT.fullmatch(text) is None:
-        raise Lossy
-    return text
-
-
-def _binary(text: str) -> Any:
+def _is_binary(text: str) -> bool:
     try:
-        same = base64.b64encode(base64.b64decode(text, validate=True)).decode("ascii") == text
+        return base64.b64encode(base64.b64decode(text, validate=True)).decode("ascii") == text
     except (binascii.Error, ValueError):
-        same = False
-    if not same:
-        raise Lossy
-    return text
+        return False
 
 
-_MAKERS: dict[str, Callable[[str], Any]] = {
-    STRING: lambda text: text,
-    INT32: _integer(INT32),
-    INT64: _integer(INT64),
-    DOUBLE: _double,
-    BOOLEAN: _boolean,
-    DATETIME: _datetime,
-    GUID: _guid,
-    BINARY: _binary,
+_IS: dict[str, Callable[[str], bool]] = {
+    edm.STRING: lambda _text: True,
+    edm.INT32: _is_integer(edm.INT32),
+    edm.INT64: _is_integer(edm.INT64),
+    edm.DOUBLE: _is_double,
+    edm.BOOLEAN: lambda text: text.lower() in ("true", "false"),
+    edm.DATETIME: lambda text: parse_ticks(text) is not None and text >= _FIRST_DATETIME,
+    edm.GUID: lambda text: edm.GUID_TEXT.fullmatch(text) is not None,
+    edm.BINARY: _is_binary,
 }
+_FROM_TEXT: dict[str, Callable[[str], Any]] = {
+    edm.INT32: int,
+    edm.DOUBLE: lambda text: text if text in edm.NOT_FINITE else float(text),
+    edm.BOOLEAN: lambda text: text.lower() == "true",
+    edm.DATETIME: lambda text: text.replace("+00:00", "Z"),
+}
+"""What is not text on the wire, or not this one."""

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from rekey.core.edm import STRING, edm_type
 from rekey.core.limits import key_fault, row_fault
 from rekey.declaration.keys.base import Evaluator, Expression, Literal, Scope
-from rekey.declaration.keys.keyed import Opaque
+from rekey.declaration.keys.hashes import Opaque
 from rekey.declaration.keys.pieces import ItemsOf
 from rekey.declaration.migration import MAIN_PARTITION_KEY, MAIN_ROW_KEY, Index, Migration, Target
 from rekey.declaration.property_mapping import Step

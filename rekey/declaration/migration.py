@@ -31,7 +31,7 @@ from rekey.declaration.keys.base import (
     need_expression,
     need_list,
 )
-from rekey.declaration.keys.keyed import Opaque
+from rekey.declaration.keys.hashes import Opaque
 from rekey.declaration.keys.pieces import Split
 from rekey.declaration.property_mapping import PropertyMapping, property_mapping_of
 from rekey.declaration.props import Operation
@@ -183,16 +183,11 @@ class Index(_Filled):
             raise InvalidDeclaration(
                 f"{where}.each", "keys.item() cannot make the items", cure="split a property"
             )
-        made = {
-            *self.property_mapping.renames.values(),
-            *self.property_mapping.copies,
-            *self.property_mapping.constants,
-            *(self.property_mapping.kept or ()),
-        }
-        if made & POINTER:
+        hidden = POINTER & (self.property_mapping.made | (self.property_mapping.kept or set()))
+        if hidden:
             raise InvalidDeclaration(
                 f"{where}.properties",
-                f"{', '.join(sorted(made & POINTER))} is the pointer to the main row",
+                f"{', '.join(sorted(hidden))} is the pointer to the main row",
                 cure='choose another name, e.g. props.rename("MainRowKey", "OldMainRowKey")',
             )
 

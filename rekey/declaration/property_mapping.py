@@ -71,6 +71,11 @@ class PropertyMapping:
         return self.kept is None or name in self.kept
 
     @property
+    def made(self) -> frozenset[str]:
+        """Names in the new row that operations make."""
+        return frozenset({*self.renames.values(), *self.copies, *self.constants})
+
+    @property
     def restored(self) -> dict[str, str]:
         """Source properties that only a copy brings into the new row, by the copy's name."""
         return {
@@ -140,7 +145,17 @@ class PropertyMapping:
             moment = target.get(to, target.get(TIMESTAMP))
             if moment is not None:
                 row[TIMESTAMP] = moment
-        self._check(target, row, forward, scope)
+        again: Row = {}
+        try:
+            forward(row, again)
+        except RowRefused as refusal:
+            if refusal.code != "missing-property":  # only an unknown Timestamp
+                raise
+            return row
+        ours, theirs = canonical_content(again), canonical_content(target)
+        differing = {name for name, _, _ in {*ours} ^ {*theirs}} - self.from_timestamp
+        if differing:
+            raise _not_reversible(scope, sorted(differing))
         return row
 
     def _undo_properties(self, target: Row, row: Row, scope: Scope) -> None:
@@ -154,20 +169,17 @@ class PropertyMapping:
                 continue
             value, edm = target[name], target.get(name + TYPE_SUFFIX)
             if name in self.casts:
-                value, edm = self._uncast(target, name, scope)
+                back = self.casts[name].inverse()
+                if back is None:
+                    raise _not_reversible(scope, [name])
+                try:
+                    value = cast_value(value, edm_type(target, name), back.to)
+                except Lossy:
+                    raise _not_reversible(scope, [name]) from None
+                edm = back.to if back.to in ANNOTATED else None
             row[old] = value
             if edm is not None:
                 row[old + TYPE_SUFFIX] = edm
-
-    def _uncast(self, target: Row, name: str, scope: Scope) -> tuple[Any, str | None]:
-        back = self.casts[name].inverse()
-        if not isinstance(back, Cast):
-            raise _not_reversible(scope, [name])
-        try:
-            value = cast_value(target[name], edm_type(target, name), back.to)
-        except Lossy:
-            raise _not_reversible(scope, [name]) from None
-        return value, back.to if back.to in ANNOTATED else None
 
     def _keep_what_is_the_sources(self, target: Row, row: Row, source: Row, forward: Step) -> None:
         mapped: Row = {}
@@ -186,20 +198,6 @@ class PropertyMapping:
                     row.pop(field, None)
                     if field in source:
                         row[field] = source[field]
-
-    def _check(self, target: Row, row: Row, forward: Step, scope: Scope) -> None:
-        again: Row = {}
-        try:
-            forward(row, again)
-        except RowRefused as refusal:
-            if refusal.code == "missing-property":
-                return  # only an unknown Timestamp
-            raise
-        ours, theirs = canonical_content(again), canonical_content(target)
-        if ours != theirs:
-            differing = {name for name, _, _ in {*ours} ^ {*theirs}} - self.from_timestamp
-            if differing:
-                raise _not_reversible(scope, sorted(differing))
 
 
 def property_mapping_of(field: str, operations: Sequence[Operation], *, everything: bool) -> PropertyMapping:
@@ -242,7 +240,7 @@ def property_mapping_of(field: str, operations: Sequence[Operation], *, everythi
     )
     makers: dict[str | None, Operation] = {}
     for operation in operations:
-        if (made := operation.makes()) in makers:
+        if (made := operation.makes) in makers:
             problem = f"{makers[made].describe()} and {operation.describe()} both make {made}"
             raise InvalidDeclaration(field, problem, cure="give them different names")
         if made is not None:
@@ -266,7 +264,7 @@ def _check_sources(mapping: PropertyMapping) -> None:
         return InvalidDeclaration(mapping.field, problem, cure=cure)
 
     kept = mapping.kept or frozenset()
-    made = {*mapping.renames.values(), *mapping.copies, *mapping.constants}
+    made = mapping.made
     for old in mapping.renames:
         if old in mapping.dropped or old in kept:
             verb, operation = ("dropped", "drop") if old in mapping.dropped else ("kept", "keep")
@@ -375,15 +373,10 @@ def _copying(source: str, to: str, scope: Scope) -> Step:
 
 def _setting(constant: Set) -> Step:
     """Return the step that sets a constant."""
-    name, value, edm = constant.name, constant.value, constant.edm
-    annotation = name + TYPE_SUFFIX
-
-    def put(_: Row, out: Row) -> None:
-        out[name] = value
-        if edm in ANNOTATED:
-            out[annotation] = edm
-
-    return put
+    made: Row = {constant.name: constant.value}
+    if constant.edm in ANNOTATED:
+        made[constant.name + TYPE_SUFFIX] = constant.edm
+    return lambda _row, out: out.update(made)
 
 
 def _casting(cast: Cast, scope: Scope) -> Step:

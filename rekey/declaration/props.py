@@ -9,7 +9,8 @@ Rules kept here:
   it.
 * An operation on a property that a row lacks does nothing for that row. One that would overwrite a property
   the row carries is refused, except `set`, whose meaning that is.
-* Each operation has an inverse or says that it has none; what has none is what the source alone still holds.
+* The way back undoes a rename, a copy, and a cast that says what the type was; what else operations take away
+  the source alone still holds.
 * Values stay wire values with their annotations.
 """
 
@@ -18,12 +19,13 @@ from __future__ import annotations
 import base64
 import uuid
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 from rekey.core.edm import BINARY, BOOLEAN, DATETIME, DOUBLE, GUID, INT32, STRING, TYPES, canonical_text
 from rekey.core.limits import MAX_VALUE_BYTES, property_name_problem, value_bytes
+from rekey.core.plain import members
 from rekey.declaration.casts import PAIRS, Lossy, wire_value
 from rekey.declaration.keys.base import InvalidDeclaration, need_text
 from rekey.model import SYSTEM_PROPERTIES
@@ -34,31 +36,32 @@ class Operation(ABC):
     """One property operation. Make one with the functions of this module."""
 
     op: ClassVar[str]
+    """Its name in canonical data: `class Rename(Operation, op="rename", made="new")`."""
+    made: ClassVar[str]
+    """The field that holds the name it makes in the new row, "" for none."""
+
+    def __init_subclass__(cls, op: str, made: str = "") -> None:
+        cls.op, cls.made = op, made
 
     def canonical(self) -> dict[str, Any]:
         """Return the operation as JSON-able data: its name and all its fields."""
-        found = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {"op": self.op, **{k: list(v) if isinstance(v, tuple) else v for k, v in found.items()}}
+        return {"op": self.op, **members(self)}
 
     @abstractmethod
     def describe(self) -> str:
         """Return a short form for people, without constants: `rename(A, B)`."""
 
-    def inverse(self) -> Operation | None:
-        """Return the operation that undoes this one on a target row, None when there is none."""
-        return None
-
+    @property
     def makes(self) -> str | None:
-        """Return the name it makes in the new row, None when it makes none."""
-        return None
+        """The name it makes in the new row, None when it makes none."""
+        return str(getattr(self, self.made)) if self.made else None
 
 
 @dataclass(frozen=True)
-class Keep(Operation):
+class Keep(Operation, op="keep"):
     """Only these source properties are carried. No inverse: the others stay in the source only."""
 
     names: tuple[str, ...]
-    op: ClassVar[str] = "keep"
 
     def describe(self) -> str:
         """Return `keep(A, B)`."""
@@ -66,11 +69,10 @@ class Keep(Operation):
 
 
 @dataclass(frozen=True)
-class Drop(Operation):
+class Drop(Operation, op="drop"):
     """These source properties are not carried. No inverse: they stay in the source only."""
 
     names: tuple[str, ...]
-    op: ClassVar[str] = "drop"
 
     def describe(self) -> str:
         """Return `drop(A, B)`."""
@@ -78,49 +80,31 @@ class Drop(Operation):
 
 
 @dataclass(frozen=True)
-class Rename(Operation):
+class Rename(Operation, op="rename", made="new"):
     """A property under another name. Inverse: the rename back."""
 
     old: str
     new: str
-    op: ClassVar[str] = "rename"
 
     def describe(self) -> str:
         """Return `rename(A, B)`."""
         return f"rename({self.old}, {self.new})"
 
-    def inverse(self) -> Operation | None:
-        """Return the rename back."""
-        return Rename(self.new, self.old)
-
-    def makes(self) -> str | None:
-        """Return the new name."""
-        return self.new
-
 
 @dataclass(frozen=True)
-class Copy(Operation):
+class Copy(Operation, op="copy", made="to"):
     """A property or a key once more under another name. Inverse: the copy is dropped."""
 
     source: str
     to: str
-    op: ClassVar[str] = "copy"
 
     def describe(self) -> str:
         """Return `copy(A, to=B)`."""
         return f"copy({self.source}, to={self.to})"
 
-    def inverse(self) -> Operation | None:
-        """Return the drop of the copy."""
-        return Drop((self.to,))
-
-    def makes(self) -> str | None:
-        """Return the name of the copy."""
-        return self.to
-
 
 @dataclass(frozen=True)
-class Set(Operation):
+class Set(Operation, op="set", made="name"):
     """A typed constant. No inverse: what it replaces stays in the source only.
 
     Attributes:
@@ -132,7 +116,6 @@ class Set(Operation):
     name: str
     edm: str
     value: str | int | float | bool
-    op: ClassVar[str] = "set"
 
     def canonical(self) -> dict[str, Any]:
         """Return the operation as JSON-able data; the value as text, so that NaN has one."""
@@ -143,25 +126,20 @@ class Set(Operation):
         """Return `set(A, Edm.Int32)`, without the value."""
         return f"set({self.name}, {self.edm})"
 
-    def makes(self) -> str | None:
-        """Return the name."""
-        return self.name
-
 
 @dataclass(frozen=True)
-class Cast(Operation):
+class Cast(Operation, op="cast"):
     """Another EDM type. Inverse: the cast back to `was`, none when `was` is not declared."""
 
     name: str
     to: str
     was: str | None = None
-    op: ClassVar[str] = "cast"
 
     def describe(self) -> str:
         """Return `cast(A, Edm.Int64)`."""
         return f"cast({self.name}, {self.to})"
 
-    def inverse(self) -> Operation | None:
+    def inverse(self) -> Cast | None:
         """Return the cast back, None when the type it was is not declared."""
         return None if self.was is None else Cast(self.name, self.was, self.to)
 

@@ -52,7 +52,6 @@ def load_scripts(folder: Path) -> list[Declared]:
             hint="name the folder under [migrations] in rekey.toml, or make one with `rekey init`",
         ) from error
     scripts = [load_script(path) for path in paths if not path.name.startswith("_")]
-    _check_tables(scripts)
     return _ordered(_with_chains(scripts))
 
 
@@ -122,7 +121,14 @@ def _execute(script_id: str, path: Path) -> ModuleType:
                 script_id, error.field, error.problem + _line_of(error, path), cure=error.cure
             ) from error
         except ImportError as error:
-            raise _import_failed(script_id, error, path) from None
+            name = f" of {error.name}" if error.name else ""
+            raise DeclarationError(
+                script_id,
+                "",
+                f"an import{name} failed{_line_of(error, path)}",
+                cure="install the package where rekey runs, or put the module next to the script, named"
+                " _something.py",
+            ) from None
         except (Exception, SystemExit) as error:  # noqa: BLE001 - it is raised again, as a DeclarationError
             # a script can raise anything; its text may hold anything, so only type and line go on
             raise _failed(script_id, error, path) from None
@@ -132,8 +138,12 @@ def _execute(script_id: str, path: Path) -> ModuleType:
 @contextmanager
 def _importable(folder: Path, module: ModuleType) -> Iterator[None]:
     """Make the folder's modules importable, and leave no trace of it."""
-    names = _modules_of(folder)
-    _refuse_shadowing(folder, names)
+    packages = {path.name for path in folder.iterdir() if (path / "__init__.py").is_file()}
+    names = {path.stem for path in folder.glob("*.py")} | packages
+    for name in sorted(names & (sys.stdlib_module_names | {"rekey"})):
+        raise DeclarationError(
+            f"{folder.name}/{name}", "", "the name hides a module that scripts need", cure="rename it"
+        )
     modules, search, bytecode = dict(sys.modules), list(sys.path), sys.dont_write_bytecode
     for name in list(sys.modules):
         if name.partition(".")[0] in names:
@@ -164,19 +174,6 @@ def _lies_in(module: ModuleType, folder: Path) -> bool:
     return any(file.is_relative_to(folder.resolve()) and "site-packages" not in file.parts for file in files)
 
 
-def _modules_of(folder: Path) -> frozenset[str]:
-    found = [path.stem for path in folder.glob("*.py")]
-    found += [path.name for path in folder.iterdir() if (path / "__init__.py").is_file()]
-    return frozenset(found)
-
-
-def _refuse_shadowing(folder: Path, names: frozenset[str]) -> None:
-    for name in sorted(names & (sys.stdlib_module_names | {"rekey"})):
-        raise DeclarationError(
-            f"{folder.name}/{name}", "", "the name hides a module that scripts need", cure="rename it"
-        )
-
-
 def _line_of(error: BaseException, path: Path) -> str:
     """Return ` (line 7)`: the last line of the script that an exception passed through; "" when none."""
     frames = traceback.extract_tb(error.__traceback__)
@@ -184,36 +181,21 @@ def _line_of(error: BaseException, path: Path) -> str:
     return f" (line {lines[-1]})" if lines and lines[-1] else ""
 
 
-def _import_failed(script_id: str, error: ImportError, path: Path) -> DeclarationError:
-    name = f" of {error.name}" if error.name else ""
-    return DeclarationError(
-        script_id,
-        "",
-        f"an import{name} failed{_line_of(error, path)}",
-        cure="install the package where rekey runs, or put the module beside the script, named _something.py",
-    )
-
-
 def _failed(script_id: str, error: BaseException, path: Path) -> DeclarationError:
     where = _line_of(error, path)
-    if isinstance(error, TypeError):
-        # messages about a wrong call hold names of functions and parameters only
-        missing, unexpected = _MISSING.match(str(error)), _UNEXPECTED.match(str(error))
-        if missing is not None:
-            call, names = _call_and_names(missing)
-            cure = f"add {names} to {call}(…)"
-            return DeclarationError(script_id, names, f"{call} needs {names}{where}", cure=cure)
-        if unexpected is not None:
-            call, names = _call_and_names(unexpected)
+    # Messages about a wrong call hold names of functions and parameters only.
+    text = str(error) if isinstance(error, TypeError) else ""
+    missing, unexpected = _MISSING.match(text), _UNEXPECTED.match(text)
+    if found := missing or unexpected:
+        call, names = found[1].removesuffix(".__init__"), found[2].replace("'", "").strip()
+        problem, cure = f"{call} needs {names}{where}", f"add {names} to {call}(…)"
+        if found is unexpected:
+            problem = f"{call} has no argument {names}{where}"
             cure = "leave it out, or see the examples in migrations/"
-            return DeclarationError(script_id, names, f"{call} has no argument {names}{where}", cure=cure)
+        return DeclarationError(script_id, names, problem, cure=cure)
     return DeclarationError(
         script_id, "", f"it raised {type(error).__name__}{where}", cure="mend it: a script only declares"
     )
-
-
-def _call_and_names(match: re.Match[str]) -> tuple[str, str]:
-    return match[1].removesuffix(".__init__"), match[2].replace("'", "").strip()
 
 
 def _depends(script_id: str, module: ModuleType) -> frozenset[str]:
@@ -236,11 +218,12 @@ def _depends(script_id: str, module: ModuleType) -> frozenset[str]:
 # --- scripts together --------------------------------------------------------------------------------
 
 
-def _check_tables(scripts: Sequence[Declared]) -> None:
-    filled: dict[str, str] = {}
+def _with_chains(scripts: Sequence[Declared]) -> dict[str, Declared]:
+    """Add the dependencies that tables imply. No table may be filled twice; all dependencies must exist."""
+    fills: dict[str, str] = {}
     for script in scripts:
         for table in script.migration.tables:
-            other = filled.setdefault(table.lower(), script.script_id)
+            other = fills.setdefault(table.lower(), script.script_id)
             if other != script.script_id:
                 raise DeclarationError(
                     script.script_id,
@@ -248,11 +231,6 @@ def _check_tables(scripts: Sequence[Declared]) -> None:
                     f"{other} fills the table {table} too",
                     cure="give each migration tables of its own",
                 )
-
-
-def _with_chains(scripts: Sequence[Declared]) -> dict[str, Declared]:
-    """Add the dependencies that tables imply, and check that all dependencies exist."""
-    fills = {table.lower(): script.script_id for script in scripts for table in script.migration.tables}
     known = {script.script_id for script in scripts}
     chained = {}
     for script in scripts:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rekey.copy.scan import WindowSize, window_of
-from rekey.copy.workers.pool import Factory
+from rekey.copy.workers.driver import Factory
 from rekey.copy.write import Copier
 from rekey.core.clock import Clock, SystemClock
 from rekey.core.progress import Progress, Silent

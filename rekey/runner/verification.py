@@ -42,16 +42,6 @@ from rekey.verify.report import FullReport
 from rekey.verify.sums import Partial
 
 
-class _Rows:
-    """Hears rows from a comparison and passes them on to a progress task."""
-
-    def __init__(self, advance: Advance) -> None:
-        self._advance = advance
-
-    def advance(self, rows: int, note: str) -> None:  # noqa: ARG002 - the task is labelled already
-        self._advance(rows)
-
-
 def context(run: Run, control: ControlPhase, advance: Advance) -> ReconcileContext:
     """Return what a comparison needs to know of a migration.
 
@@ -62,7 +52,7 @@ def context(run: Run, control: ControlPhase, advance: Advance) -> ReconcileConte
     """
     watermark = run.state.get_fact(run.script_id, WATERMARK)
 
-    async def owner(_table: str, target_key: EntityKey) -> EntityKey | None:
+    async def owner(target_key: EntityKey) -> EntityKey | None:
         found = await run.mapping.owner(target_key)
         return None if found is None else found.source
 
@@ -79,11 +69,10 @@ def context(run: Run, control: ControlPhase, advance: Advance) -> ReconcileConte
         targets=run.targets,
         mapper=run.mapper,
         ids=run.ids,
-        source_name=run.source.name,
         owner=owner,
         propagate=run.reverse.propagate if from_target else run.propagator.propagate,
         folder=Path(tempfile.gettempdir()),
-        progress=_Rows(advance),
+        advance=advance,
         stop=run.check,
         in_flight=never if run.is_delta else InFlight(run),
         pending=pending if run.is_delta and control is ControlPhase.DUAL_WRITE else never,
@@ -179,8 +168,7 @@ def record(run: Run, report: FullReport) -> None:
 
 def wrong(report: FullReport) -> int:
     """Return how many rows keep a verification from being clean."""
-    found = report.found
-    return found.stable + found.unsettled + found.unchecked
+    return report.found.stable + report.found.unsettled
 
 
 # --- what the last one says to the gates -------------------------------------------------------------------

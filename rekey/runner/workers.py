@@ -19,11 +19,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-from rekey.copy.workers.driver import Driver, Job, Ticket
+from rekey.copy.workers.driver import Driver, Job, Pool
 from rekey.copy.workers.opened import travel_key
-from rekey.copy.workers.pool import Pool
 from rekey.copy.workers.summing import packed_buckets, unsealed
 from rekey.copy.workers.tasks import Basis, Ended, Kind, Result, Task
 from rekey.core.distribution import installed_version
@@ -38,7 +37,10 @@ from rekey.state.models import Segment
 from rekey.tables.split import find_middle
 from rekey.verify.context import ReconcileContext
 from rekey.verify.full import Record, worth_reading
+from rekey.verify.summing import CHECKPOINT_ROWS, Checkpoint
 from rekey.verify.sums import SOURCE, BucketSums, Part, Partial
+
+S = TypeVar("S")
 
 
 def reached(keys: SealedKeys, rest: KeyRange, result: Result) -> KeyRange:
@@ -106,8 +108,8 @@ class Workers:
             raise AssertionError("there is no executor")
         return Pool(self.run.factory, self.run.config.executor.tasks)
 
-    def driver(self, pool: Pool, term: Term | None) -> Driver:
-        """Return what sends tasks; `term` is of tasks that write."""
+    def driver(self, job: Job[S], pool: Pool, term: Term | None) -> Driver[S]:
+        """Return what sends the tasks of a job; `term` is of tasks that write."""
         run, throttle = self.run, self.run.copier.throttle
 
         def divides_partition() -> bool:
@@ -116,6 +118,7 @@ class Workers:
             return said or run.config.limits.partition_entities_per_second is not None
 
         return Driver(
+            job=job,
             pool=pool,
             tables=run.tables,
             term=term,
@@ -128,31 +131,14 @@ class Workers:
             stop_requested=run.stop.requested,
         )
 
-    def task(self, kind: Kind, rest: KeyRange, ticket: Ticket, **more: Any) -> Task:
+    def task(self, kind: Kind, rest: KeyRange, **more: Any) -> Task:
         """Return the task for what is left of a range."""
-        return Task(
-            kind,
-            ticket.id,
-            self.basis,
-            ticket.seconds,
-            ticket.until,
-            after=self.keys.to_text("after", rest.after) or "",
-            upto=self.keys.to_text("upto", rest.upto) or "",
-            entities_per_second=ticket.rates.account or 0,
-            partition_entities_per_second=ticket.rates.partition or 0,
-            **more,
-        )
+        after, upto = self.keys.to_text("after", rest.after), self.keys.to_text("upto", rest.upto)
+        return Task(kind, self.basis, after=after or "", upto=upto or "", **more)
 
     # --- comparing --------------------------------------------------------------------------------------
 
-    async def sum_up(
-        self,
-        ctx: ReconcileContext,
-        work: Partial,
-        *,
-        checkpoint: Callable[[Partial], None] | None,
-        checkpoint_rows: int,
-    ) -> None:
+    async def sum_up(self, ctx: ReconcileContext, work: Partial, *, checkpoint: Checkpoint) -> None:
         """Read what is left of `work` and add it to its sums."""
         left = [part for part in work.parts if not part.done]
         if not left:
@@ -162,14 +148,13 @@ class Workers:
         def taken(result: Result) -> None:
             nonlocal not_stored
             not_stored += result.rows
-            if checkpoint is not None and not_stored >= checkpoint_rows:
+            if not_stored >= CHECKPOINT_ROWS:
                 not_stored = 0
                 checkpoint(work)
 
         job = _Reading(self, ctx, Kind.SUM, partial(_add_sums, ctx, work), work.parts.append, taken)
         whole = await self._compare(job, left)
-        if checkpoint is not None:
-            checkpoint(work)
+        checkpoint(work)
         if not whole:
             ctx.stop()
 
@@ -185,7 +170,7 @@ class Workers:
         def received(_piece: Part, result: Result) -> None:
             for record in unsealed(self.keys, result):
                 spill.put(record)
-            ctx.progress.advance(result.rows, "finding the rows that differ")
+            ctx.advance(result.rows)
 
         job = _Reading(self, ctx, Kind.FIND, received, buckets=packed_buckets(differing))
         again = [Part(part.table, part.within) for part in worth_reading(parts, differing)]
@@ -194,7 +179,7 @@ class Workers:
 
     async def _compare(self, job: _Reading, parts: list[Part]) -> bool:
         async with self.pool() as pool:
-            return await self.driver(pool, None).carry_out(job, parts)
+            return await self.driver(job, pool, None).carry_out(parts)
 
 
 # --- copying -----------------------------------------------------------------------------------------------
@@ -215,13 +200,13 @@ async def copy_with_workers(
     job = _Copying(workers, advance)
     term = Term(run.restricted, run.script_id)
     async with workers.pool() as pool:
-        driver = workers.driver(pool, term)
+        driver = workers.driver(job, pool, term)
         run.state.audit("spread", run.script_id, {"work": "backfill", "tasks_at_a_time": pool.tasks})
-        whole = await driver.carry_out(job, [one for one in segments if not one.done])
+        whole = await driver.carry_out(one for one in segments if not one.done)
         runs_once = pool.runs_once
     if runs_once:
-        await (term.cut() if driver.sent.open else term.remove())
-    return {**job.counters, "tasks": driver.sent.tasks, "tasks_lost": driver.sent.lost}, whole
+        await (term.cut() if driver.open else term.remove())
+    return {**job.counters, "tasks": driver.submitted, "tasks_lost": driver.lost}, whole
 
 
 class _Copying(Job[Segment]):
@@ -239,9 +224,9 @@ class _Copying(Job[Segment]):
         self._run.still_alone()
         return replace(piece, upto=middle), self._run.state.split_segment(piece, middle)
 
-    def task(self, piece: Segment, ticket: Ticket) -> Task:
+    def task(self, piece: Segment) -> Task:
         """Return the task to copy what is left of a segment."""
-        return self._workers.task(Kind.COPY, piece.rest, ticket)
+        return self._workers.task(Kind.COPY, piece.rest)
 
     def take(self, piece: Segment, result: Result) -> Segment | None:
         """Checkpoint a segment."""
@@ -288,8 +273,7 @@ class _Reading(Job[Part]):
 
     async def split(self, piece: Part) -> tuple[Part, Part] | None:
         """Split what is left of a part."""
-        table = self.ctx.source if piece.table == SOURCE else self.ctx.targets[piece.table]
-        middle = await find_middle(table, piece.rest)
+        middle = await find_middle(self.ctx.table(piece.table), piece.rest)
         if middle is None:
             return None
         piece.within, rest = piece.within.split(middle)
@@ -297,12 +281,11 @@ class _Reading(Job[Part]):
         self.added(upper)
         return piece, upper
 
-    def task(self, piece: Part, ticket: Ticket) -> Task:
+    def task(self, piece: Part) -> Task:
         """Return the task to read what is left of a part."""
         return self.workers.task(
             self.kind,
             piece.rest,
-            ticket,
             table=piece.table,
             authority_is_target=self.ctx.authority_is_target,
             buckets=self.buckets,
@@ -341,4 +324,4 @@ def _add_sums(ctx: ReconcileContext, work: Partial, piece: Part, result: Result)
     else:
         work.actual[piece.table].merge(sums["actual"])
     work.was_read(piece.table, result.rows, ctx.now())
-    ctx.progress.advance(result.rows, "comparing")
+    ctx.advance(result.rows)

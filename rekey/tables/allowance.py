@@ -13,10 +13,11 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import Protocol, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
 T = TypeVar("T")
 
@@ -25,14 +26,17 @@ def always() -> None:
     """Allow everything: the default."""
 
 
-class Taken(Protocol):
-    """What was taken of a rate for a request."""
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What was taken of a rate for a request.
 
-    def refused(self) -> None:
-        """Hear that the service refused the request, and did nothing."""
+    Attributes:
+        refused: told that the service refused the request, and did nothing.
+        again: returns when it may be sent again.
+    """
 
-    async def again(self) -> None:
-        """Return when it may be sent again."""
+    refused: Callable[[], None]
+    again: Callable[[], Awaitable[None]]
 
 
 _MAY_WRITE: ContextVar[Callable[[], None]] = ContextVar("may_write", default=always)

@@ -18,52 +18,42 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import NamedTuple
 
-from rekey.errors import (
-    ConditionFailed,
-    CredentialRefused,
-    RequestRejected,
-    RowExists,
-    RowMissing,
-    ServiceError,
-    TableBeingDeleted,
-    TableMissing,
-    Unavailable,
-)
+from rekey import errors
 from rekey.model import Row
 from rekey.tables.base import Operation, Verb
 from rekey.tables.wire import BatchFailure, decode_row, decode_rows, error_code, parse_batch
 
 _CODE = re.compile(r"[A-Za-z0-9_.]{1,80}")
-_BY_CODE: dict[str, type[ServiceError]] = {
-    "EntityAlreadyExists": RowExists,
-    "TableBeingDeleted": TableBeingDeleted,
-    "TableNotFound": TableMissing,
-    "ResourceNotFound": RowMissing,
-    "EntityNotFound": RowMissing,
-    "UpdateConditionNotSatisfied": ConditionFailed,
-    "ConditionNotMet": ConditionFailed,
-    "ServerBusy": Unavailable,
-    "OperationTimedOut": Unavailable,
-    "InternalError": Unavailable,
+_BY_CODE: dict[str, type[errors.ServiceError]] = {
+    "EntityAlreadyExists": errors.RowExists,
+    "TableBeingDeleted": errors.TableBeingDeleted,
+    "TableNotFound": errors.TableMissing,
+    "ResourceNotFound": errors.RowMissing,
+    "EntityNotFound": errors.RowMissing,
+    "UpdateConditionNotSatisfied": errors.ConditionFailed,
+    "ConditionNotMet": errors.ConditionFailed,
+    "ServerBusy": errors.Unavailable,
+    "OperationTimedOut": errors.Unavailable,
+    "InternalError": errors.Unavailable,
 }
-_BY_STATUS: dict[int, type[ServiceError]] = {
-    401: CredentialRefused,
-    403: CredentialRefused,
-    407: CredentialRefused,
-    408: Unavailable,
-    412: ConditionFailed,
-    429: Unavailable,
+_BY_STATUS: dict[int, type[errors.ServiceError]] = {
+    401: errors.CredentialRefused,
+    403: errors.CredentialRefused,
+    407: errors.CredentialRefused,
+    408: errors.Unavailable,
+    412: errors.ConditionFailed,
+    429: errors.Unavailable,
 }
-_HINTS: dict[type[ServiceError], str] = {
-    CredentialRefused: "check the account's key, or that the identity has the role Storage Table Data"
+_HINTS: dict[type[errors.ServiceError], str] = {
+    errors.CredentialRefused: "check the account's key, or that the identity has the role Storage Table Data"
     " Contributor on this account (new roles take up to 30 minutes)",
-    TableMissing: "check the table's name and the endpoint",
-    TableBeingDeleted: "wait a minute and repeat, or use another name",
-    Unavailable: "the service is busy or failing; repeat the command, which goes on where it stopped",
+    errors.TableMissing: "check the table's name and the endpoint",
+    errors.TableBeingDeleted: "wait a minute and repeat, or use another name",
+    errors.Unavailable: "the service is busy or failing; repeat the command, which goes on where it stopped",
 }
 _TOO_LONG = (
     "address and headers may have been longer than 16 KiB, as keys of hundreds of characters outside ASCII"
@@ -83,12 +73,21 @@ class Answer:
     body: bytes = field(repr=False)
 
 
+def moment_of(header: str) -> datetime | None:
+    """Return the time that a header of an answer tells, None when it tells none."""
+    try:
+        moment = parsedate_to_datetime(header)
+    except (TypeError, ValueError):
+        return None
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
 def clean_code(code: str) -> str:
     """Return an error code, "" when the text is not one."""
     return code if _CODE.fullmatch(code) else ""
 
 
-def error_of(status: int, code: str, doing: str, *, index: int | None = None) -> ServiceError:
+def error_of(status: int, code: str, doing: str, *, index: int | None = None) -> errors.ServiceError:
     """Return the error that an answer of 300 and more stands for.
 
     Args:
@@ -100,7 +99,7 @@ def error_of(status: int, code: str, doing: str, *, index: int | None = None) ->
     code = clean_code(code)
     kind = _BY_CODE.get(code) or _BY_STATUS.get(status)
     if kind is None:
-        kind = Unavailable if status >= 500 and status != 501 else RequestRejected
+        kind = errors.Unavailable if status >= 500 and status != 501 else errors.RequestRejected
     said = f"{status} {code}" if code else str(status)
     # http.sys, in front of the service, says 400 without a code; Node.js 431.
     too_long = status in (414, 431) or (status == 400 and not code)
@@ -108,7 +107,7 @@ def error_of(status: int, code: str, doing: str, *, index: int | None = None) ->
     return kind(f"{doing}: {said}", code=code, status=status, index=index, hint=hint)
 
 
-def may_be_applied(error: ServiceError) -> bool:
+def may_be_applied(error: errors.ServiceError) -> bool:
     """Tell whether a request with a retryable answer may have been applied all the same."""
     return error.code not in NOT_APPLIED_CODES and error.status != 429
 

@@ -15,25 +15,15 @@ import random
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from types import TracebackType
+from dataclasses import dataclass, field
 
 import orjson
 
+from rekey import errors
 from rekey.core.clock import Clock, SystemClock
 from rekey.core.distribution import installed_version
-from rekey.errors import (
-    Ambiguous,
-    ConditionFailed,
-    EndpointDown,
-    RequestRejected,
-    RowExists,
-    RowMissing,
-    ServiceError,
-    TableBeingDeleted,
-    TableMissing,
-    Unavailable,
-)
 from rekey.model import ETAG, EVERYTHING, PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, KeyRange, Row, key_of
+from rekey.tables import wire
 from rekey.tables.answers import Answer, may_be_applied, read_batch, read_done, read_etag, read_row, read_time
 from rekey.tables.base import (
     MAX_BATCH_BYTES,
@@ -41,6 +31,7 @@ from rekey.tables.base import (
     SHARED_SERVICE_S,
     Operation,
     Page,
+    Table,
     Verb,
     rejected,
 )
@@ -48,39 +39,33 @@ from rekey.tables.credentials import Credential
 from rekey.tables.paging import FIRST_PAGE_ROWS, PageSize, Parameters, read_range
 from rekey.tables.requests import Landed, Requester, RetryPolicy, all_landed
 from rekey.tables.rules import check_batch, check_table_name
-from rekey.tables.sent import Sent
+from rekey.tables.sent import OPERATIONS, Sent
 from rekey.tables.transport import Request, Timeouts, Transport
-from rekey.tables.wire import (
-    BOUNDARY_BYTES,
-    COMMON_HEADERS,
-    CONDITIONAL,
-    METHODS,
-    Encoder,
-    batch_body,
-    both,
-    encode_row,
-    entity_path,
-    modified_filter,
-    projected,
-    query_string,
-    range_filters,
+
+_SENDING = {**wire.COMMON_HEADERS, "Content-Type": "application/json", "Prefer": "return-no-content"}
+_UNSETTLED = (
+    *(errors.RowExists, errors.RowMissing, errors.ConditionFailed),
+    *(errors.Unavailable, errors.Ambiguous),
 )
+"""May be the echo of a write that was applied, or leave it open."""
 
-_SENDING = {**COMMON_HEADERS, "Content-Type": "application/json", "Prefer": "return-no-content"}
 
-
+@dataclass(eq=False)
 class AzureTableService:
     """The tables of one account.
+
+    Attributes:
+        endpoint: without a trailing slash.
+        sizes: of pages, by table and selection.
 
     >>> async with AzureTableService.open(endpoint, credential) as service:
     ...     await service.create_table("Users")
     """
 
-    def __init__(self, endpoint: str, transport: Transport, requester: Requester) -> None:
-        self._endpoint = endpoint
-        self._transport = transport
-        self._requester = requester
-        self._sizes: dict[tuple[str, str], PageSize] = {}  # by table and selection
+    endpoint: str
+    _transport: Transport
+    _requester: Requester
+    sizes: dict[tuple[str, str], PageSize] = field(default_factory=dict)
 
     @classmethod
     def open(
@@ -137,15 +122,13 @@ class AzureTableService:
     def table(self, name: str) -> AzureTable:
         """Return a handle; nothing is asked of the service. Raises RequestRejected for an impossible name."""
         check_table_name(name)
-        return AzureTable(name, self._endpoint, self._requester, self._transport.sent, self._sizes)
+        return AzureTable(self, name, self._requester)
 
     def shared(self, name: str) -> AzureTable:
         """Return a handle on a table whose rows others write, see `TableService.shared`."""
         check_table_name(name)
         requester = self._requester.with_policy(repeats_open_writes=False, content_settles=False)
-        return AzureTable(
-            name, self._endpoint, requester, self._transport.sent, self._sizes, SHARED_SERVICE_S
-        )
+        return AzureTable(self, name, requester, SHARED_SERVICE_S)
 
     async def create_table(self, name: str) -> bool:
         """Create a table; False when it was there already. Raises TableBeingDeleted."""
@@ -155,8 +138,8 @@ class AzureTableService:
         outcome = await self._requester.call(request, read_done)
         if outcome.error is not None and outcome.error.code == "TableAlreadyExists":
             return False
-        if isinstance(outcome.error, RowMissing):
-            raise RequestRejected(
+        if isinstance(outcome.error, errors.RowMissing):
+            raise errors.RequestRejected(
                 f"{request.doing}: the endpoint has no such account ({outcome.error.code})",
                 code=outcome.error.code,
                 status=outcome.error.status,
@@ -167,26 +150,26 @@ class AzureTableService:
     async def delete_table(self, name: str) -> bool:
         """Delete a table; False when there was none (or it is being deleted already)."""
         check_table_name(name)
-        request = Request("DELETE", f"Tables('{name}')", f"delete table {name}", COMMON_HEADERS)
+        request = Request("DELETE", f"Tables('{name}')", f"delete table {name}", wire.COMMON_HEADERS)
         outcome = await self._requester.call(request, read_done)
-        if isinstance(outcome.error, TableMissing | RowMissing | TableBeingDeleted):
+        if isinstance(outcome.error, errors.TableMissing | errors.RowMissing | errors.TableBeingDeleted):
             return outcome.ambiguous
         return outcome.result()
 
     async def table_exists(self, name: str) -> bool:
         """Tell whether the table exists. Needs to read that table only."""
         check_table_name(name)
-        path = f"{name}()" + query_string([("$select", PARTITION_KEY), ("$top", "1")])
-        request = Request("GET", path, f"look for table {name}", COMMON_HEADERS)
+        path = f"{name}()" + wire.query_string([("$select", PARTITION_KEY), ("$top", "1")])
+        request = Request("GET", path, f"look for table {name}", wire.COMMON_HEADERS)
         try:
             return await self._requester.read(request, read_done)
-        except (TableMissing, RowMissing, TableBeingDeleted):
+        except (errors.TableMissing, errors.RowMissing, errors.TableBeingDeleted):
             return False
 
     async def server_time(self) -> str:
         """Return the service's clock, in whole seconds. Any answer tells it, also "you may not list"."""
-        path = "Tables" + query_string([("$top", "1")])
-        request = Request("GET", path, "ask the service for its time", COMMON_HEADERS)
+        path = "Tables" + wire.query_string([("$top", "1")])
+        request = Request("GET", path, "ask the service for its time", wire.COMMON_HEADERS)
         return await self._requester.read(request, read_time)
 
     async def close(self) -> None:
@@ -196,30 +179,19 @@ class AzureTableService:
     async def __aenter__(self) -> AzureTableService:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
 
-class AzureTable:
+class AzureTable(Table):
     """One table of an account."""
 
     def __init__(
-        self,
-        name: str,
-        endpoint: str,
-        requester: Requester,
-        sent: Sent,
-        sizes: dict[tuple[str, str], PageSize],
-        service_s: int | None = None,
+        self, service: AzureTableService, name: str, requester: Requester, service_s: int | None = None
     ) -> None:
-        self._name = name
-        self._service_s = service_s
-        self._sent = sent
-        self._sizes = sizes
-        self._requester = requester
-        self._encoder = Encoder(endpoint, name)
+        self._service, self._name = service, name
+        self._requester, self._service_s = requester, service_s
+        self._encoder = wire.Encoder(service.endpoint, name)
 
     @property
     def name(self) -> str:
@@ -229,33 +201,13 @@ class AzureTable:
     async def get(self, key: EntityKey, *, select: Sequence[str] | None = None) -> Row | None:
         """Return the row with its ETag and Timestamp, or None when there is none."""
         parameters = [] if select is None else [("$select", _selection(select))]
-        path = entity_path(self._name, key) + query_string(parameters)
-        request = Request("GET", path, f"read a row of {self._name}", COMMON_HEADERS)
+        path = wire.entity_path(self._name, key) + wire.query_string(parameters)
+        request = Request("GET", path, f"read a row of {self._name}", wire.COMMON_HEADERS)
         try:
             row = await self._requester.read(request, read_row)
-        except RowMissing:
+        except errors.RowMissing:
             return None
-        return row if select is None else projected(row, select)
-
-    async def insert(self, row: Row) -> str:
-        """Insert if absent and return the new ETag. Raises RowExists."""
-        return await self._write(Operation(Verb.INSERT, row))
-
-    async def replace(self, row: Row, *, etag: str = "*") -> str:
-        """Replace the whole row if its ETag matches. Raises RowMissing, ConditionFailed."""
-        return await self._write(Operation(Verb.REPLACE, row, etag))
-
-    async def merge(self, row: Row, *, etag: str = "*") -> str:
-        """Set the given properties if the ETag matches. Raises RowMissing, ConditionFailed."""
-        return await self._write(Operation(Verb.MERGE, row, etag))
-
-    async def upsert(self, row: Row, *, merge: bool = False) -> str:
-        """Insert, or replace (merge) the row that is there."""
-        return await self._write(Operation(Verb.INSERT_OR_MERGE if merge else Verb.INSERT_OR_REPLACE, row))
-
-    async def delete(self, key: EntityKey, *, etag: str = "*") -> None:
-        """Delete the row if its ETag matches. Raises RowMissing, ConditionFailed."""
-        await self._write(Operation(Verb.DELETE, {PARTITION_KEY: key.partition, ROW_KEY: key.row}, etag))
+        return row if select is None else wire.projected(row, select)
 
     def encoded_size(self, operation: Operation) -> int:
         """Return how many bytes an operation takes of MAX_BATCH_BYTES; its encoding is kept for sending."""
@@ -265,17 +217,17 @@ class AzureTable:
         """Apply all operations or none; return the new ETags (None for deletes)."""
         check_batch(operations)
         parts = [self._encoder.encode(operation) for operation in operations]
-        if sum(map(len, parts)) + len(parts) * BOUNDARY_BYTES > MAX_BATCH_BYTES:
+        if sum(map(len, parts)) + len(parts) * wire.BOUNDARY_BYTES > MAX_BATCH_BYTES:
             raise rejected("RequestBodyTooLarge", "a transaction has more than 4 MiB", status=413)
         mark = secrets.token_hex(16)
         doing = f"write a batch to {self._name}"
-        headers = {**COMMON_HEADERS, "Content-Type": f"multipart/mixed; boundary=batch_{mark}"}
+        headers = {**wire.COMMON_HEADERS, "Content-Type": f"multipart/mixed; boundary=batch_{mark}"}
         # All or nothing: one row whose version has changed keeps the whole from being applied later.
         on_version = any(map(_on_version, operations))
         request = Request(
-            "POST", "$batch", doing, headers, batch_body(parts, mark), on_version, self._service_s
+            "POST", "$batch", doing, headers, wire.batch_body(parts, mark), on_version, self._service_s
         )
-        self._sent.add_operations(len(operations))
+        self._service.sent.add(OPERATIONS, len(operations))
         return await self._written(request, operations, read_batch)
 
     async def scan(
@@ -289,21 +241,19 @@ class AzureTable:
     ) -> AsyncIterator[Page]:
         """Iterate over the rows of a key range in service order, fetching one page ahead where it may."""
         if not 1 <= page_rows <= MAX_PAGE_ROWS:
-            raise RequestRejected(
-                "a page has 1 to 1,000 rows (InvalidInput)", code="InvalidInput", status=400
-            )
+            raise rejected("InvalidInput", "a page has 1 to 1,000 rows")
         selection = "" if select is None else _selection(select)
         common = [("$select", selection)] if selection else []
-        changed = "" if modified_from is None else modified_filter(modified_from)
+        changed = "" if modified_from is None else wire.modified_filter(modified_from)
 
         def queries(rest: KeyRange) -> list[Parameters]:
-            filters = [both(one, changed) for one in range_filters(rest)]
+            filters = [wire.both(one, changed) for one in wire.range_filters(rest)]
             return [[*common, ("$filter", one)] if one else common for one in filters]
 
         cursor = within.after
         # What is selected are keys and small properties: a thousand of them are no large page.
         unsure = 0 if selection else FIRST_PAGE_ROWS
-        size = self._sizes.setdefault((self._name, selection), PageSize(unsure))
+        size = self._service.sizes.setdefault((self._name, selection), PageSize(unsure))
         reading = read_range(
             self._requester, self._name, within, queries, size=size, most=page_rows, ahead=ahead
         )
@@ -313,25 +263,26 @@ class AzureTable:
                 if rows:
                     cursor = key_of(rows[-1])
                 if select is not None:
-                    rows = [projected(row, select) for row in rows]
+                    rows = [wire.projected(row, select) for row in rows]
                 if rows or more:
                     yield Page(rows, cursor, fetched.bytes, fetched.full)
                 del fetched, rows
 
-    async def _write(self, operation: Operation) -> str:
+    async def write(self, operation: Operation) -> str:
+        """Carry out one operation; return the row's new ETag, "" after a delete."""
         verb, path, doing = operation.verb, self._name, f"insert into {self._name}"
         if verb is not Verb.INSERT:
-            path = entity_path(self._name, operation.key)
+            path = wire.entity_path(self._name, operation.key)
             doing = f"{verb.replace('_', ' ')} a row of {self._name}"
-        headers, body = COMMON_HEADERS, None
+        headers, body = wire.COMMON_HEADERS, None
         if verb is not Verb.DELETE:
-            headers, body = _SENDING, encode_row(operation.row)
-        if verb in CONDITIONAL:
+            headers, body = _SENDING, wire.encode_row(operation.row)
+        if verb in wire.CONDITIONAL:
             headers = {**headers, "If-Match": "*" if operation.etag is None else operation.etag}
         on_version = _on_version(operation)
-        request = Request(METHODS[verb], path, doing, headers, body, on_version, self._service_s)
+        request = Request(wire.METHODS[verb], path, doing, headers, body, on_version, self._service_s)
         [etag] = await self._written(request, [operation], read_etag)
-        return "" if etag is None else etag
+        return etag or ""
 
     async def _written(
         self,
@@ -342,18 +293,18 @@ class AzureTable:
         """Send a write and return its ETags; when its outcome is ambiguous, decide it by reading back."""
         outcome = await self._requester.call(request, lambda answer, doing: read(answer, doing, operations))
         error = outcome.error
-        if error is None or not outcome.ambiguous or not _can_be_settled(error):
+        if error is None or not outcome.ambiguous or not isinstance(error, _UNSETTLED):
             return outcome.result()
         if not outcome.final and not self._requester.content_settles:
             raise _left_open(error, error.code)  # it may still be applied
         try:
             now = await asyncio.gather(*(self.get(operation.key) for operation in operations))
-        except (Unavailable, EndpointDown) as failed:
+        except (errors.Unavailable, errors.EndpointDown) as failed:
             raise _left_open(error, failed.code) from None
         verdict = all_landed(operations, now, by_content=self._requester.content_settles)
         if verdict is Landed.YES:
             return [None if row is None else row[ETAG] for row in now]
-        if isinstance(error, Unavailable) and not may_be_applied(error):
+        if isinstance(error, errors.Unavailable) and not may_be_applied(error):
             raise _left_open(error, error.code)  # that attempt did nothing; one before it may have
         if verdict is Landed.NO or not outcome.final:
             raise error
@@ -362,16 +313,11 @@ class AzureTable:
 
 def _on_version(operation: Operation) -> bool:
     """Tell whether an operation holds only while its row has a certain ETag."""
-    return operation.verb in CONDITIONAL and operation.etag not in (None, "*")
+    return operation.verb in wire.CONDITIONAL and operation.etag not in (None, "*")
 
 
-def _can_be_settled(error: ServiceError) -> bool:
-    """Tell whether an error may be the echo of a write that was applied, or leaves it open."""
-    return isinstance(error, RowExists | RowMissing | ConditionFailed | Unavailable | Ambiguous)
-
-
-def _left_open(error: ServiceError, code: str) -> Ambiguous:
-    return Ambiguous(
+def _left_open(error: errors.ServiceError, code: str) -> errors.Ambiguous:
+    return errors.Ambiguous(
         f"a write was repeated after a lost answer, and what is there now does not tell whether it was"
         f" applied ({code})",
         code=code,

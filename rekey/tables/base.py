@@ -21,7 +21,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from rekey.errors import RequestRejected
-from rekey.model import EVERYTHING, EntityKey, KeyRange, Row, key_of
+from rekey.model import EVERYTHING, PARTITION_KEY, ROW_KEY, EntityKey, KeyRange, Row, key_of
 from rekey.tables.sent import Sent
 
 MAX_BATCH_OPERATIONS = 100
@@ -107,7 +107,7 @@ class Page:
 
 
 class Table(Protocol):
-    """One table of one account."""
+    """One table of one account. Its single writes are what `write` does with one operation."""
 
     @property
     def name(self) -> str:
@@ -116,20 +116,28 @@ class Table(Protocol):
     async def get(self, key: EntityKey, *, select: Sequence[str] | None = None) -> Row | None:
         """Return the row with its ETag and Timestamp, or None when there is none."""
 
+    async def write(self, operation: Operation) -> str:
+        """Carry out one operation; return the row's new ETag, "" after a delete."""
+
     async def insert(self, row: Row) -> str:
         """Insert if absent and return the new ETag. Raises RowExists."""
+        return await self.write(Operation(Verb.INSERT, row))
 
     async def replace(self, row: Row, *, etag: str = "*") -> str:
         """Replace the whole row if its ETag matches. Raises RowMissing, ConditionFailed."""
+        return await self.write(Operation(Verb.REPLACE, row, etag))
 
     async def merge(self, row: Row, *, etag: str = "*") -> str:
         """Set the given properties if the ETag matches. Raises RowMissing, ConditionFailed."""
+        return await self.write(Operation(Verb.MERGE, row, etag))
 
     async def upsert(self, row: Row, *, merge: bool = False) -> str:
         """Insert, or replace (merge) the row that is there."""
+        return await self.write(Operation(Verb.INSERT_OR_MERGE if merge else Verb.INSERT_OR_REPLACE, row))
 
     async def delete(self, key: EntityKey, *, etag: str = "*") -> None:
         """Delete the row if its ETag matches. Raises RowMissing, ConditionFailed."""
+        await self.write(Operation(Verb.DELETE, {PARTITION_KEY: key.partition, ROW_KEY: key.row}, etag))
 
     def encoded_size(self, operation: Operation) -> int:
         """Return how many bytes an operation takes of `MAX_BATCH_BYTES`. Raises RequestRejected."""

@@ -20,13 +20,7 @@ from urllib.parse import urlsplit
 
 from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
 from azure.core.credentials_async import AsyncTokenCredential
-from azure.core.pipeline import PipelineRequest, PipelineResponse
-from azure.core.pipeline.policies import (
-    AsyncBearerTokenCredentialPolicy,
-    AsyncHTTPPolicy,
-    AzureSasCredentialPolicy,
-    SansIOHTTPPolicy,
-)
+from azure.core.pipeline import PipelineRequest, PipelineResponse, policies
 from azure.core.pipeline.transport import AsyncHttpResponse, HttpRequest
 
 from rekey.errors import ConfigurationError
@@ -60,7 +54,7 @@ Credential: TypeAlias = SharedKey | AzureNamedKeyCredential | AzureSasCredential
 """What signs requests: in a configuration a key or an identity; an application may use any of these."""
 
 
-class SharedKeyLitePolicy(AsyncHTTPPolicy[HttpRequest, AsyncHttpResponse]):
+class SharedKeyLitePolicy(policies.AsyncHTTPPolicy[HttpRequest, AsyncHttpResponse]):
     """Signs each attempt of a request with a shared key."""
 
     def __init__(self, credential: SharedKey | AzureNamedKeyCredential) -> None:
@@ -78,7 +72,7 @@ class SharedKeyLitePolicy(AsyncHTTPPolicy[HttpRequest, AsyncHttpResponse]):
         return await self.next.send(request)
 
 
-class _BearerToken(AsyncBearerTokenCredentialPolicy[HttpRequest, AsyncHttpResponse]):
+class _BearerToken(policies.AsyncBearerTokenCredentialPolicy[HttpRequest, AsyncHttpResponse]):
     """Sends a token along, and tells when the present one expires."""
 
     @property
@@ -88,7 +82,8 @@ class _BearerToken(AsyncBearerTokenCredentialPolicy[HttpRequest, AsyncHttpRespon
 
 
 AuthPolicy: TypeAlias = (
-    AsyncHTTPPolicy[HttpRequest, AsyncHttpResponse] | SansIOHTTPPolicy[HttpRequest, AsyncHttpResponse]
+    policies.AsyncHTTPPolicy[HttpRequest, AsyncHttpResponse]
+    | policies.SansIOHTTPPolicy[HttpRequest, AsyncHttpResponse]
 )
 
 
@@ -97,7 +92,7 @@ def auth_policy(credential: Credential) -> AuthPolicy:
     if isinstance(credential, SharedKey | AzureNamedKeyCredential):
         return SharedKeyLitePolicy(credential)
     if isinstance(credential, AzureSasCredential):
-        policy: SansIOHTTPPolicy[Any, Any] = AzureSasCredentialPolicy(credential)
+        policy: policies.SansIOHTTPPolicy[Any, Any] = policies.AzureSasCredentialPolicy(credential)
         return policy
     return _BearerToken(credential, SCOPE)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 import aiohttp
@@ -22,7 +21,7 @@ from yarl import URL
 
 from rekey.core.clock import TICKS_PER_SECOND, Clock
 from rekey.core.distribution import installed_version
-from rekey.tables.answers import clean_code
+from rekey.tables.answers import clean_code, moment_of
 from rekey.tables.credentials import SCOPE, Credential, SharedKey, signed_headers
 from rekey.tables.transport import environment_proxy
 from rekey.tables.wire import COMMON_HEADERS, error_code
@@ -116,13 +115,14 @@ async def ask(
         return Heard(failure=BAD_CERTIFICATE)
     except (TimeoutError, aiohttp.ClientError, OSError) as failed:
         return Heard(failure=type(failed).__name__)
+    date = moment_of(answer.headers.get("Date", ""))
     code = error_code(body)[0] or answer.headers.get("x-ms-error-code", "")
     return Heard(
         status=answer.status,
         code=clean_code(code),
         server=answer.headers.get("Server", ""),
         api_version=answer.headers.get("x-ms-version", ""),
-        date=_date(answer.headers.get("Date", "")),
+        date=None if date is None else round(date.timestamp()) * TICKS_PER_SECOND,
         sent_at=started,
         received_at=received,
         tls=connector.tls,
@@ -160,10 +160,3 @@ async def _headers(address: str, credential: Credential | None) -> dict[str, str
             raise ValueError("a configuration names a key or an identity")
     token = await credential.get_token(SCOPE)
     return {**headers, "Authorization": f"Bearer {token.token}"}
-
-
-def _date(text: str) -> int | None:
-    try:
-        return round(parsedate_to_datetime(text).timestamp()) * TICKS_PER_SECOND
-    except (TypeError, ValueError):
-        return None

@@ -36,10 +36,8 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from enum import Enum
 from typing import Generic, TypeVar
 
@@ -48,7 +46,7 @@ from rekey.core.edm import canonical, canonical_content
 from rekey.errors import Ambiguous, EndpointDown, ServiceError, Unavailable
 from rekey.model import Row, etag_of, property_names
 from rekey.tables import allowance
-from rekey.tables.answers import Answer, may_be_applied
+from rekey.tables.answers import Answer, may_be_applied, moment_of
 from rekey.tables.base import Operation, Verb
 from rekey.tables.rules import stored_form
 from rekey.tables.transport import NoAnswer, NotSent, Request, Transport
@@ -109,15 +107,8 @@ def retry_after_of(headers: Mapping[str, str], now: datetime | None = None) -> f
     text = headers.get("Retry-After", "").strip()
     if text.isascii() and text.isdigit():
         return float(text)
-    if not text:
-        return None
-    try:
-        until = parsedate_to_datetime(text)
-    except (TypeError, ValueError):
-        return None
-    if until.tzinfo is None:
-        until = until.replace(tzinfo=UTC)
-    return max(0.0, (until - (now or datetime.now(UTC))).total_seconds())
+    until = moment_of(text)
+    return None if until is None else max(0.0, (until - (now or datetime.now(UTC))).total_seconds())
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,40 +159,37 @@ class _Known:
     last_open: float | None = None
 
 
+@dataclass(frozen=True, eq=False)
 class Requester:
     """Sends requests again until they are answered or it is enough.
 
-    Args:
+    Attributes:
         transport: sends one attempt.
         policy: how often and how patiently.
         clock: what to wait on.
         source: where jitter comes from.
+        known: what requesters on these connections know.
     """
 
-    def __init__(
-        self, transport: Transport, policy: RetryPolicy, clock: Clock, source: random.Random
-    ) -> None:
-        self._transport = transport
-        self._policy = policy
-        self._clock = clock
-        self._random = source
-        self._known = _Known()
+    transport: Transport
+    policy: RetryPolicy
+    clock: Clock
+    source: random.Random
+    known: _Known = field(default_factory=_Known)
 
     def with_policy(self, **changes: bool) -> Requester:
         """Return a requester on the same connections whose policy differs in some attributes."""
-        other = copy(self)
-        other._policy = replace(self._policy, **changes)  # noqa: SLF001 - of the same class
-        return other
+        return replace(self, policy=replace(self.policy, **changes))
 
     @property
     def last_open(self) -> float | None:
         """When an attempt to write was last left open, in rising seconds of the clock; None if never."""
-        return self._known.last_open
+        return self.known.last_open
 
     @property
     def content_settles(self) -> bool:
         """Whether what a row holds proves who wrote it, see `RetryPolicy`."""
-        return self._policy.content_settles
+        return self.policy.content_settles
 
     async def call(self, request: Request, read: Callable[[Answer, str], T]) -> Outcome[T]:
         """Send a request until it is answered for good or it is enough.
@@ -219,7 +207,7 @@ class Requester:
 
     async def _call(self, request: Request, read: Callable[[Answer, str], T]) -> Outcome[T]:
         is_write, ambiguous, failures = request.method != "GET", False, 0
-        repeats = request.on_version or self._policy.repeats_open_writes
+        repeats = request.on_version or self.policy.repeats_open_writes
         while True:
             try:
                 if is_write:
@@ -236,10 +224,10 @@ class Requester:
                 allowance.refused()
             ambiguous, error = ambiguous or tried.open, tried.error
             failures += 1
-            attempts = self._policy.connect_attempts if tried.only_connect else self._policy.attempts
+            attempts = self.policy.connect_attempts if tried.only_connect else self.policy.attempts
             wait = None
             if failures < attempts and (repeats or not (ambiguous and is_write)):
-                wait = self._policy.wait(failures, tried.retry_after, self._random.random())
+                wait = self.policy.wait(failures, tried.retry_after, self.source.random())
             if ambiguous and (wait is None or not request.on_version):
                 self._note_open(request)
             if wait is None:
@@ -250,20 +238,20 @@ class Requester:
                 "%s: %s; attempt %d follows in %.1f s",
                 *(request.doing, error.code or error.status, failures + 1, wait),
             )
-            await self._clock.sleep(wait)
+            await self.clock.sleep(wait)
             if not tried.open:
                 await allowance.again()
 
     def _note_open(self, request: Request) -> None:
         if request.method != "GET":
-            self._known.last_open = self._clock.rising()
+            self.known.last_open = self.clock.rising()
 
     async def _attempt(self, request: Request, read: Callable[[Answer, str], T]) -> Outcome[T] | _Failed:
         """Send a request once."""
         retry_after = None
         try:
-            answer = await self._transport.send(request)
-            self._known.ever_answered = True
+            answer = await self.transport.send(request)
+            self.known.ever_answered = True
             retry_after = retry_after_of(answer.headers)
             return Outcome(read(answer, request.doing), None, ambiguous=False, final=True)
         except Unavailable as busy:
@@ -271,8 +259,12 @@ class Requester:
         except ServiceError as refused:
             return Outcome(None, refused, ambiguous=False, final=True)
         except NotSent as failed:
-            down = _down(request, str(failed))
-            return _Failed(down, open=False, only_connect=not self._known.ever_answered)
+            down = EndpointDown(
+                f"{request.doing}: no connection to the endpoint ({failed})",
+                code=str(failed),
+                hint="check the endpoint in rekey.toml, the network and the proxy settings",
+            )
+            return _Failed(down, open=False, only_connect=not self.known.ever_answered)
         except (NoAnswer, ValueError) as failed:
             said = str(failed) if isinstance(failed, NoAnswer) else "MalformedAnswer"
             return _Failed(_open(request, said), open=True, retry_after=retry_after)
@@ -287,14 +279,6 @@ class Requester:
                 hint="check the connection and repeat the command, which goes on where it stopped",
             )
         return outcome.result()
-
-
-def _down(request: Request, code: str) -> EndpointDown:
-    return EndpointDown(
-        f"{request.doing}: no connection to the endpoint ({code})",
-        code=code,
-        hint="check the endpoint in rekey.toml, the network and the proxy settings",
-    )
 
 
 def _open(request: Request, code: str) -> Ambiguous:
@@ -332,9 +316,15 @@ def landed(operation: Operation, now: Row | None, *, by_content: bool = True) ->
         return claimed if operation.verb is Verb.DELETE else Landed.NO
     if operation.etag is not None and etag_of(now) == operation.etag:
         return Landed.NO
-    if operation.verb is not Verb.DELETE and _holds(operation, now):
-        return claimed
-    return Landed.OPEN
+    if operation.verb is Verb.DELETE:
+        return Landed.OPEN
+    written = stored_form(operation.row)
+    if operation.verb not in _MERGES:
+        holds = canonical_content(written) == canonical_content(now)
+    else:  # at least what it wrote
+        names = property_names(written)
+        holds = all(name in now and canonical(written, name) == canonical(now, name) for name in names)
+    return claimed if holds else Landed.OPEN
 
 
 def all_landed(
@@ -347,13 +337,3 @@ def all_landed(
     if Landed.NO in found:
         return Landed.NO
     return Landed.YES if all(one is Landed.YES for one in found) else Landed.OPEN
-
-
-def _holds(operation: Operation, now: Row) -> bool:
-    """Tell whether a row holds what an operation writes (of a merge: at least that)."""
-    written = stored_form(operation.row)
-    if operation.verb not in _MERGES:
-        return canonical_content(written) == canonical_content(now)
-    return all(
-        name in now and canonical(written, name) == canonical(now, name) for name in property_names(written)
-    )

@@ -18,31 +18,8 @@ import math
 import re
 from collections.abc import Callable, Sequence
 
+from rekey.core import edm, limits
 from rekey.core.clock import ticks_of
-from rekey.core.edm import (
-    BINARY,
-    BOOLEAN,
-    DATETIME,
-    DOUBLE,
-    GUID,
-    GUID_TEXT,
-    INT32,
-    INT64,
-    INT_RANGES,
-    NOT_FINITE,
-    STRING,
-)
-from rekey.core.limits import (
-    MAX_ENTITY_BYTES,
-    MAX_KEY_UNITS,
-    MAX_NAME_CHARACTERS,
-    MAX_PROPERTIES,
-    MAX_VALUE_BYTES,
-    REFUSED_IN_KEYS,
-    TABLE_NAME,
-    entity_bytes,
-    utf16_units,
-)
 from rekey.errors import RequestRejected
 from rekey.model import PARTITION_KEY, ROW_KEY, TYPE_SUFFIX, Row, is_custom
 from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, rejected
@@ -52,7 +29,7 @@ _NAME = re.compile(r"[^\W\d]\w*")
 
 def check_table_name(name: str) -> None:
     """Raise RequestRejected when the service would refuse a table name."""
-    if not TABLE_NAME.fullmatch(name) or name.lower() == "tables":
+    if not limits.TABLE_NAME.fullmatch(name) or name.lower() == "tables":
         raise rejected("InvalidResourceName", f"the service refuses the table name {name!r}")
 
 
@@ -60,9 +37,9 @@ def check_key_part(value: object) -> None:
     """Raise RequestRejected when the service would refuse a PartitionKey or RowKey."""
     if not isinstance(value, str):
         raise rejected("PropertiesNeedValue", "a row lacks PartitionKey or RowKey")
-    if utf16_units(value) > MAX_KEY_UNITS:
-        raise rejected("KeyValueTooLarge", f"a key is longer than {MAX_KEY_UNITS} UTF-16 units")
-    if REFUSED_IN_KEYS.search(value):
+    if limits.utf16_units(value) > limits.MAX_KEY_UNITS:
+        raise rejected("KeyValueTooLarge", f"a key is longer than {limits.MAX_KEY_UNITS} UTF-16 units")
+    if limits.REFUSED_IN_KEYS.search(value):
         raise rejected("OutOfRangeInput", "a key has a character that the service refuses")
 
 
@@ -101,19 +78,19 @@ def stored_form(row: Row) -> Row:
         if not is_custom(name) or value is None:
             continue
         properties += 1
-        if len(name) > MAX_NAME_CHARACTERS:
-            problem = f"a property name is longer than {MAX_NAME_CHARACTERS} characters"
+        if len(name) > limits.MAX_NAME_CHARACTERS:
+            problem = f"a property name is longer than {limits.MAX_NAME_CHARACTERS} characters"
             raise rejected("PropertyNameTooLong", problem)
         if not _NAME.fullmatch(name):
             raise rejected("PropertyNameInvalid", "a property name is not an identifier")
-        edm = row.get(name + TYPE_SUFFIX)
-        form, annotation = _value_form(value, edm)
+        kind = row.get(name + TYPE_SUFFIX)
+        form, annotation = _value_form(value, kind)
         if annotation is not None:
             kept[name + TYPE_SUFFIX] = annotation
         kept[name] = form
-    if properties > MAX_PROPERTIES:
-        raise rejected("TooManyProperties", f"a row has more than {MAX_PROPERTIES} properties")
-    if entity_bytes(kept) > MAX_ENTITY_BYTES:
+    if properties > limits.MAX_PROPERTIES:
+        raise rejected("TooManyProperties", f"a row has more than {limits.MAX_PROPERTIES} properties")
+    if limits.entity_bytes(kept) > limits.MAX_ENTITY_BYTES:
         raise rejected("EntityTooLarge", "a row is larger than 1 MiB")
     return kept
 
@@ -132,45 +109,45 @@ def merged(before: Row, changes: Row) -> Row:
     return stored_form(after)
 
 
-def _value_form(value: object, edm: str | None) -> tuple[object, str | None]:
+def _value_form(value: object, kind: str | None) -> tuple[object, str | None]:
     """Return the JSON form and the annotation in which the service gives a value back."""
     if isinstance(value, str):
-        return _text_form(value, edm)
+        return _text_form(value, kind)
     if isinstance(value, bool):
-        fits = edm in (None, BOOLEAN)
+        fits = kind in (None, edm.BOOLEAN)
     elif isinstance(value, int):
-        if edm == DOUBLE:
+        if kind == edm.DOUBLE:
             return float(value), None
-        fits = edm in (None, INT32) and value in INT_RANGES[INT32]
+        fits = kind in (None, edm.INT32) and value in edm.INT_RANGES[edm.INT32]
     else:
-        fits = isinstance(value, float) and edm in (None, DOUBLE) and math.isfinite(value)
+        fits = isinstance(value, float) and kind in (None, edm.DOUBLE) and math.isfinite(value)
     if not fits:
         raise _invalid()
     return value, None
 
 
-def _text_form(value: str, edm: str | None) -> tuple[object, str | None]:
-    if edm in (None, STRING):
-        if 2 * utf16_units(value) > MAX_VALUE_BYTES:
+def _text_form(value: str, kind: str | None) -> tuple[object, str | None]:
+    if kind in (None, edm.STRING):
+        if 2 * limits.utf16_units(value) > limits.MAX_VALUE_BYTES:
             raise rejected("PropertyValueTooLarge", "a string is longer than 64 KiB")
         return value, None
-    if edm == DOUBLE and value not in NOT_FINITE:
+    if kind == edm.DOUBLE and value not in edm.NOT_FINITE:
         try:
             return float(value), None
         except ValueError:
             raise _invalid() from None
-    if edm == BOOLEAN and value.lower() in ("true", "false"):
+    if kind == edm.BOOLEAN and value.lower() in ("true", "false"):
         return value.lower() == "true", None
-    if edm == INT32 and _is_whole(value, edm):
+    if kind == edm.INT32 and _is_whole(value, kind):
         return int(value), None
-    valid = _STAYS_TEXT.get(str(edm))
+    valid = _STAYS_TEXT.get(str(kind))
     if valid is None or not valid(value):
         raise _invalid()
-    return value, edm
+    return value, kind
 
 
-def _is_whole(text: str, edm: str) -> bool:
-    return re.fullmatch(r"-?\d{1,20}", text, re.ASCII) is not None and int(text) in INT_RANGES[edm]
+def _is_whole(text: str, kind: str) -> bool:
+    return re.fullmatch(r"-?\d{1,20}", text, re.ASCII) is not None and int(text) in edm.INT_RANGES[kind]
 
 
 def _is_datetime(text: str) -> bool:
@@ -186,17 +163,17 @@ def _is_binary(text: str) -> bool:
         decoded = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         return False
-    if len(decoded) > MAX_VALUE_BYTES:
+    if len(decoded) > limits.MAX_VALUE_BYTES:
         raise rejected("PropertyValueTooLarge", "a binary value is longer than 64 KiB")
     return True
 
 
 _STAYS_TEXT: dict[str, Callable[[str], object]] = {
-    INT64: lambda text: _is_whole(text, INT64),
-    DOUBLE: NOT_FINITE.__contains__,
-    GUID: GUID_TEXT.fullmatch,
-    DATETIME: _is_datetime,
-    BINARY: _is_binary,
+    edm.INT64: lambda text: _is_whole(text, edm.INT64),
+    edm.DOUBLE: edm.NOT_FINITE.__contains__,
+    edm.GUID: edm.GUID_TEXT.fullmatch,
+    edm.DATETIME: _is_datetime,
+    edm.BINARY: _is_binary,
 }
 """Types whose values the service gives back as annotated text, and what tells a valid one."""
 

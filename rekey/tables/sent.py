@@ -66,15 +66,8 @@ class Sent:
 
     counts: Counter[str] = field(default_factory=Counter)
 
-    def add(self, kind: Kind) -> None:
-        """Count one request."""
-        self._add(kind.value, 1)
-
-    def add_operations(self, number: int) -> None:
-        """Count the operations of a batch, once however often it is sent."""
-        self._add(OPERATIONS, number)
-
-    def _add(self, name: str, number: int) -> None:
+    def add(self, name: str, number: int = 1) -> None:
+        """Count a request by its kind; or the operations of a batch, once however often it is sent."""
         self.counts[name] += number
         if (tally := _TALLY.get()) is not None:
             tally[name] += number

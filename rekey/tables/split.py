@@ -83,8 +83,8 @@ async def middle_text(low: str, beyond: Beyond) -> str | None:
     """
     before: str | None = None
     for _ in range(_MOST_PREFIXES):
-        if not _is_text(low):
-            return before
+        if any("\ud800" <= character <= "\udfff" for character in low):
+            return before  # a text with half of a surrogate pair cannot be asked for
         shared = await _shared(low, beyond)
         if shared < len(low):
             break
@@ -144,8 +144,3 @@ def character_of(rank: int) -> str:
     if rank < _ASTRAL + _ASTRAL_COUNT:
         return chr(rank - _ASTRAL + 0x10000)
     return chr(rank - _ASTRAL - _ASTRAL_COUNT + 0xE000)
-
-
-def _is_text(text: str) -> bool:
-    """Tell whether a text can be asked for: one with half of a surrogate pair cannot."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)

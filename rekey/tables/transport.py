@@ -139,7 +139,7 @@ class Transport:
                 message.data = body
         started = time.monotonic()
         outcome = "cancelled"
-        self.sent.add(kind_of(request.method, request.path))
+        self.sent.add(kind_of(request.method, request.path).value)
         try:
             ran = await pipeline.run(message, proxy=self._proxy, trace_request_ctx=sending)
             response = ran.http_response
@@ -155,7 +155,9 @@ class Transport:
                 hint="run `az login`, or give the process a managed identity, or name a key with `key_env`",
             ) from None
         except (AzureError, aiohttp.ClientError, OSError, TimeoutError) as failed:
-            outcome = _name_of(failed)
+            # Its name alone, e.g. `ClientConnectorDNSError`; its text may hold an address.
+            inner = getattr(failed, "inner_exception", None) or failed.__cause__ or failed
+            outcome = type(inner).__name__
             raise (NoAnswer if sending.begun else NotSent)(outcome) from None
         finally:
             # What is logged of a request never holds its address: that holds keys.
@@ -236,9 +238,3 @@ def _before_sending() -> aiohttp.TraceConfig:
     trace = aiohttp.TraceConfig()
     trace.on_request_headers_sent.append(check)
     return trace
-
-
-def _name_of(failed: BaseException) -> str:
-    """Return the name of what failed, e.g. `ClientConnectorDNSError`; its text may hold an address."""
-    inner = getattr(failed, "inner_exception", None) or failed.__cause__ or failed
-    return type(inner).__name__

@@ -13,41 +13,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from rekey.core.clock import TICKS_PER_SECOND, Clock, SystemClock, format_ticks
+from rekey.core.progress import Advance
+from rekey.declaration.mapper import Mapper
 from rekey.mapping.ids import SafeIds
 from rekey.model import PARTITION_KEY, EntityKey, Row
 from rekey.tables.base import Page, Table
-
-
-class RowMapper(Protocol):
-    """The mapping of one migration: pure, deterministic."""
-
-    @property
-    def tables(self) -> tuple[str, ...]:
-        """The target tables' names, the main one first."""
-
-    @property
-    def timestamp_copies(self) -> tuple[frozenset[str], ...]:
-        """For each table, the properties that hold the source row's Timestamp."""
-
-    def map(self, row: Row) -> Sequence[tuple[int, Row]]:
-        """Return (table number, target row), each key once, for a source row. Raises RowRefused."""
-
-
-class Progress(Protocol):
-    """Hears how far the work is; the command draws a bar from it."""
-
-    def advance(self, rows: int, note: str) -> None:
-        """`rows` more rows were read; `note` says what is going on, without keys."""
-
-
-class Silent:
-    """A progress that is not shown."""
-
-    def advance(self, rows: int, note: str) -> None:
-        """Do nothing."""
+from rekey.verify.sums import SOURCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +36,6 @@ class RecheckPolicy:
     delay_s: float = 1.0
     limit_s: float = 600.0
     chunk: int = 4096
-
-
-def go_on() -> None:
-    """Stop never: the default of `ReconcileContext.stop`."""
 
 
 async def never(_source_key: EntityKey) -> bool:
@@ -93,11 +62,10 @@ class ReconcileContext:
         targets: the target tables in the mapper's order, the main one first.
         mapper: the mapping under verification.
         ids: names rows in reports.
-        source_name: the name under which `ids` knows source rows.
-        owner: (target table's name, target key) → the source key the mapping table gives for it, or None.
+        owner: a main target key → the source key the mapping table gives for it, or None.
         propagate: make the replicas of one source key equal what the authority says (repair only).
         folder: where temporary files may be put; a private folder is made inside and removed again.
-        progress: hears how many rows were read.
+        advance: told how many more rows were read.
         stop: raises Interrupted when the work shall end; called between pages and rounds.
         in_flight: tells whether the journal holds an intent for a source key: wait for it.
         pending: tells whether a difference on a source key is due to be mended by a later pass (capture
@@ -113,14 +81,13 @@ class ReconcileContext:
 
     source: Table
     targets: Sequence[Table]
-    mapper: RowMapper
+    mapper: Mapper
     ids: SafeIds
-    source_name: str
-    owner: Callable[[str, EntityKey], Awaitable[EntityKey | None]] = field(repr=False)
+    owner: Callable[[EntityKey], Awaitable[EntityKey | None]] = field(repr=False)
     propagate: Callable[[EntityKey], Awaitable[object]] = field(repr=False)
     folder: Path
-    progress: Progress = field(default_factory=Silent, repr=False)
-    stop: Callable[[], None] = field(default=go_on, repr=False)
+    advance: Advance = field(default=lambda _rows: None, repr=False)
+    stop: Callable[[], None] = field(default=lambda: None, repr=False)
     in_flight: Callable[[EntityKey], Awaitable[bool]] = field(default=never, repr=False)
     pending: Callable[[EntityKey], Awaitable[bool]] = field(default=never, repr=False)
     authority_is_target: bool = False
@@ -138,6 +105,10 @@ class ReconcileContext:
         """Return the clock's time in seconds, for measuring how long something takes."""
         return self.clock.ticks() / TICKS_PER_SECOND
 
+    def table(self, number: int) -> Table:
+        """Return the source (`SOURCE`) or, by its number, a target."""
+        return self.source if number == SOURCE else self.targets[number]
+
     def not_compared(self, table: int) -> frozenset[str]:
         """Return the properties of target `table` that have no part in the comparison."""
         return self.mapper.timestamp_copies[table] if self.authority_is_target else frozenset()
@@ -149,7 +120,7 @@ class ReconcileContext:
 
     def source_id(self, key: EntityKey) -> str:
         """Return the short safe id of a source row."""
-        return self.ids.short(self.source_name, key)
+        return self.ids.short(self.source.name, key)
 
     def target_id(self, table: int, key: EntityKey) -> str:
         """Return the short safe id of a row of target `table`."""

@@ -124,12 +124,12 @@ async def count(ctx: ReconcileContext) -> CountReport:
     return CountReport(
         started_at=started_at,
         finished_at=ctx.now(),
-        source=ctx.source_name,
+        source=ctx.source.name,
         source_rows=last.source_rows,
         source_partitions=last.source_partitions,
         refused_rows=last.refused,
         largest=tuple(
-            PartitionSize(_partition_id(ctx, ctx.source_name, partition), rows)
+            PartitionSize(_partition_id(ctx, ctx.source.name, partition), rows)
             for rows, partition in sorted(last.largest, key=lambda each: -each[0])
         ),
         tables=tables,
@@ -145,8 +145,12 @@ async def _count_once(ctx: ReconcileContext, differences: Spill[_Tallied]) -> _P
     async def read(table: int) -> None:
         if table == SOURCE:
             await _count_source(ctx, counted, tally)
-        else:
-            await _count_target(ctx, table, tally)
+            return
+        async for page in ctx.targets[table].scan(select=(PARTITION_KEY,)):
+            ctx.stop()
+            for row in page.rows:
+                tally.add(table, row[PARTITION_KEY], actual=1)
+            ctx.advance(len(page.rows))
 
     with Tally(ctx.folder) as tally:
         await for_each((SOURCE, *range(tables)), read, limit=ctx.concurrency)
@@ -178,17 +182,9 @@ async def _count_source(ctx: ReconcileContext, counted: _Pass, tally: Tally) -> 
             for table, target in mapped:
                 tally.add(table, target[PARTITION_KEY], expected=1)
         counted.source_rows += len(page.rows)
-        ctx.progress.advance(len(page.rows), "counting")
+        ctx.advance(len(page.rows))
     if partition is not None:
         counted.partition_ends(partition, rows)
-
-
-async def _count_target(ctx: ReconcileContext, table: int, tally: Tally) -> None:
-    async for page in ctx.targets[table].scan(select=(PARTITION_KEY,)):
-        ctx.stop()
-        for row in page.rows:
-            tally.add(table, row[PARTITION_KEY], actual=1)
-        ctx.progress.advance(len(page.rows), "counting")
 
 
 def _compare(ctx: ReconcileContext, last: _Pass, differences: Spill[_Tallied]) -> tuple[TableCount, ...]:

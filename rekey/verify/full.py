@@ -17,22 +17,22 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import aclosing
 from typing import Any, Protocol, TypeAlias
 
 from rekey.core.collector import patient_collector
 from rekey.core.concurrency import for_each
 from rekey.core.spill import Spill, hash_of
+from rekey.declaration.mapper import Mapper
 from rekey.errors import RowRefused
 from rekey.model import EntityKey, Row, key_of
-from rekey.verify.context import ReconcileContext, RowMapper
+from rekey.verify.context import ReconcileContext
 from rekey.verify.digest import bucket_of, content_digest
 from rekey.verify.repair import repair_all
-from rekey.verify.report import Findings, FullReport, RepairReport, TableComparison, TableRead
+from rekey.verify.report import Findings, FullReport, TableComparison, TableRead
 from rekey.verify.settle import Candidate, Collector, Found, Point, settle
-from rekey.verify.summing import CHECKPOINT_ROWS, Checkpoint, sum_up
+from rekey.verify.summing import Checkpoint, keep_nothing, sum_up
 from rekey.verify.sums import SOURCE, Part, Partial, told_digest
 
 Record: TypeAlias = list[Any]
@@ -48,9 +48,7 @@ _SIDE, _TABLE, _PARTITION, _ROW, _CONTENT, _SOURCE_PARTITION, _SOURCE_ROW = rang
 class Reader(Protocol):
     """Reads tables for a comparison elsewhere: with workers."""
 
-    async def sum_up(
-        self, ctx: ReconcileContext, work: Partial, *, checkpoint: Checkpoint | None, checkpoint_rows: int
-    ) -> None:
+    async def sum_up(self, ctx: ReconcileContext, work: Partial, *, checkpoint: Checkpoint) -> None:
         """Read what is left of `work` and add it to its sums."""
 
     async def spill_rows(
@@ -67,9 +65,7 @@ async def full(
     ctx: ReconcileContext,
     *,
     partial: Partial | None = None,
-    checkpoint: Checkpoint | None = None,
-    checkpoint_rows: int = CHECKPOINT_ROWS,
-    enough: int | None = None,
+    checkpoint: Checkpoint = keep_nothing,
     repair: bool = False,
     reader: Reader | None = None,
 ) -> FullReport:
@@ -78,10 +74,7 @@ async def full(
     Args:
         ctx: the tables and the mapping.
         partial: sums to go on from; None begins anew, with each table in one piece.
-        checkpoint: told the sums about every `checkpoint_rows` rows, and when the first pass is done.
-        checkpoint_rows: rows between two checkpoints.
-        enough: stop looking at differences after this many stable divergences; the rest is counted as
-            unchecked. None looks at all.
+        checkpoint: told the sums about every `CHECKPOINT_ROWS` rows, and when the first pass is done.
         repair: mend what was found; the report says what was done, and the caller verifies again.
         reader: reads the tables; None: this process.
 
@@ -93,27 +86,28 @@ async def full(
     work = partial or Partial.fresh(len(ctx.targets))
     work.sit_down(ctx.now())
     with patient_collector():
-        read = sum_up if reader is None else reader.sum_up
-        await read(ctx, work, checkpoint=checkpoint, checkpoint_rows=checkpoint_rows)
-    sides = zip(work.expected, work.actual, strict=True)
+        await (sum_up if reader is None else reader.sum_up)(ctx, work, checkpoint=checkpoint)
+    sides = list(zip(work.expected, work.actual, strict=True))
     differing = [expected.differing(actual) for expected, actual in sides]
     found, repaired = Findings(), None
     if work.refused or any(differing):
-        found, repaired = await _find_and_settle(ctx, work, differing, enough, repair=repair, reader=reader)
-    return _report(ctx, work, differing, found, repaired)
-
-
-def _report(
-    ctx: ReconcileContext,
-    work: Partial,
-    differing: Sequence[frozenset[int]],
-    found: Findings,
-    repaired: RepairReport | None,
-) -> FullReport:
+        with (
+            Spill(ctx.folder, by_key) as spilled,
+            Spill(ctx.folder, by_content) as unmatched,
+            Spill[Found](ctx.folder, _by_row) as kept,
+        ):
+            read = spill_rows if reader is None else reader.spill_rows
+            await read(ctx, work.parts, differing, spilled)
+            collector = Collector(ctx, kept if repair else None)
+            async for settled in settle(ctx, _candidates(spilled, unmatched)):
+                collector.take(settled)
+            found = collector.findings()
+            if repair:
+                repaired = await repair_all(ctx, kept)
     return FullReport(
         started_at=work.begun_at,
         finished_at=ctx.now(),
-        source=ctx.source_name,
+        source=ctx.source.name,
         source_rows=work.source_rows,
         refused_rows=work.refused,
         tables=tuple(
@@ -123,64 +117,16 @@ def _report(
                 actual_rows=actual.rows,
                 expected_digest=expected.content_digest(),
                 actual_digest=actual.content_digest(),
-                differing_buckets=len(buckets),
+                differing_buckets=len(differing[number]),
                 not_compared=tuple(sorted(ctx.not_compared(number))),
             )
-            for number, (target, expected, actual, buckets) in enumerate(
-                zip(ctx.targets, work.expected, work.actual, differing, strict=True)
-            )
+            for number, (target, (expected, actual)) in enumerate(zip(ctx.targets, sides, strict=True))
         ),
         found=found,
         repair=repaired,
         source_digest=told_digest(work.source),
-        read=tuple(
-            TableRead(
-                ctx.source_name if one.table == SOURCE else ctx.targets[one.table].name,
-                one.sitting,
-                one.begun_at,
-                one.ended_at,
-                one.rows,
-            )
-            for one in work.reads.values()
-        ),
+        read=tuple(TableRead(ctx.table(one.table).name, *one[1:]) for one in work.reads.values()),
     )
-
-
-async def _find_and_settle(
-    ctx: ReconcileContext,
-    work: Partial,
-    differing: list[frozenset[int]],
-    enough: int | None,
-    *,
-    repair: bool,
-    reader: Reader | None,
-) -> tuple[Findings, RepairReport | None]:
-    """Find the rows of differing sums, look at them again and, if asked, mend what stood still."""
-    with (
-        Spill(ctx.folder, by_key) as spilled,
-        Spill(ctx.folder, by_content) as unmatched,
-        Spill[Found](ctx.folder, _by_row) as kept,
-    ):
-        read = spill_rows if reader is None else reader.spill_rows
-        await read(ctx, work.parts, differing, spilled)
-        collector = Collector(ctx, kept if repair else None)
-        left = 0  # candidates given out, or still to come, that were not settled
-
-        def counted(candidates: Iterator[Candidate]) -> Iterator[Candidate]:
-            nonlocal left
-            for candidate in candidates:
-                left += 1
-                yield candidate
-
-        waiting = counted(_candidates(spilled, unmatched))
-        async with aclosing(settle(ctx, waiting)) as settling:
-            async for settled in settling:
-                collector.take(settled)
-                left -= 1
-                if enough is not None and collector.stable >= enough:
-                    deque(waiting, maxlen=0)  # what is still to come is counted, not looked at
-                    break
-        return collector.findings(unchecked=left), await repair_all(ctx, kept) if repair else None
 
 
 # --- the second pass: rows of sums that differ -----------------------------------------------------------
@@ -221,12 +167,12 @@ async def spill_rows(
     not_compared = [ctx.not_compared(number) for number in range(len(ctx.targets))]
 
     async def read(part: Part) -> None:
-        table = ctx.source if part.table == SOURCE else ctx.targets[part.table]
+        table = ctx.table(part.table)
         async for page in table.scan(part.within):
             ctx.stop()
             for record in records_of(part.table, page.rows, ctx.mapper, not_compared, differing):
                 spill.put(record)
-            ctx.progress.advance(len(page.rows), "finding the rows that differ")
+            ctx.advance(len(page.rows))
             await ctx.taken(table, page)
 
     await for_each(wanted, read, limit=ctx.concurrency)
@@ -235,7 +181,7 @@ async def spill_rows(
 def records_of(
     table: int,
     rows: Iterable[Row],
-    mapper: RowMapper,
+    mapper: Mapper,
     not_compared: Sequence[frozenset[str]],
     differing: Sequence[frozenset[int]],
 ) -> Iterator[Record]:

@@ -40,7 +40,7 @@ async def repair_all(ctx: ReconcileContext, kept: Spill[Found]) -> RepairReport:
         counts[outcome.value] += 1
         if len(listed) < LISTED:
             listed.append(Repair(found.divergence, outcome))
-        ctx.progress.advance(0, "repairing")
+        ctx.advance(0)
 
     await for_each(chain.from_iterable(kept.groups()), mend, limit=ctx.concurrency)
     return RepairReport(dict(sorted(counts.items())), tuple(listed))

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from rekey.core.concurrency import for_each
 from rekey.errors import RowRefused
@@ -34,8 +34,7 @@ MAX_ROWS = 100_000
 """Rows a sample may ask for; with more a full verification is cheaper and proves more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
+class Drawn(NamedTuple):
     """Keys drawn from one table, and how many rows it had."""
 
     keys: list[EntityKey]
@@ -61,7 +60,7 @@ async def sample(ctx: ReconcileContext, n: int, seed: int) -> SampleReport:
     drawn: dict[int, Drawn] = {}
 
     async def draw_from(table: int) -> None:
-        handle = ctx.source if table == SOURCE else ctx.targets[table]
+        handle = ctx.table(table)
         generator = random.Random(f"{seed}:{handle.name}")  # noqa: S311 repeatable on purpose, guards no secret
         drawn[table] = await reservoir(_keys(ctx, handle), n, generator)
 
@@ -71,7 +70,7 @@ async def sample(ctx: ReconcileContext, n: int, seed: int) -> SampleReport:
     return SampleReport(
         started_at=started_at,
         finished_at=ctx.now(),
-        source=ctx.source_name,
+        source=ctx.source.name,
         seed=seed,
         asked=n,
         confidence=CONFIDENCE,
@@ -109,7 +108,7 @@ def _skip(weight: float, n: int, position: int, generator: random.Random) -> tup
 async def _keys(ctx: ReconcileContext, table: Table) -> AsyncIterator[EntityKey]:
     async for page in table.scan(select=(PARTITION_KEY,)):
         ctx.stop()
-        ctx.progress.advance(len(page.rows), f"drawing from {table.name}")
+        ctx.advance(len(page.rows))
         for row in page.rows:
             yield key_of(row)
 
@@ -120,37 +119,23 @@ async def _check(ctx: ReconcileContext, table: int, drawn: Drawn, collector: Col
 
     async def prepare(item: tuple[int, EntityKey]) -> None:
         position, key = item
-        candidate = (
-            await _source_candidate(ctx, key) if table == SOURCE else await _target_candidate(ctx, table, key)
-        )
-        if candidate is not None:
-            wanted[position] = candidate
+        row = await ctx.table(table).get(key, select=None if table == SOURCE else (PARTITION_KEY,))
+        if row is None:  # deleted meanwhile
+            return
+        if table != SOURCE:
+            wanted[position] = (Point(table, key),)
+            return
+        try:
+            mapped = ctx.mapper.map(row)
+        except RowRefused:
+            wanted[position] = (Point(SOURCE, key),)
+        else:
+            wanted[position] = tuple(Point(number, key_of(target), (key,)) for number, target in mapped)
 
     await for_each(enumerate(drawn.keys), prepare, limit=ctx.concurrency)
     wrong = 0
     async for settled in settle(ctx, (wanted[position] for position in sorted(wanted))):
         wrong += collector.take(settled) > 0
-    name = ctx.source_name if table == SOURCE else ctx.targets[table].name
-    population = drawn.population - (len(drawn.keys) - len(wanted))
-    return Direction(
-        name, population, len(wanted), wrong, upper_bound(wrong, len(wanted), population=population)
-    )
-
-
-async def _source_candidate(ctx: ReconcileContext, key: EntityKey) -> Candidate | None:
-    """Return what to look at for a drawn source row; None when it was deleted meanwhile."""
-    row = await ctx.source.get(key)
-    if row is None:
-        return None
-    try:
-        mapped = ctx.mapper.map(row)
-    except RowRefused:
-        return (Point(SOURCE, key),)
-    return tuple(Point(number, key_of(target), (key,)) for number, target in mapped)
-
-
-async def _target_candidate(ctx: ReconcileContext, table: int, key: EntityKey) -> Candidate | None:
-    """Return what to look at for a drawn target row; None when it was deleted meanwhile."""
-    if await ctx.targets[table].get(key, select=(PARTITION_KEY,)) is None:
-        return None
-    return (Point(table, key),)
+    checked, population = len(wanted), drawn.population - (len(drawn.keys) - len(wanted))
+    at_most = upper_bound(wrong, checked, population=population)
+    return Direction(ctx.table(table).name, population, checked, wrong, at_most)

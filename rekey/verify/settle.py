@@ -137,7 +137,7 @@ async def settle(
             return
         todo = [one for points in tracked for one in points if not one.settled]
         await for_each(todo, lambda one: _look(ctx, one), limit=ctx.concurrency)
-        ctx.progress.advance(0, f"rechecked {len(todo):,} differences")
+        ctx.advance(0)
         before, tracked = tracked, []
         for points in before:
             if all(one.settled for one in points):
@@ -176,51 +176,53 @@ async def _any(question: Callable[[EntityKey], Awaitable[bool]], source_keys: tu
 # --- one look ----------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Reading:
-    """Rows read for one observation: source rows by key (None: gone), and which of them give the row."""
-
-    etags: dict[EntityKey, str | None]
-    giving: dict[EntityKey, Row]
-
-
 async def observe(ctx: ReconcileContext, point: Point) -> Observation:
     """Look at one point once."""
     if point.table == SOURCE:
         return await _observe_refused(ctx, point.key)
-    reading = _Reading({}, {})
+    etags: dict[EntityKey, str | None] = {}  # of source rows that were read; None: gone
+    giving: dict[EntityKey, Row] = {}  # the point's row, by the source rows that give it
+
+    async def read_sources(keys: Iterable[EntityKey]) -> None:
+        for key in keys:
+            if key in etags:
+                continue
+            row = await ctx.source.get(key)
+            etags[key] = None if row is None else etag_of(row)
+            try:
+                mapped = [] if row is None else ctx.mapper.map(row)
+            except RowRefused:
+                continue  # it gives no row; the scan reports it as refused
+            for table, target in mapped:
+                if table == point.table and key_of(target) == point.key:
+                    giving[key] = target
+
     if ctx.authority_is_target:
-        await _read_sources(ctx, point, point.claims, reading)
-    target = ctx.targets[point.table]
-    actual = await target.get(point.key)
-    await _read_sources(ctx, point, point.claims, reading)
+        await read_sources(point.claims)
+    actual = await ctx.targets[point.table].get(point.key)
+    await read_sources(point.claims)
     without = ctx.not_compared(point.table)
-    verdict = _judge(reading, actual, without)
+    verdict = _judge(giving, actual, without)
     owner = None
     if verdict is not None and actual is not None:
         owner = await owner_of(ctx, point.table, actual)
-        if owner is not None and owner not in reading.etags:
-            await _read_sources(ctx, point, (owner,), reading)
-            verdict = _judge(reading, actual, without)
+        if owner is not None and owner not in etags:
+            await read_sources((owner,))
+            verdict = _judge(giving, actual, without)
     if verdict is not None:
         verdict = _attributed(verdict, owner, point)
-    signature = (
-        None if actual is None else etag_of(actual),
-        owner,
-        tuple(reading.etags.items()),
-    )
-    return Observation(signature, verdict, tuple(reading.etags))
+    signature = (None if actual is None else etag_of(actual), owner, tuple(etags.items()))
+    return Observation(signature, verdict, tuple(etags))
 
 
 async def owner_of(ctx: ReconcileContext, table: int, actual: Row) -> EntityKey | None:
     """Return the source key that the mapping table gives for a target row, None when it knows none."""
-    main = ctx.targets[0].name
     if table == 0:
-        return await ctx.owner(main, key_of(actual))
+        return await ctx.owner(key_of(actual))
     partition, row = actual.get(MAIN_PARTITION_KEY), actual.get(MAIN_ROW_KEY)
     if not isinstance(partition, str) or not isinstance(row, str):
         return None
-    return await ctx.owner(main, EntityKey(partition, row))
+    return await ctx.owner(EntityKey(partition, row))
 
 
 def compare(expected: Row, actual: Row, without: Set[str] = frozenset()) -> tuple[PropertyDifference, ...]:
@@ -253,32 +255,16 @@ async def _observe_refused(ctx: ReconcileContext, source_key: EntityKey) -> Obse
     return Observation((etag_of(row),), None)
 
 
-async def _read_sources(
-    ctx: ReconcileContext, point: Point, keys: Iterable[EntityKey], reading: _Reading
-) -> None:
-    """Read source rows that were not read yet and note which of them give the point's row."""
-    for key in keys:
-        if key in reading.etags:
-            continue
-        row = await ctx.source.get(key)
-        reading.etags[key] = None if row is None else etag_of(row)
-        if row is None:
-            continue
-        try:
-            mapped = ctx.mapper.map(row)
-        except RowRefused:
-            continue  # it gives no row; the scan reports it as refused
-        for table, target in mapped:
-            if table == point.table and key_of(target) == point.key:
-                reading.giving[key] = target
-
-
-def _judge(reading: _Reading, actual: Row | None, without: Set[str]) -> Verdict | None:
-    giving = reading.giving
+def _judge(giving: dict[EntityKey, Row], actual: Row | None, without: Set[str]) -> Verdict | None:
+    """Return what is wrong with a row, by the rows that source rows give in its place."""
     if len(giving) > 1:
-        return Verdict(
-            Kind.COLLISION, _not_standing(giving, actual, without), "" if actual is None else etag_of(actual)
-        )
+        # Named are those whose row is not what stands there; all but one if that does not tell.
+        equal = [
+            key for key, row in giving.items() if actual is not None and not compare(row, actual, without)
+        ]
+        holder = equal[0] if equal else next(iter(giving))
+        others = tuple(key for key in giving if key != holder)
+        return Verdict(Kind.COLLISION, others, "" if actual is None else etag_of(actual))
     if not giving:
         if actual is None:
             return None
@@ -288,15 +274,6 @@ def _judge(reading: _Reading, actual: Row | None, without: Set[str]) -> Verdict 
         return Verdict(Kind.MISSING, (source,), content=content_digest(expected, without))
     properties = compare(expected, actual, without)
     return Verdict(Kind.ALTERED, (source,), etag_of(actual), properties) if properties else None
-
-
-def _not_standing(
-    giving: dict[EntityKey, Row], actual: Row | None, without: Set[str]
-) -> tuple[EntityKey, ...]:
-    """Return the colliding source keys whose row is not what stands there; all but one if none can tell."""
-    equal = [key for key, row in giving.items() if actual is not None and not compare(row, actual, without)]
-    holder = equal[0] if equal else next(iter(giving))
-    return tuple(key for key in giving if key != holder)
 
 
 def _attributed(verdict: Verdict, owner: EntityKey | None, point: Point) -> Verdict | None:
@@ -327,58 +304,46 @@ class Found:
     stray: tuple[int, EntityKey, str] | None = field(default=None, repr=False)
 
 
+@dataclass(eq=False)
 class Collector:
-    """Takes settled candidates and gives the findings."""
+    """Takes settled candidates and gives the findings.
 
-    def __init__(
-        self, ctx: ReconcileContext, keep: Spill[Found] | None = None, *, suspects: bool = True
-    ) -> None:
-        """Take the context and, when a repair shall follow, where to keep every divergence.
+    Attributes:
+        ctx: what is compared.
+        keep: when a repair shall follow, where to keep every divergence.
+        suspects: every candidate was seen to differ by a scan: what is equal now is transient. Else (rows
+            drawn by lot) it is transient only if a look at it saw a difference.
+    """
 
-        With `suspects` every candidate was seen to differ by a scan: what is equal now is transient. Without
-        (rows drawn by lot), it is transient only if a look at it saw a difference.
-        """
-        self._ctx = ctx
-        self._suspects = suspects
-        self._keep = keep
+    ctx: ReconcileContext
+    keep: Spill[Found] | None = None
+    suspects: bool = True
+
+    def __post_init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._listed: list[Divergence] = []
-        self._transient = 0
-        self._unsettled = 0
-        self._pending = 0
-
-    @property
-    def stable(self) -> int:
-        """How many stable divergences there are so far."""
-        return self._counts.total()
+        self._others: Counter[str] = Counter()  # candidates that are no divergence
 
     def take(self, settled: Sequence[Looked]) -> int:
         """Count a settled candidate; return how many divergences it holds."""
-        found = list(_divergences(self._ctx, settled))
+        found = list(_divergences(self.ctx, settled))
         for each in found:
             self._counts[each.divergence.kind.value] += 1
             if len(self._listed) < LISTED:
                 self._listed.append(each.divergence)
-            if self._keep is not None:
-                self._keep.put(each)
+            if self.keep is not None:
+                self.keep.put(each)
         unsettled = sum(one.unsettled for one in settled)
         pending = sum(one.pending for one in settled)
-        self._unsettled += unsettled
-        self._pending += pending
-        suspected = self._suspects or any(one.differed for one in settled)
-        self._transient += suspected and not (found or unsettled or pending)
+        suspected = self.suspects or any(one.differed for one in settled)
+        transient = suspected and not (found or unsettled or pending)
+        self._others.update(transient=transient, unsettled=unsettled, pending=pending)
         return len(found)
 
-    def findings(self, *, unchecked: int = 0) -> Findings:
+    def findings(self) -> Findings:
         """Return what was found."""
-        return Findings(
-            dict(sorted(self._counts.items())),
-            tuple(self._listed),
-            self._transient,
-            self._unsettled,
-            unchecked,
-            self._pending,
-        )
+        counts = dict(sorted(self._counts.items()))
+        return Findings(counts, tuple(self._listed), **self._others)
 
 
 def _divergences(ctx: ReconcileContext, settled: Sequence[Looked]) -> Iterator[Found]:
@@ -388,8 +353,20 @@ def _divergences(ctx: ReconcileContext, settled: Sequence[Looked]) -> Iterator[F
         yield pair
         return
     for one in settled:
-        if one.verdict is not None:
-            yield from _single(ctx, one.point, one.verdict)
+        point, verdict = one.point, one.verdict
+        if verdict is None:
+            continue
+        if verdict.kind is Kind.REFUSED:
+            name, source_id = ctx.source.name, ctx.source_id(point.key)
+            yield Found(Divergence(Kind.REFUSED, name, "", source_id, code=verdict.code), point.key)
+            continue
+        table = ctx.targets[point.table].name
+        row_id = ctx.target_id(point.table, point.key)
+        stray = (point.table, point.key, verdict.etag) if verdict.kind is Kind.EXTRA else None
+        for source in verdict.sources or (None,):
+            source_id = "" if source is None else ctx.source_id(source)
+            divergence = Divergence(verdict.kind, table, row_id, source_id, properties=verdict.properties)
+            yield Found(divergence, source, stray)
 
 
 def _wrong_key(ctx: ReconcileContext, one: Looked, other: Looked) -> Found | None:
@@ -407,19 +384,3 @@ def _wrong_key(ctx: ReconcileContext, one: Looked, other: Looked) -> Found | Non
         stray_id=ctx.target_id(table, other.point.key),
     )
     return Found(divergence, source, (table, other.point.key, stray.etag))
-
-
-def _single(ctx: ReconcileContext, point: Point, verdict: Verdict) -> Iterator[Found]:
-    if verdict.kind is Kind.REFUSED:
-        divergence = Divergence(
-            Kind.REFUSED, ctx.source_name, "", ctx.source_id(point.key), code=verdict.code
-        )
-        yield Found(divergence, point.key)
-        return
-    table = ctx.targets[point.table].name
-    row_id = ctx.target_id(point.table, point.key)
-    stray = (point.table, point.key, verdict.etag) if verdict.kind is Kind.EXTRA else None
-    for source in verdict.sources or (None,):
-        source_id = "" if source is None else ctx.source_id(source)
-        divergence = Divergence(verdict.kind, table, row_id, source_id, properties=verdict.properties)
-        yield Found(divergence, source, stray)

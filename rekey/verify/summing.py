@@ -18,16 +18,22 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from rekey.core.concurrency import together
+from rekey.declaration.mapper import Mapper
 from rekey.errors import Interrupted, RowRefused
 from rekey.model import KeyRange, Row
 from rekey.tables.base import MAX_PAGE_ROWS, Page
 from rekey.tables.split import find_middle
-from rekey.verify.context import ReconcileContext, RowMapper
+from rekey.verify.context import ReconcileContext
 from rekey.verify.digest import digester
 from rekey.verify.sums import SOURCE, Part, Partial
 
 Checkpoint = Callable[[Partial], None]
 """Told the sums, to store them."""
+
+
+def keep_nothing(_work: Partial) -> None:
+    """Store no sums: the default."""
+
 
 CHECKPOINT_ROWS = 200_000
 """Rows between two checkpoints: some seconds of work, against a state of about 0.5 MB per table."""
@@ -36,36 +42,26 @@ LEAST_ROWS = 50 * MAX_PAGE_ROWS
 about fifteen requests. A part that gave fifty pages is likely to have as many left, which are worth them."""
 
 
-async def sum_up(
-    ctx: ReconcileContext,
-    work: Partial,
-    *,
-    checkpoint: Checkpoint | None = None,
-    checkpoint_rows: int = CHECKPOINT_ROWS,
-) -> None:
+async def sum_up(ctx: ReconcileContext, work: Partial, *, checkpoint: Checkpoint = keep_nothing) -> None:
     """Read what is left of `work` and add it to its sums, page by page.
 
     Args:
         ctx: the tables and the mapping.
         work: the sums; its parts may be split.
-        checkpoint: told the sums about every `checkpoint_rows` rows, when stopped, and at the end.
-        checkpoint_rows: rows between two checkpoints.
+        checkpoint: told the sums about every `CHECKPOINT_ROWS` rows, when stopped, and at the end.
 
     Raises:
         Interrupted: `ctx.stop` said so.
     """
-    left = [part for part in work.parts if not part.done]
-    if not left:
+    if all(part.done for part in work.parts):
         return
-    summing = _Summing(ctx, work, left, checkpoint, checkpoint_rows)
+    summing = _Summing(ctx, work, checkpoint)
     try:
         await together(summing.reader() for _ in range(max(1, ctx.scans)))
     except Interrupted:
-        if checkpoint is not None:
-            checkpoint(work)
-        raise
-    if checkpoint is not None:
         checkpoint(work)
+        raise
+    checkpoint(work)
 
 
 @dataclass(slots=True, eq=False)
@@ -94,22 +90,14 @@ class _Active:
 class _Summing:
     """All readers of one comparison."""
 
-    def __init__(
-        self,
-        ctx: ReconcileContext,
-        work: Partial,
-        left: Sequence[Part],
-        checkpoint: Checkpoint | None,
-        checkpoint_rows: int,
-    ) -> None:
-        self._ctx, self._work = ctx, work
-        self._checkpoint, self._checkpoint_rows = checkpoint, checkpoint_rows
-        self._open = deque(left)
+    def __init__(self, ctx: ReconcileContext, work: Partial, checkpoint: Checkpoint) -> None:
+        self._ctx, self._work, self._checkpoint = ctx, work, checkpoint
+        self._open = deque(part for part in work.parts if not part.done)
         self._active: list[_Active] = []
         self._since = 0
         self._changed = asyncio.Event()
         not_compared = [ctx.not_compared(number) for number in range(len(ctx.targets))]
-        self._adding = Adding(ctx.source_name, ctx.mapper, not_compared, work)
+        self._adding = Adding(ctx.source.name, ctx.mapper, not_compared, work)
 
     async def reader(self) -> None:
         """Read parts until there are none."""
@@ -136,10 +124,9 @@ class _Summing:
     async def _divide(self, active: _Active) -> None:
         """Look for a key in the middle of what is left of a part, and split it there."""
         part = active.part
-        table = self._ctx.source if part.table == SOURCE else self._ctx.targets[part.table]
         active.probed = True
         try:
-            middle = await find_middle(table, part.rest, part.cursor)
+            middle = await find_middle(self._ctx.table(part.table), part.rest, part.cursor)
         finally:
             active.probed = False
         active.fresh = 0
@@ -155,18 +142,18 @@ class _Summing:
 
     async def _read(self, active: _Active) -> None:
         ctx, part = self._ctx, active.part
-        table = ctx.source if part.table == SOURCE else ctx.targets[part.table]
+        table = ctx.table(part.table)
         async with aclosing(table.scan(part.rest)) as pages:  # type: ignore[type-var]  # all scans are generators
             async for page in pages:
                 ctx.stop()
                 rows, ended = active.take(page)
                 self._adding.add(part.table, rows)
                 self._work.was_read(part.table, len(rows), ctx.now())
-                ctx.progress.advance(len(rows), "comparing")
+                ctx.advance(len(rows))
                 self._since += len(rows)
                 if active.fresh >= LEAST_ROWS:
                     self._tell()
-                if self._checkpoint is not None and self._since >= self._checkpoint_rows:
+                if self._since >= CHECKPOINT_ROWS:
                     self._since = 0
                     self._checkpoint(self._work)
                 if ended:
@@ -185,7 +172,7 @@ class Adding:
     """Adds rows to the sums of a comparison."""
 
     def __init__(
-        self, source: str, mapper: RowMapper, not_compared: Sequence[frozenset[str]], work: Partial
+        self, source: str, mapper: Mapper, not_compared: Sequence[frozenset[str]], work: Partial
     ) -> None:
         """Take the source's name, the mapping, what has no part in the comparison, and the sums."""
         self._map, self._work = mapper.map, work
@@ -196,14 +183,11 @@ class Adding:
 
     def add(self, table: int, rows: list[Row]) -> None:
         """Add rows of the source, and the rows they give, or rows of a target."""
-        if table == SOURCE:
-            self._source(rows)
-        else:
+        if table != SOURCE:
             add = self._add_actual[table]
             for row in rows:
                 add(row)
-
-    def _source(self, rows: list[Row]) -> None:
+            return
         map_row, add_source, add_expected = self._map, self._add_source, self._add_expected
         for row in rows:
             add_source(row)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from operator import or_
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 from rekey.errors import StateUnusable
@@ -123,8 +123,7 @@ class BucketSums:
         return sums
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
+class Read(NamedTuple):
     """Rows that were read of one table in one sitting: without a break of the command between them.
 
     Attributes:
@@ -221,9 +220,7 @@ class Partial:
             "refused": self.refused,
             "begun_at": self.begun_at,
             "sitting": self.sitting,
-            "reads": [
-                [one.table, one.sitting, one.begun_at, one.ended_at, one.rows] for one in self.reads.values()
-            ],
+            "reads": [list(one) for one in self.reads.values()],
         }
 
     @classmethod

@@ -137,9 +137,10 @@ def test_digest_parts_give_back_what_was_put_in_and_leave_nothing_behind(
 ) -> None:
     """What is in memory, what is on disk, and what is in both; a small table needs no file."""
     digests = [f"{n % 3:02}{n:030}" for n in range(5000)]
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     for buffered, files in ((5001, 0), (5000, 3), (1900, 3)):
         monkeypatch.setattr("rekey.copy.sweep._BUFFERED", buffered)
-        with DigestParts(tmp_path) as parts:
+        with DigestParts() as parts:
             for digest in digests:
                 parts.add(digest)
             assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == files

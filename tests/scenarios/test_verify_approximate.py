@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -192,7 +193,7 @@ async def test_rows_deleted_after_the_draw_are_not_counted_as_checked(
         scan = staticmethod(world.source.scan)
         deleted = False
 
-        async def get(self, key: EntityKey) -> Row | None:
+        async def get(self, key: EntityKey, **_: Any) -> Row | None:
             if not self.deleted:
                 self.deleted = True
                 for number in range(10):

@@ -276,19 +276,6 @@ async def test_many_differences_go_through_bounded_groups(
     world.assert_in_step()
 
 
-async def test_enough_stops_looking_and_says_what_was_not_looked_at(
-    memory: MemoryTableService, tmp_path: Path
-) -> None:
-    world = await filled(World(memory, USERS), users())
-    for row in memory.dump("UsersV2"):
-        await world.targets[0].delete(EntityKey(row["PartitionKey"], row["RowKey"]))
-    report = await full(context(world, tmp_path), enough=3)
-    assert report.found.stable >= 3
-    assert report.found.stable + report.found.unchecked == 41
-    assert report.findings
-    assert "not looked at" in render(report)
-
-
 async def test_rows_with_one_content_are_not_paired_by_guess(
     memory: MemoryTableService, tmp_path: Path
 ) -> None:

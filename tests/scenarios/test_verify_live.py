@@ -296,9 +296,10 @@ async def test_stopped_at_any_time_it_leaves_no_file_behind(
 
 @pytest.mark.parametrize("calls", [1, 2, 3, 4])
 async def test_stopped_and_gone_on_from_a_checkpoint_it_gives_the_same_digests(
-    memory: MemoryTableService, tmp_path: Path, calls: int
+    memory: MemoryTableService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int
 ) -> None:
     """What is stored at any moment counts no row twice and leaves none out."""
+    monkeypatch.setattr("rekey.verify.summing.CHECKPOINT_ROWS", 1)
     world = await filled(World(memory, USERS), [user(f"u{n:04}@example.com") for n in range(COUNT)])
     undisturbed = await full(context(world, tmp_path))
     stored = [json.dumps(Partial.fresh(1).as_state())]
@@ -307,7 +308,6 @@ async def test_stopped_and_gone_on_from_a_checkpoint_it_gives_the_same_digests(
         await full(
             context(world, tmp_path, stop=stop),
             checkpoint=lambda work: stored.append(json.dumps(work.as_state())),
-            checkpoint_rows=1,
         )
     partial = Partial.from_state(json.loads(stored[-1]), targets=1)
     again = await full(context(world, tmp_path), partial=partial)
@@ -317,7 +317,7 @@ async def test_stopped_and_gone_on_from_a_checkpoint_it_gives_the_same_digests(
 
 
 async def test_an_empty_first_page_does_not_make_a_resumed_part_begin_again(
-    memory: MemoryTableService, tmp_path: Path
+    memory: MemoryTableService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An empty page without a cursor says nothing new about how far the part was read."""
     world = await filled(World(memory, USERS), [user(f"u{n:04}@example.com") for n in range(5)])
@@ -335,13 +335,13 @@ async def test_an_empty_first_page_does_not_make_a_resumed_part_begin_again(
     first = world.service._calls + 1
     memory.faults = EmptyFirst()
     seen = []
+    monkeypatch.setattr("rekey.verify.summing.CHECKPOINT_ROWS", 0)
     _, stop = stopping_after(2)
     with pytest.raises(Interrupted):
         await sum_up(
             context(world, tmp_path, scans=1, stop=stop),
             work,
             checkpoint=lambda partial: seen.append([part.cursor for part in partial.parts]),
-            checkpoint_rows=0,
         )
     assert seen[0] == cursors
 

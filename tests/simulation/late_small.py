@@ -42,7 +42,7 @@ from rekey.copy.workers.tasks import Basis, Plain, Task
 from rekey.copy.workers.work import Host, carry_out
 from rekey.copy.write import Copier
 from rekey.core.progress import Silent
-from rekey.declaration.migration import Declared, Migration
+from rekey.declaration.migration import Migration
 from rekey.mapping.rows import CONTROL_TABLE, LEASE_ROW_KEY
 from rekey.mapping.sealing import SealedKeys
 from rekey.model import PARTITION_KEY, ROW_KEY, Row, key_of
@@ -316,7 +316,6 @@ class LateWorld(DeltaWorld):
         return Opened(
             identity=(basis.run_id,),
             config=cast(Config, SimpleNamespace(limits=LIMITS)),
-            declared=cast(Declared, SimpleNamespace(migration=self.mapper.migration)),
             mapper=self.mapper,
             accounts=Accounts(cast(TableService, Account(self)), self.others),
             control=self.store,

@@ -278,13 +278,13 @@ class DeltaWorld(SmallWorld):
     async def _verify(self) -> FullReport:
         propagator = self.propagator()
 
-        async def owner(_table: str, target_key: EntityKey) -> EntityKey | None:
+        async def owner(target_key: EntityKey) -> EntityKey | None:
             found = await self.mapping.owner(target_key)
             return None if found is None else found.source
 
         context = ReconcileContext(
             source=self.source, targets=self.targets, mapper=self.mapper, ids=self.mapping.rows.ids,
-            source_name=self.source.name, owner=owner, propagate=propagator.propagate,
+            owner=owner, propagate=propagator.propagate,
             folder=Path(tempfile.gettempdir()), clock=self.scheduler.clock,
         )  # fmt: skip
         return await full(context, repair=True)

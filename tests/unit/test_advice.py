@@ -14,7 +14,7 @@ from rekey import Migration, keys, props, query
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 from rekey.core.severity import Severity
 from rekey.declaration.keys import Expression
-from rekey.declaration.keys.keyed import opaque
+from rekey.declaration.keys.hashes import opaque
 from rekey.declaration.requirements import CODES
 from rekey.model import Row
 from rekey.plan.advice import gather

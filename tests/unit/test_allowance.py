@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rekey.errors import Ambiguous, Unavailable
-from rekey.tables.allowance import at_a_rate, while_allowed
+from rekey.tables.allowance import Taken, at_a_rate, while_allowed
 from rekey.tables.answers import Answer
 from rekey.tables.requests import Requester, RetryPolicy
 from rekey.tables.transport import NoAnswer, NotSent, Request
@@ -74,17 +74,13 @@ class Replies:
         return Answer(reply, {}, b"")
 
 
-class Listener:
-    """Takes note of what it is told and asked."""
+def noting(said: list[str]) -> Taken:
+    """Take note of what is told and asked."""
 
-    def __init__(self, said: list[str]) -> None:
-        self._said = said
+    async def again() -> None:
+        said.append("again")
 
-    def refused(self) -> None:
-        self._said.append("refused")
-
-    async def again(self) -> None:
-        self._said.append("again")
+    return Taken(lambda: said.append("refused"), again)
 
 
 def status_of(answer: Answer, _doing: str) -> int:
@@ -114,7 +110,7 @@ async def test_who_took_of_a_rate_hears_of_refusals_and_is_asked_before_the_next
 ) -> None:
     """What may have been applied used what was taken: of that nobody is told."""
     said: list[str] = []
-    with at_a_rate(Listener(said)):
+    with at_a_rate(noting(said)):
         await requester(Replies(said, *attempts)).call(Request(method, "$batch", "send"), status_of)
     assert said == told
     await requester(Replies(said, 503)).call(Request(method, "$batch", "send"), status_of)

@@ -69,7 +69,6 @@ def test_twenty_divergences_are_shown_and_the_rest_counted() -> None:
         (Findings(transient=9, pending=3), ExitCode.DONE),
         (Findings({"extra": 1}, (divergence(Kind.EXTRA),)), ExitCode.FINDINGS),
         (Findings(unsettled=1), ExitCode.FINDINGS),
-        (Findings(unchecked=1), ExitCode.FINDINGS),
     ],
 )
 def test_only_what_is_wrong_or_unproved_is_a_finding(found: Findings, code: ExitCode) -> None:

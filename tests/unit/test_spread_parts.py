@@ -9,16 +9,16 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from rekey.copy.throttle import Rates
-from rekey.copy.workers.copying import window_of
-from rekey.copy.workers.driver import Driver
+from rekey.copy.workers.copying import window_of_task
+from rekey.copy.workers.driver import Driver, Job, Pool, load_factory
 from rekey.copy.workers.fence import Fence, TermOver, seconds_left
 from rekey.copy.workers.opened import config_path
-from rekey.copy.workers.pool import Pool, load_factory
 from rekey.copy.workers.summing import packed_buckets, sealed, unpacked_buckets, unsealed
 from rekey.copy.workers.tasks import Basis, Ended, Failure, Kind, Result, Task, read_result, read_task
 from rekey.errors import (
@@ -50,7 +50,7 @@ from tests.fakeclock import FakeClock
 from tests.memory import MemoryTableService
 
 BASIS = Basis("1.0", "/p/rekey.toml", "a b", "0001_users", "d" * 64, "r" * 32, 2, "l" * 32)
-TASK = Task(Kind.COPY, "t1", BASIS, 15.0, "2024-01-01T00:01:00.0000000Z", buckets=(b"\x01",))
+TASK = Task(Kind.COPY, BASIS, "t1", 15.0, "2024-01-01T00:01:00.0000000Z", buckets=(b"\x01",))
 KEYS = SealedKeys("0001_users", bytes(32))
 
 
@@ -139,10 +139,10 @@ def test_records_and_buckets_survive_their_travel_and_records_are_bound_to_their
 
 def test_a_task_at_a_low_rate_has_small_windows() -> None:
     limits = Limits(window_rows=8192)
-    assert window_of(limits, TASK).rows == 4096
-    assert window_of(limits, replace(TASK, entities_per_second=1600)).rows == 3000
-    assert window_of(limits, replace(TASK, entities_per_second=1)).rows == 100
-    assert window_of(Limits(window_rows=50), replace(TASK, entities_per_second=1)).rows == 25
+    assert window_of_task(limits, TASK).rows == 4096
+    assert window_of_task(limits, replace(TASK, entities_per_second=1600)).rows == 3000
+    assert window_of_task(limits, replace(TASK, entities_per_second=1)).rows == 100
+    assert window_of_task(Limits(window_rows=50), replace(TASK, entities_per_second=1)).rows == 25
 
 
 @pytest.mark.parametrize(("divides", "partition"), [(False, 50), (True, 12)])
@@ -153,6 +153,7 @@ def test_tasks_share_the_rate_of_the_account_and_if_the_operator_set_it_that_of_
         raise AssertionError
 
     driver = Driver(
+        cast(Job[None], SimpleNamespace(task=lambda _work: TASK)),
         Pool(no_executor),
         memory,
         None,
@@ -161,10 +162,10 @@ def test_tasks_share_the_rate_of_the_account_and_if_the_operator_set_it_that_of_
         lambda: Rates(100, 50),
         divides_partition=lambda: divides,
     )
-    ticket = driver.ticket("2024-01-01T00:00:00Z", 4)
-    assert ticket.rates == Rates(25, partition)
-    assert (ticket.seconds, ticket.until) == (15.0, "2024-01-01T00:00:45.0000000Z")
-    again = driver.ticket("2024-01-01T00:00:00Z", 4, failed=2)
+    task = driver.task(None, "2024-01-01T00:00:00Z", 4)
+    assert (task.entities_per_second, task.partition_entities_per_second) == (25, partition)
+    assert (task.seconds, task.until) == (15.0, "2024-01-01T00:00:45.0000000Z")
+    again = driver.task(None, "2024-01-01T00:00:00Z", 4, failed=2)
     assert (again.seconds, again.until) == (15.0, "2024-01-01T00:03:00.0000000Z")
 
 

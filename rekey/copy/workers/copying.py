@@ -3,9 +3,9 @@
 Rules kept here:
 
 * Inserts-if-absent only, mapping rows before target rows, as in one process: it is the same code.
-* The cursor of the result is behind rows that are durable in this very run of the task. So a task that runs
-  twice, or after somebody gave it up, says nothing that is not so.
-* When time is up nothing new is read; what is under way is finished. At the end of the term whatever is not
+* The cursor of the result follows rows that are durable in this very run of the task. So a task that runs
+  twice, or after it was given up, says nothing that is not so.
+* When time is up nothing new is read; what is under way is finished. At the end of the term all that is not
   finished is given up, and the result says that a write may still be under way.
 """
 
@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 
 from rekey.copy.checkpoint import copy_segments
 from rekey.copy.map import Copied
-from rekey.copy.scan import WindowSize
+from rekey.copy.scan import WindowSize, window_of
 from rekey.copy.workers.fence import Fence, FencedTable, Superseded, TermOver, seconds_left
 from rekey.copy.workers.opened import Opened
 from rekey.copy.workers.tasks import Ended, Result, Task
@@ -35,104 +36,80 @@ _WINDOWS_OF_A_SLICE = 8
 
 
 async def copy_slice(opened: Opened, task: Task) -> Result:
-    """Copy a range from its beginning, as far as time allows.
+    """Copy a range from its beginning, as far as time allows, but one window at least.
 
     Raises:
         RowRefused, Collision, ServiceError: as the engine does.
     """
     began = rising_seconds()
-    left = await seconds_left(opened.accounts.tables, task.until)
+    accounts, limits = opened.accounts, opened.config.limits
+    left = await seconds_left(accounts.tables, task.until)
     if left <= 0:
         return Result(task.id, Ended.LATE)
-    fence = Fence(opened.accounts, task, began + left)
-    slice_ = _Slice(opened, task, fence, began + min(task.seconds, left))
-    last_open = _last_open(opened)
+    stop_at = began + min(task.seconds, left)
+    fence = Fence(accounts, task, began + left)
+    within = opened.within(task)
+    reached = Segment(1, task.basis.script_id, "slice", after=within.after, upto=within.upto)
+    copied, begun = Copied(), False
+    store, source, names = opened.mapping, opened.table(), opened.mapper.tables
+    mapping = MappingStore(FencedTable(store.table, fence), store.rows, store.keyring)
+    shared = [FencedTable(accounts.tables.shared(name), fence) for name in names]
+    targets = [FencedTable(accounts.tables.table(name), fence) for name in names]
+    propagator = Propagator(source, shared, opened.mapper, mapping)
+    copier = Copier(propagator, limits.concurrency, opened.throttle, targets=targets)
+
+    def last_open() -> tuple[float | None, float | None]:
+        return accounts.tables.last_open, accounts.restricted.last_open
+
+    def checkpoint(moved: list[Segment]) -> None:
+        nonlocal reached
+        reached = moved[-1]
+
+    opened_before, still_open = last_open(), True
     try:
         with while_allowed(fence.in_time):
-            async with asyncio.timeout(began + left - rising_seconds()):
-                whole = await slice_.copy()
+            async with asyncio.timeout(began + left - rising_seconds()), copier.writer() as writer:
+
+                async def copy(rows: Sequence[Row]) -> Copied:
+                    nonlocal begun
+                    begun = True
+                    window = await writer.copy(rows)
+                    copied.add(window)
+                    return window
+
+                _, whole = await copy_segments(
+                    source,
+                    [reached],
+                    copy,
+                    size=window_of_task(limits, task),
+                    checkpoint=checkpoint,
+                    stop_requested=lambda: begun and rising_seconds() >= stop_at,
+                    advance=lambda _rows: None,
+                    writer=writer,
+                    throttle=opened.throttle,
+                )
+        ended = Ended.DONE if whole else Ended.MORE
+        still_open = last_open() != opened_before
     except (TermOver, TimeoutError):
-        return slice_.result(Ended.MORE, still_open=True)
+        ended = Ended.MORE
     except Superseded:
-        return slice_.result(Ended.SUPERSEDED, still_open=True)
-    still_open = _last_open(opened) != last_open
-    return slice_.result(Ended.DONE if whole else Ended.MORE, still_open=still_open)
+        ended = Ended.SUPERSEDED
+    return Result(
+        task.id,
+        Ended.DONE if reached.done else ended,
+        cursor=opened.cursor(reached.cursor),
+        rows=reached.rows,
+        size=reached.bytes,
+        counters=asdict(copied),
+        open=still_open,
+    )
 
 
-def _last_open(opened: Opened) -> tuple[float | None, float | None]:
-    return opened.accounts.tables.last_open, opened.accounts.restricted.last_open
-
-
-class _Slice:
-    """One run of a task."""
-
-    def __init__(self, opened: Opened, task: Task, fence: Fence, stop_at: float) -> None:
-        within = opened.within(task)
-        self._opened, self._task, self._stop_at = opened, task, stop_at
-        self._reached = Segment(1, task.basis.script_id, "slice", after=within.after, upto=within.upto)
-        self._copied = Copied()
-        store = opened.mapping
-        mapping = MappingStore(FencedTable(store.table, fence), store.rows, store.keyring)
-        tables, names = opened.accounts.tables, opened.mapper.tables
-        shared = [FencedTable(tables.shared(name), fence) for name in names]
-        propagator = Propagator(opened.source, shared, opened.mapper, mapping)
-        targets = [FencedTable(tables.table(name), fence) for name in names]
-        limit = opened.config.limits.concurrency
-        self._copier = Copier(propagator, limit, opened.throttle, targets=targets)
-
-    async def copy(self) -> bool:
-        """Copy one window at least, and more while there is time; return whether the range is done."""
-        opened = self._opened
-
-        def checkpoint(moved: list[Segment]) -> None:
-            self._reached = moved[-1]
-
-        async with self._copier.writer() as writer:
-            begun = False
-
-            async def copy(rows: Sequence[Row]) -> Copied:
-                nonlocal begun
-                begun = True
-                copied = await writer.copy(rows)
-                self._copied.add(copied)
-                return copied
-
-            _, whole = await copy_segments(
-                opened.source,
-                [self._reached],
-                copy,
-                size=window_of(opened.config.limits, self._task),
-                checkpoint=checkpoint,
-                stop_requested=lambda: begun and rising_seconds() >= self._stop_at,
-                advance=lambda _rows: None,
-                writer=writer,
-                throttle=opened.throttle,
-            )
-        return whole
-
-    def result(self, ended: Ended, *, still_open: bool) -> Result:
-        """Return what was done."""
-        copied = self._copied
-        return Result(
-            self._task.id,
-            Ended.DONE if self._reached.done else ended,
-            cursor=self._opened.cursor(self._reached.cursor),
-            rows=self._reached.rows,
-            size=self._reached.bytes,
-            counters={
-                "inserted": copied.inserted,
-                "propagated": copied.propagated,
-                "changed": copied.changed,
-                "requests": copied.requests,
-            },
-            open=still_open,
-        )
-
-
-def window_of(limits: Limits, task: Task) -> WindowSize:
+def window_of_task(limits: Limits, task: Task) -> WindowSize:
     """Return when a window of a task is full: a task at a low rate has small ones, so that what is under way
     when its time is up is finished within its term."""
-    rows, rate = max(1, limits.window_rows // 2), task.entities_per_second
-    if rate:
-        rows = min(rows, max(_LEAST_WINDOW_ROWS, int(rate * task.seconds) // _WINDOWS_OF_A_SLICE))
-    return WindowSize(rows, max(1, limits.window_bytes // 2))
+    size, rate = window_of(limits), task.entities_per_second
+    if not rate:
+        return size
+    in_time = int(rate * task.seconds) // _WINDOWS_OF_A_SLICE
+    return replace(size, rows=min(size.rows, max(_LEAST_WINDOW_ROWS, in_time)))

@@ -1,4 +1,4 @@
-"""Sending slices of work to workers until all of it is done.
+"""Sending slices of work to the workers of an executor until all of it is done.
 
 Rules kept here:
 
@@ -14,24 +14,35 @@ Rules kept here:
   may need longer than a slice for its first rows, and would need it again.
 * A stop, and a failure that will not pass: nothing more is submitted, what is under way is waited for and
   counts.
+* Any `concurrent.futures.Executor` will do. Two attributes are heeded where an executor has them: `tasks`,
+  how many it works on at a time, and `runs_once`, that a task runs in one place only and has ended when it
+  was answered, or with the executor at the latest.
+* An executor that broke is left to itself, and another one is begun; what was submitted to it is lost, not
+  undone. Ending one may take as long as its tasks take, and must not hold the event loop up meanwhile.
+* What an executor or its library raises is named by its class only: its text may hold what was submitted.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
+import os
 import secrets
+import sys
 from collections import Counter, deque
-from collections.abc import Callable
-from concurrent.futures import BrokenExecutor
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from concurrent.futures import BrokenExecutor, Executor, Future
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from rekey.copy.throttle import Rates
-from rekey.copy.workers.pool import Pool
 from rekey.copy.workers.tasks import Ended, Plain, Result, Task, read_result
+from rekey.copy.workers.work import work
 from rekey.core.clock import TICKS_PER_SECOND, Clock, format_ticks, rising_seconds, ticks_of
-from rekey.errors import Moved, RekeyError, WorkersFailed
+from rekey.errors import ConfigurationError, Moved, RekeyError, WorkersFailed
+from rekey.project.config import is_factory
 from rekey.protocol.term import Term
 from rekey.tables.base import TableService
 
@@ -42,16 +53,107 @@ LOST_AFTER_S = 15.0
 """Beyond the term: a task that has not answered by then is lost."""
 _LOOK_S = 0.5
 S = TypeVar("S")
+Factory = Callable[[], Executor]
 
 
-@dataclass(frozen=True, slots=True)
-class Ticket:
-    """What a task needs besides its range: a random id, until when it may write, its share of the rates."""
+def load_factory(text: str, folder: Path) -> Factory:
+    """Return the callable that `module:callable` names.
 
-    id: str
-    until: str
-    seconds: float
-    rates: Rates
+    Args:
+        text: as configured, or as said on the command line.
+        folder: the project's; modules are looked for there, too.
+
+    Raises:
+        ConfigurationError: there is no such callable, or it cannot be imported.
+    """
+    if not is_factory(text):
+        raise ConfigurationError(
+            "the executor is not of the form `module:callable`",
+            hint="write for example --executor rekey.executors:processes",
+        )
+    module, _, name = text.partition(":")
+    sys.path.insert(0, str(folder))
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(
+            f"the executor `{text}` cannot be imported ({type(error).__name__})",
+            hint="install its module in the environment of rekey, or put it next to rekey.toml; for dask:"
+            " pip install 'rekey-tables[dask]'",
+        ) from None
+    finally:
+        sys.path.remove(str(folder))
+    if not callable(found):
+        raise ConfigurationError(
+            f"the executor `{text}` cannot be called",
+            hint="name a function without arguments that returns a concurrent.futures.Executor",
+        )
+    factory: Factory = found
+    return factory
+
+
+class Pool:
+    """Tasks at work in an executor. Use as an asynchronous context manager."""
+
+    def __init__(self, factory: Factory, tasks: int | None = None) -> None:
+        """Take what begins the executor, and how many tasks it is given at a time (None: as it says)."""
+        self._factory = factory
+        self._tasks = tasks
+        self._executor: Executor | None = None
+
+    async def __aenter__(self) -> Pool:
+        await self.begin()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.end()
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks it is given at a time."""
+        said = self._tasks or getattr(self._executor, "tasks", None) or os.cpu_count()
+        return max(1, int(said or 1))
+
+    @property
+    def runs_once(self) -> bool:
+        """Whether a task runs in one place, and no longer than the executor; not, unless that says so."""
+        return getattr(self._executor, "runs_once", False) is True
+
+    async def begin(self) -> None:
+        """Begin an executor. Raises ConfigurationError when the factory fails."""
+        try:
+            made = await asyncio.to_thread(self._factory)
+        except RekeyError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a library's own; named by its class
+            raise ConfigurationError(
+                f"the executor could not be begun ({type(error).__name__})",
+                kept="everything that was checkpointed",
+                hint="see that the cluster is up and its address and certificates are where the executor"
+                " looks for them",
+            ) from None
+        if not isinstance(made, Executor):
+            raise ConfigurationError(
+                f"the executor's factory returned a {type(made).__name__}",
+                hint="it must return a concurrent.futures.Executor",
+            )
+        self._executor = made
+
+    async def end(self) -> None:
+        """End the executor, with the tasks that it still works on."""
+        executor, self._executor = self._executor, None
+        if executor is not None:
+            await asyncio.to_thread(executor.__exit__, None, None, None)
+
+    def submit(self, task: Task) -> asyncio.Future[Plain]:
+        """Submit a task. Raises BrokenExecutor when the executor takes none."""
+        if self._executor is None:
+            raise BrokenExecutor("no executor")
+        try:
+            submitted: Future[Plain] = self._executor.submit(work, task.plain())
+        except RuntimeError as error:  # also BrokenExecutor, which is one
+            raise BrokenExecutor(type(error).__name__) from None
+        return asyncio.wrap_future(submitted)
 
 
 class Job(Protocol[S]):
@@ -60,8 +162,8 @@ class Job(Protocol[S]):
     async def split(self, piece: S) -> tuple[S, S] | None:
         """Split what is left of a piece; None when it cannot be."""
 
-    def task(self, piece: S, ticket: Ticket) -> Task:
-        """Return the task for what is left of a piece."""
+    def task(self, piece: S) -> Task:
+        """Return the task for what is left of a piece; the driver adds what it may do and until when."""
 
     def take(self, piece: S, result: Result) -> S | None:
         """Store what a result says durably; return what is left of the piece, None when it is done.
@@ -80,33 +182,12 @@ class _Piece(Generic[S]):
     may_split: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class _Flight(Generic[S]):
-    piece: _Piece[S]
-    task: Task
-    lost_at: float
-
-
-@dataclass(slots=True)
-class Sent:
-    """What became of all tasks.
+@dataclass(eq=False)
+class Driver(Generic[S]):
+    """Sends the pieces of a job to workers, as tasks.
 
     Attributes:
-        tasks: submitted.
-        lost: of those, not answered.
-        open: a write may still be under way that nobody waits for.
-    """
-
-    tasks: int = 0
-    lost: int = 0
-    open: bool = False
-
-
-@dataclass
-class Driver:
-    """What sending needs.
-
-    Attributes:
+        job: what is to be done.
         pool: takes tasks.
         tables: tells the service's time.
         term: of the migration; None for work that writes nothing.
@@ -117,8 +198,11 @@ class Driver:
         requests: those that tasks sent are added to it, by kind; a task that is lost tells nothing of them.
         check: called again and again; raises when the work must end at once.
         stop_requested: tells that nothing more is to be submitted.
+        submitted, lost: tasks; of those, not answered.
+        open: a write may still be under way that is not waited for.
     """
 
+    job: Job[S]
     pool: Pool
     tables: TableService
     term: Term | None
@@ -130,18 +214,16 @@ class Driver:
     check: Callable[[], None] = lambda: None
     stop_requested: Callable[[], bool] = lambda: False
     monotonic: Callable[[], float] = rising_seconds
-    sent: Sent = field(default_factory=Sent)
 
-    def term_s(self, failed: int = 0) -> float:
-        """Return the seconds from a task's submission on in which it may write: to be taken up by a worker,
-        for its slice, and to finish what is under way.
+    def __post_init__(self) -> None:
+        self.submitted = self.lost = self._broken = 0
+        self.open = False
+        self._waiting: deque[_Piece[S]] = deque()
+        # Each task with its piece, and when it is lost.
+        self._flying: dict[asyncio.Future[Plain], tuple[_Piece[S], Task, float]] = {}
+        self._error: RekeyError | None = None
 
-        Args:
-            failed: how often in a row its piece failed.
-        """
-        return (self.slice_s + max(LEAST_GRACE_S, 2 * self.slice_s)) * 2.0**failed
-
-    async def carry_out(self, job: Job[S], pieces: list[S]) -> bool:
+    async def carry_out(self, pieces: Iterable[S]) -> bool:
         """Send pieces to workers until all are done; return False when stopped on request.
 
         Raises:
@@ -149,140 +231,120 @@ class Driver:
             WorkersFailed: the executor or its workers fail again and again.
             RekeyError: what a worker met that will not pass; see `Failure`.
         """
-        work = _Work(self, job, deque(_Piece(one) for one in pieces))
+        self._waiting.extend(_Piece(one) for one in pieces)
         try:
-            while work.goes_on:
+            while self._flying or (self._waiting and not self._ends):
                 self.check()
-                await work.submit()
-                await work.hear()
+                await self._submit()
+                await self._hear()
         finally:
-            for future in work.flying:
+            for future in self._flying:
                 future.cancel()
-        if work.error is not None:
-            raise work.error
-        return not work.waiting
-
-    def ticket(self, now: str, most: int, failed: int = 0) -> Ticket:
-        """Return what the next task may do, of `most` at a time, when its piece failed so often in a row."""
-        rates = self.rates()
-        until = ticks_of(now) + round(self.term_s(failed) * TICKS_PER_SECOND)
-        partition = rates.partition
-        if partition and self.divides_partition():
-            partition = max(1, partition // most)
-        return Ticket(
-            secrets.token_hex(16),
-            format_ticks(until),
-            self.slice_s,
-            Rates(None if rates.account is None else max(1, rates.account // most), partition),
-        )
-
-
-class _Work(Generic[S]):
-    """One `carry_out`."""
-
-    def __init__(self, driver: Driver, job: Job[S], waiting: deque[_Piece[S]]) -> None:
-        self._driver, self._job = driver, job
-        self.waiting = waiting
-        self.flying: dict[asyncio.Future[Plain], _Flight[S]] = {}
-        self.error: RekeyError | None = None
-        self._broken = 0
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether there is anything to wait for."""
-        return bool(self.flying) or (bool(self.waiting) and not self._ends)
+        if self._error is not None:
+            raise self._error
+        return not self._waiting
 
     @property
     def _ends(self) -> bool:
-        return self.error is not None or self._driver.stop_requested()
+        return self._error is not None or self.stop_requested()
 
-    async def submit(self) -> None:
+    async def _submit(self) -> None:
         """Submit as many tasks as may be at work."""
-        driver = self._driver
-        most = driver.pool.tasks
-        while self.waiting and len(self.flying) < most and not self._ends:
-            if driver.rates().paused:
+        most = self.pool.tasks
+        while self._waiting and len(self._flying) < most and not self._ends:
+            if self.rates().paused:
                 break
             await self._split(most)
-            failed = self.waiting[0].failed
-            ticket = driver.ticket(await driver.tables.server_time(), most, failed)
-            if driver.term is not None:
-                await driver.term.extend(ticket.until)
-            driver.check()
-            piece = self.waiting.popleft()
-            task = self._job.task(piece.work, ticket)
-            lost_at = driver.monotonic() + driver.term_s(failed) + LOST_AFTER_S
+            piece = self._waiting[0]
+            task = self.task(piece.work, await self.tables.server_time(), most, piece.failed)
+            if self.term is not None:
+                await self.term.extend(task.until)
+            self.check()
+            self._waiting.popleft()
+            lost_at = self.monotonic() + self._term_s(piece.failed) + LOST_AFTER_S
             try:
-                future = driver.pool.submit(task)
+                future = self.pool.submit(task)
             except BrokenExecutor:
-                self.waiting.appendleft(piece)
+                self._waiting.appendleft(piece)
                 await self._begin_again()
                 continue
-            driver.sent.tasks += 1
-            self.flying[future] = _Flight(piece, task, lost_at)
+            self.submitted += 1
+            self._flying[future] = (piece, task, lost_at)
 
     async def _split(self, most: int) -> None:
         """Split the next piece when there are fewer pieces than tasks that may be at work."""
-        while len(self.waiting) + len(self.flying) < most and not self._ends:
-            piece = self.waiting[0]
-            if not piece.may_split:
-                return
-            halves = await self._job.split(piece.work)
+        while len(self._waiting) + len(self._flying) < most and not self._ends:
+            piece = self._waiting[0]
+            halves = await self.job.split(piece.work) if piece.may_split else None
             if halves is None:
                 piece.may_split = False
                 return
-            self.waiting.popleft()
-            # The lower half waits behind the upper one: next time it is the other one's turn to be split.
-            self.waiting.extend(_Piece(half, piece.failed) for half in reversed(halves))
+            self._waiting.popleft()
+            # The lower half waits after the upper one: next time it is the other one's turn to be split.
+            self._waiting.extend(_Piece(half, piece.failed) for half in reversed(halves))
 
-    async def hear(self) -> None:
+    def task(self, work: S, now: str, most: int, failed: int = 0) -> Task:
+        """Return the next task of a piece of work.
+
+        Args:
+            work: what is left of the piece.
+            now: the service's time.
+            most: how many tasks share the rates.
+            failed: how often in a row the piece failed.
+        """
+        account, partition = self.rates().account, self.rates().partition
+        if partition and self.divides_partition():
+            partition = max(1, partition // most)
+        return replace(
+            self.job.task(work),
+            id=secrets.token_hex(16),
+            seconds=self.slice_s,
+            until=format_ticks(ticks_of(now) + round(self._term_s(failed) * TICKS_PER_SECOND)),
+            entities_per_second=0 if account is None else max(1, account // most),
+            partition_entities_per_second=partition or 0,
+        )
+
+    def _term_s(self, failed: int) -> float:
+        """Return the seconds from a task's submission on in which it may write: to be taken up by a worker,
+        for its slice, and to finish what is under way."""
+        return (self.slice_s + max(LEAST_GRACE_S, 2 * self.slice_s)) * 2.0**failed
+
+    async def _hear(self) -> None:
         """Wait for an answer, or for a while."""
-        if not self.flying:
-            if self.waiting and not self._ends:
-                await self._driver.clock.sleep(_LOOK_S)  # paused
+        if not self._flying:
+            if self._waiting and not self._ends:
+                await self.clock.sleep(_LOOK_S)  # paused
             return
-        done, _ = await asyncio.wait(self.flying, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(self._flying, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
         broken = False
         for future in done:
-            flight = self.flying.pop(future)
-            broken = self._heard(future, flight) or broken
-        now = self._driver.monotonic()
-        for future, flight in list(self.flying.items()):
-            if now >= flight.lost_at:
-                del self.flying[future]
+            piece, task, _ = self._flying.pop(future)
+            problem = None if future.cancelled() else future.exception()
+            if isinstance(problem, BrokenExecutor):
+                broken = self.open = True
+                self.lost += 1
+                self._waiting.appendleft(piece)
+            elif future.cancelled() or problem is not None:
+                self._lose(piece, "cancelled" if problem is None else type(problem).__name__)
+            elif (result := read_result(future.result(), task)) is None:
+                self._lose(piece, "an answer of another program")
+            else:
+                self._take(piece, result)
+        now = self.monotonic()
+        for future, (piece, _, lost_at) in list(self._flying.items()):
+            if now >= lost_at:
+                del self._flying[future]
                 future.cancel()
-                self._lost(flight.piece, "no answer")
-        if broken and not self.flying:
+                self._lose(piece, "no answer")
+        if broken and not self._flying:
             await self._begin_again()
 
-    def _heard(self, future: asyncio.Future[Plain], flight: _Flight[S]) -> bool:
-        """Take an answer; return whether the executor broke."""
-        piece = flight.piece
-        if future.cancelled():
-            self._lost(piece, "cancelled")
-            return False
-        problem = future.exception()
-        if isinstance(problem, BrokenExecutor):
-            self._driver.sent.lost += 1
-            self._driver.sent.open = True
-            self.waiting.appendleft(piece)
-            return True
-        if problem is not None:
-            self._lost(piece, type(problem).__name__)
-            return False
-        result = read_result(future.result(), flight.task)
-        if result is None:
-            self._lost(piece, "an answer of another program")
-        else:
-            self._take(piece, result)
-        return False
-
     def _take(self, piece: _Piece[S], result: Result) -> None:
-        self._driver.sent.open |= result.open
-        self._driver.requests.update(result.sent)
+        self.open |= result.open
+        self.requests.update(result.sent)
         if result.ended is Ended.SUPERSEDED:
-            self._driver.check()
-            self.error = self.error or Moved(
+            self.check()
+            self._error = self._error or Moved(
                 "workers found that the control row or the runner lease is not what it was",
                 kept="everything up to the last checkpoint",
                 hint="see that no other runner is at work, then run the same command again",
@@ -290,37 +352,35 @@ class _Work(Generic[S]):
         if result.ended is Ended.FAILED:
             self._failed(piece, result)
             return
-        self._driver.check()
+        self.check()
         try:
-            left = self._job.take(piece.work, result)
+            left = self.job.take(piece.work, result)
         except ValueError:
-            self._lost(piece, "an answer about something else")
+            self._lose(piece, "an answer about something else")
             return
         if result.rows or result.ended is Ended.DONE:
-            self._broken = 0
-            piece.failed = 0
+            self._broken = piece.failed = 0
         else:
-            given_s = self._driver.term_s(piece.failed)
+            given_s = self._term_s(piece.failed)
             self._count(piece, f"nothing was done in its {given_s:.0f} s ({result.ended})")
         if left is not None:
-            self.waiting.append(_Piece(left, piece.failed, may_split=True))
+            self._waiting.append(_Piece(left, piece.failed))
 
     def _failed(self, piece: _Piece[S], result: Result) -> None:
         failure = result.failure
-        if failure is None or not failure.may_pass or piece.failed + 1 >= TRIES:
-            error = (
-                WorkersFailed("a worker failed without saying why") if failure is None else failure.raised()
-            )
-            self.error = self.error or error
-        piece.failed += 1
-        self.waiting.append(piece)
-        if failure is not None:
+        if failure is None:
+            self._error = self._error or WorkersFailed("a worker failed without saying why")
+        else:
+            if not failure.may_pass or piece.failed + 1 >= TRIES:
+                self._error = self._error or failure.raised()
             _LOG.info("a task failed (%s): %s", failure.error, failure.what)
+        piece.failed += 1
+        self._waiting.append(piece)
 
-    def _lost(self, piece: _Piece[S], why: str) -> None:
-        self._driver.sent.lost += 1
-        self._driver.sent.open = True
-        self.waiting.append(piece)
+    def _lose(self, piece: _Piece[S], why: str) -> None:
+        self.lost += 1
+        self.open = True
+        self._waiting.append(piece)
         self._count(piece, f"it was lost ({why})")
 
     def _count(self, piece: _Piece[S], what: str) -> None:
@@ -328,7 +388,7 @@ class _Work(Generic[S]):
         piece.failed += 1
         _LOG.info("a task came to nothing: %s; failure %d in a row of its range", what, piece.failed)
         if piece.failed >= TRIES:
-            self.error = self.error or WorkersFailed(
+            self._error = self._error or WorkersFailed(
                 f"a task was given up after {TRIES} attempts; of the last one: {what}",
                 kept="everything up to the last checkpoint",
                 hint="see that the workers run, that they have the runner's version of rekey and enough"
@@ -338,9 +398,10 @@ class _Work(Generic[S]):
             )
 
     async def _begin_again(self) -> None:
+        """Begin another executor in the place of one that broke."""
         self._broken += 1
         if self._broken >= TRIES:
-            self.error = self.error or WorkersFailed(
+            self._error = self._error or WorkersFailed(
                 f"the executor broke {TRIES} times in a row: its workers end before they have done anything",
                 kept="everything up to the last checkpoint",
                 hint="see why its processes end (memory, a module that is not installed), then run the same"
@@ -348,4 +409,5 @@ class _Work(Generic[S]):
             )
             return
         _LOG.warning("the executor broke; another one is begun")
-        await self._driver.pool.again()
+        await self.pool.end()
+        await self.pool.begin()

@@ -22,9 +22,8 @@ from typing import Any
 from rekey.copy.throttle import Rates, Throttle
 from rekey.copy.workers.tasks import Basis, Task
 from rekey.declaration.mapper import Mapper
-from rekey.declaration.migration import Declared
 from rekey.declaration.scripts import load_script
-from rekey.errors import ConfigurationError, Moved, RekeyError, StateUnusable
+from rekey.errors import ConfigurationError, Moved, StateUnusable
 from rekey.mapping.sealing import SealedKeys, tasks_key
 from rekey.mapping.store import MappingStore
 from rekey.migration.opening import Prepared, open_migration
@@ -33,6 +32,7 @@ from rekey.project.config import Config, load_config
 from rekey.protocol.control import ControlRow, ControlStore
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Accounts, Table
+from rekey.verify.sums import SOURCE
 
 CONFIG_VARIABLE = "REKEY_WORKER_CONFIG"
 NOTHING_DONE = "everything that was checkpointed; the worker did nothing"
@@ -50,7 +50,6 @@ class Opened:
 
     identity: tuple[str, ...]
     config: Config
-    declared: Declared
     mapper: Mapper
     accounts: Accounts
     control: ControlStore
@@ -74,19 +73,10 @@ class Opened:
             sum(partition) if partition and all(partition) else None,
         )
 
-    @property
-    def source(self) -> Table:
-        """The source table."""
-        return self.accounts.tables.table(self.declared.migration.source)
-
-    @property
-    def targets(self) -> list[Table]:
-        """The target tables, main first."""
-        return [self.accounts.tables.table(name) for name in self.declared.migration.tables]
-
-    def table(self, number: int) -> Table:
-        """Return the source (-1) or a target by its number."""
-        return self.source if number < 0 else self.targets[number]
+    def table(self, number: int = SOURCE) -> Table:
+        """Return the source or, by its number, a target."""
+        migration = self.mapper.migration
+        return self.accounts.tables.table(migration.source if number == SOURCE else migration.tables[number])
 
     def within(self, task: Task) -> KeyRange:
         """Return the range of a task."""
@@ -141,11 +131,12 @@ def identity_of(basis: Basis) -> tuple[str, ...]:
     return (str(path), sha256(text).hexdigest(), basis.script_id, basis.digest, basis.run_id, basis.endpoints)
 
 
-async def open_for(basis: Basis, connect: Any) -> Opened:
+async def open_for(basis: Basis, identity: tuple[str, ...], connect: Any) -> Opened:
     """Open a migration for a worker.
 
     Args:
         basis: what the runner works on.
+        identity: what it is opened for.
         connect: connects the accounts of a configuration.
 
     Raises:
@@ -153,11 +144,12 @@ async def open_for(basis: Basis, connect: Any) -> Opened:
         Moved: it is not the runner's project, or the run is not the present one.
         ServiceError: the restricted store could not be read.
     """
-    identity = identity_of(basis)
     config = load_config(config_path(basis))
-    _require_same("accounts", config.endpoints, basis.endpoints)
+    if config.endpoints != basis.endpoints:
+        raise _other("a worker has other accounts than the runner")
     declared = load_script(config.migrations / f"{basis.script_id}.py")
-    _require_same("script", declared.digest, basis.digest)
+    if declared.digest != basis.digest:
+        raise _other("a worker has another script than the runner")
     prepared = Prepared.of(config, declared)
     prepared.require()
     accounts: Accounts = connect(config)
@@ -165,9 +157,9 @@ async def open_for(basis: Basis, connect: Any) -> Opened:
         migration = open_migration(prepared, accounts)
         row = await migration.control.read()
         if row is None or row.run_id != basis.run_id:
-            raise _other("run")
+            raise _other("the control row is of another run than the task")
         if dict(row.fingerprints) != prepared.fingerprints:
-            raise _other("secrets")
+            raise _other("a worker has other secrets than the runner")
         mapping = await migration.mapping(row)
     except BaseException:
         await accounts.close()
@@ -175,7 +167,6 @@ async def open_for(basis: Basis, connect: Any) -> Opened:
     return Opened(
         identity=identity,
         config=config,
-        declared=declared,
         mapper=prepared.mapper,
         accounts=accounts,
         control=migration.control,
@@ -189,16 +180,9 @@ def travel_key(mapping: MappingStore, row: ControlRow) -> bytes:
     return tasks_key(None if mapping.keyring is None else mapping.keyring.root, row.id_key)
 
 
-def _require_same(what: str, ours: str, theirs: str) -> None:
-    if ours != theirs:
-        raise _other(what)
-
-
-def _other(what: str) -> RekeyError:
+def _other(what: str) -> Moved:
     return Moved(
-        f"a worker has other {what} than the runner"
-        if what != "run"
-        else "the control row is of another run than the task",
+        what,
         kept=NOTHING_DONE,
         hint="give runner and workers the same project folder and the same secrets, then run the same command"
         " again",

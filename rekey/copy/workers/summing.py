@@ -4,7 +4,7 @@ Rules kept here:
 
 * Nothing is written. A slice ends at a page: when time is up, or when it holds as many rows as one answer
   may.
-* The control row is looked at before the first row and behind the last: sums of another run or epoch than the
+* The control row is looked at before the first row and after the last: sums of another run or epoch than the
   task's are not returned.
 * Rows travel back sealed, bound to the task that asked for them.
 """
@@ -16,14 +16,17 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 import orjson
 
+from rekey.copy.workers.fence import is_of
 from rekey.copy.workers.opened import Opened
 from rekey.copy.workers.tasks import Ended, Result, Task
 from rekey.core.collector import patient_collector
 from rekey.mapping.sealing import SealedKeys
 from rekey.model import EntityKey, Row
+from rekey.tables.wire import loads
 from rekey.verify.context import partition_of
 from rekey.verify.digest import BUCKETS
 from rekey.verify.full import Record, records_of
@@ -36,14 +39,14 @@ MOST_RECORDS = 20_000
 
 async def sum_slice(opened: Opened, task: Task) -> Result:
     """Sum up a range from its beginning, as far as time allows."""
-    work = Partial.fresh(len(opened.targets))
-    adding = Adding(opened.source.name, opened.mapper, _not_compared(opened, task), work)
+    work = Partial.fresh(len(opened.mapper.tables))
+    adding = Adding(opened.table().name, opened.mapper, _not_compared(opened, task), work)
 
     def take(rows: list[Row]) -> bool:
         adding.add(task.table, rows)
         return True
 
-    result = await _Pages(opened, task).all(take)
+    result = await _read_pages(opened, task, take)
     if result.ended is Ended.SUPERSEDED:
         return result
     if task.table == SOURCE:
@@ -51,9 +54,7 @@ async def sum_slice(opened: Opened, task: Task) -> Result:
         sums |= {f"expected{number}": one.packed() for number, one in enumerate(work.expected)}
     else:
         sums = {"actual": work.actual[task.table].packed()}
-    return Result(
-        task.id, result.ended, result.cursor, result.rows, counters={"refused": work.refused}, sums=sums
-    )
+    return replace(result, counters={"refused": work.refused}, sums=sums)
 
 
 async def find_slice(opened: Opened, task: Task) -> Result:
@@ -66,50 +67,34 @@ async def find_slice(opened: Opened, task: Task) -> Result:
         found.extend(records_of(task.table, rows, opened.mapper, not_compared, differing))
         return len(found) < MOST_RECORDS
 
-    result = await _Pages(opened, task).all(take)
+    result = await _read_pages(opened, task, take)
     if result.ended is Ended.SUPERSEDED:
         return result
-    records = sealed(opened.keys, task.id, found)
-    return Result(task.id, result.ended, result.cursor, result.rows, records=records)
+    return replace(result, records=sealed(opened.keys, task.id, found))
 
 
-class _Pages:
-    """The pages of a task's range."""
-
-    def __init__(self, opened: Opened, task: Task) -> None:
-        self._opened, self._task = opened, task
-
-    async def all(self, take: Callable[[list[Row]], bool]) -> Result:
-        """Hand pages to `take` until it says that it has enough, time is up, or there are no more."""
-        opened, task = self._opened, self._task
-        stop_at = time.monotonic() + task.seconds
-        cursor: EntityKey | None = None
-        rows, ended = 0, Ended.DONE
-        if not await self._as_made():
-            return Result(task.id, Ended.SUPERSEDED)
-        table = opened.table(task.table)
-        with patient_collector():
-            async with aclosing(table.scan(opened.within(task))) as pages:  # type: ignore[type-var]
-                async for page in pages:
-                    more = take(page.rows)
-                    rows += len(page.rows)
-                    cursor = page.cursor or cursor
-                    if not more or time.monotonic() >= stop_at:
-                        ended = Ended.MORE
-                        break
-                    if page.rows:
-                        await opened.throttle.take(len(page.rows), partition_of(table, page.rows))
-        if not await self._as_made():
-            return Result(task.id, Ended.SUPERSEDED)
-        return Result(task.id, ended, opened.cursor(cursor), rows)
-
-    async def _as_made(self) -> bool:
-        now, basis = await self._opened.control.read(), self._task.basis
-        return now is not None and (now.run_id, now.epoch, now.digest) == (
-            basis.run_id,
-            basis.epoch,
-            basis.digest,
-        )
+async def _read_pages(opened: Opened, task: Task, take: Callable[[list[Row]], bool]) -> Result:
+    """Hand pages of a task's range to `take` until it has enough, time is up, or there are no more."""
+    stop_at = time.monotonic() + task.seconds
+    cursor: EntityKey | None = None
+    rows, ended = 0, Ended.DONE
+    if not is_of(await opened.control.read(), task.basis):
+        return Result(task.id, Ended.SUPERSEDED)
+    table = opened.table(task.table)
+    with patient_collector():
+        async with aclosing(table.scan(opened.within(task))) as pages:  # type: ignore[type-var]
+            async for page in pages:
+                more = take(page.rows)
+                rows += len(page.rows)
+                cursor = page.cursor or cursor
+                if not more or time.monotonic() >= stop_at:
+                    ended = Ended.MORE
+                    break
+                if page.rows:
+                    await opened.throttle.take(len(page.rows), partition_of(table, page.rows))
+    if not is_of(await opened.control.read(), task.basis):
+        return Result(task.id, Ended.SUPERSEDED)
+    return Result(task.id, ended, opened.cursor(cursor), rows)
 
 
 def _not_compared(opened: Opened, task: Task) -> list[frozenset[str]]:
@@ -143,7 +128,7 @@ def unsealed(keys: SealedKeys, result: Result) -> list[Record]:
         lines = zlib.decompress(keys.unseal(_bound(result.id), result.records))
     except zlib.error:
         raise ValueError("not records") from None
-    return [_decoded(line) for line in lines.split(b"\n") if line]
+    return [loads(line) for line in lines.split(b"\n") if line]
 
 
 def _bound(task_id: str) -> str:
@@ -156,12 +141,3 @@ def _encoded(record: Record) -> bytes:
         return orjson.dumps(record)
     except TypeError:  # a lone surrogate, which only the standard library writes (escaped)
         return json.dumps(record).encode("ascii")
-
-
-def _decoded(line: bytes) -> Record:
-    """Return the record of a line."""
-    try:
-        record: Record = orjson.loads(line)
-    except orjson.JSONDecodeError:
-        record = json.loads(line)
-    return record

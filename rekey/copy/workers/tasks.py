@@ -2,31 +2,24 @@
 
 Rules kept here:
 
-* Plain data only: text, numbers, bytes. No secret, no credential, no client and no code; whoever carries a
+* Plain data only: text, numbers, bytes. No secret, no credential, no client and no code: what carries a
   task needs nothing of rekey.
 * No old key is readable: ranges and cursors travel sealed (`rekey.mapping.sealing`), with a key that is made
   of what stands in the restricted store. A scheduler may write what it carries to a log or a disk.
 * A task says which program made it before anything else: another version is refused, not guessed at.
-* A result answers one task, by its random id; whatever else comes back is no progress.
+* A result answers one task, by its random id; anything else that comes back is no progress.
 * A failure travels as words and an exit code, because exceptions of two machines need not fit together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
 
-from rekey.errors import (
-    ConfigurationError,
-    ExitCode,
-    Findings,
-    Refused,
-    RekeyError,
-    ServiceError,
-    WorkersFailed,
-)
+from rekey import errors
+from rekey.core.plain import members
 from rekey.tables.sent import OPERATIONS
 from rekey.tables.sent import Kind as RequestKind
 
@@ -35,7 +28,6 @@ Plain: TypeAlias = dict[str, Any]
 
 FORM = 2
 """Of tasks and results; one more with every change of their fields."""
-
 
 _COUNTED = frozenset({*RequestKind, OPERATIONS})
 """What results count requests by."""
@@ -94,8 +86,8 @@ class Task:
     Attributes:
         form: `FORM` of who made it.
         kind: what to do.
-        id: random.
         basis: what it was made under.
+        id: random. This, `seconds`, `until` and the rates are given to it when it is sent.
         table: -1 the source, else the number of a target.
         after, upto: sealed keys of the range, "" where it is unbounded.
         seconds: after this long nothing new is begun; what is under way is finished.
@@ -107,10 +99,10 @@ class Task:
     """
 
     kind: Kind
-    id: str
     basis: Basis
-    seconds: float
-    until: str
+    id: str = ""
+    seconds: float = 0.0
+    until: str = ""
     table: int = -1
     after: str = field(default="", repr=False)
     upto: str = field(default="", repr=False)
@@ -122,7 +114,7 @@ class Task:
 
     def plain(self) -> Plain:
         """Return it as it travels."""
-        return {**asdict(self), "kind": str(self.kind), "buckets": list(self.buckets)}
+        return members(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,27 +134,28 @@ class Failure:
     exit_code: int
 
     @classmethod
-    def of(cls, error: RekeyError) -> Failure:
+    def of(cls, error: errors.RekeyError) -> Failure:
         """Return an error as it travels."""
         return cls(type(error).__name__, error.what, error.kept, error.hint, int(error.exit_code))
 
     @property
     def may_pass(self) -> bool:
         """Whether the same task may succeed elsewhere, or later."""
-        return self.exit_code == ExitCode.SERVICE
+        return self.exit_code == errors.ExitCode.SERVICE
 
-    def raised(self) -> RekeyError:
+    def raised(self) -> errors.RekeyError:
         """Return the error to raise in the runner: of the same exit code and words."""
-        match self.exit_code:
-            case ExitCode.FINDINGS:
-                return Findings(self.what, kept=self.kept, hint=self.hint)
-            case ExitCode.USAGE:
-                return ConfigurationError(self.what, kept=self.kept, hint=self.hint)
-            case ExitCode.REFUSED:
-                return Refused(self.what, kept=self.kept, hint=self.hint)
-            case _ if self.kept:
-                return WorkersFailed(self.what, kept=self.kept, hint=self.hint)
-        return ServiceError(self.what, hint=self.hint)
+        kind = _RAISED.get(self.exit_code, errors.WorkersFailed)
+        if kind is errors.WorkersFailed and not self.kept:
+            return errors.ServiceError(self.what, hint=self.hint)
+        return kind(self.what, kept=self.kept, hint=self.hint)
+
+
+_RAISED: dict[int, type[errors.RekeyError]] = {
+    errors.ExitCode.FINDINGS: errors.Findings,
+    errors.ExitCode.USAGE: errors.ConfigurationError,
+    errors.ExitCode.REFUSED: errors.Refused,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,11 +168,12 @@ class Result:
         cursor: sealed; everything of the range up to it is done. "" for none of it.
         rows, size: read of the table, as far as the cursor; bytes.
         counters: further figures, by name.
-        open: a write may still be under way although nobody waits for it any more.
+        open: a write may still be under way although it is not waited for any more.
         sent: the requests that the task sent, by kind.
         sums: of SUM: packed sums by name (`rekey.verify.sums`).
         records: of FIND: rows of the buckets, sealed.
         failure: of FAILED.
+        form: `FORM` of who made it.
     """
 
     id: str
@@ -193,18 +187,11 @@ class Result:
     sums: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     records: bytes = field(default=b"", repr=False)
     failure: Failure | None = None
+    form: int = FORM
 
     def plain(self) -> Plain:
         """Return it as it travels."""
-        return {
-            **{one.name: getattr(self, one.name) for one in fields(self)},
-            "ended": str(self.ended),
-            "counters": dict(self.counters),
-            "sent": dict(self.sent),
-            "sums": dict(self.sums),
-            "failure": None if self.failure is None else asdict(self.failure),
-            "form": FORM,
-        }
+        return members(self)
 
 
 def read_task(plain: Mapping[str, Any], *, version: str) -> Task:
@@ -220,36 +207,30 @@ def read_task(plain: Mapping[str, Any], *, version: str) -> Task:
     basis = plain.get("basis")
     made_by = basis.get("version") if isinstance(basis, Mapping) else None
     if plain.get("form") != FORM or made_by != version:
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"a worker runs rekey {version}, and the runner rekey {made_by or 'unknown'}",
             kept="everything that was checkpointed; the worker did nothing",
             hint="install the runner's version on all workers, restart them, and run the same command again",
         )
-    members = dict(plain)
-    members["kind"] = Kind(members["kind"])
-    members["basis"] = Basis(**members["basis"])
-    members["buckets"] = tuple(members["buckets"])
-    return Task(**members)
+    return Task(
+        **{
+            **plain,
+            "kind": Kind(plain["kind"]),
+            "basis": Basis(**plain["basis"]),
+            "buckets": tuple(plain["buckets"]),
+        }
+    )
 
 
 def read_result(plain: object, task: Task) -> Result | None:
     """Read a result as it travelled; None when it is no answer to the task."""
     if not isinstance(plain, Mapping) or plain.get("form") != FORM or plain.get("id") != task.id:
         return None
-    members = {name: value for name, value in plain.items() if name != "form"}
-    failure = members.get("failure")
     try:
-        members["ended"] = Ended(members["ended"])
-        members["failure"] = None if failure is None else Failure(**failure)
-        members["sent"] = _counts(members["sent"])
-        return Result(**members)
+        ended, sent, failure = Ended(plain["ended"]), dict(plain["sent"]), plain["failure"]
+        if not sent.keys() <= _COUNTED or any(type(one) is not int or one < 0 for one in sent.values()):
+            return None
+        failed = None if failure is None else Failure(**failure)
+        return Result(**{**plain, "ended": ended, "sent": sent, "failure": failed})
     except (KeyError, TypeError, ValueError):
         return None
-
-
-def _counts(told: Mapping[str, Any]) -> dict[str, int]:
-    """Return counts of requests by kind. Raises ValueError when they are not that."""
-    counts = dict(told)
-    if not counts.keys() <= _COUNTED or any(type(one) is not int or one < 0 for one in counts.values()):
-        raise ValueError("not counts of requests")
-    return counts

@@ -60,7 +60,7 @@ class Host:
             for one in [one for one in self._opened if not one.at_work]:
                 self._opened.remove(one)
                 await one.accounts.close()
-            made = await open_for(basis, self._connect)
+            made = await open_for(basis, wanted, self._connect)
             self._opened.append(made)
             return made
 
@@ -68,14 +68,15 @@ class Host:
         """Close what is open and end the loop."""
         if self._loop.is_closed():
             return
-        self.run(self._close())
+
+        async def close() -> None:
+            while self._opened:
+                await self._opened.pop().accounts.close()
+
+        self.run(close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_CLOSING_S)
         self._loop.close()
-
-    async def _close(self) -> None:
-        while self._opened:
-            await self._opened.pop().accounts.close()
 
 
 _host: Host | None = None
@@ -114,17 +115,13 @@ def work(plain: Mapping[str, Any]) -> Plain:
 async def carry_out(here: Host, task: Task) -> Result:
     """Carry out a task and return its result, with the requests that it sent."""
     with tallied() as sent:
-        result = await _done(here, task)
+        try:
+            opened = await here.opened(task.basis)
+            with opened.working_on(task):
+                result = await _WORK[task.kind](opened, task)
+        except RekeyError as error:
+            result = Result(task.id, Ended.FAILED, failure=Failure.of(error), open=True)
     return replace(result, sent=dict(sent))
-
-
-async def _done(here: Host, task: Task) -> Result:
-    try:
-        opened = await here.opened(task.basis)
-        with opened.working_on(task):
-            return await _WORK[task.kind](opened, task)
-    except RekeyError as error:
-        return Result(task.id, Ended.FAILED, failure=Failure.of(error), open=True)
 
 
 _WORK: dict[Kind, Callable[[Opened, Task], Coroutine[Any, Any, Result]]] = {

@@ -2,7 +2,7 @@
 
 Where an operand is asked for, a string is the name of a property: `keys.lower("Email")` is
 `keys.lower(keys.prop("Email"))`. Constant text is always `keys.literal("…")`. Expressions compose with `+`
-and `keys.join`. One file per family: `base`, `text`, `pieces`, `moments`, `hashes`, `keyed`,
+and `keys.join`. One file per family: `base`, `text`, `pieces`, `moments`, `hashes`,
 `escape`.
 """
 
@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from rekey.declaration.keys.base import Expression, InvalidDeclaration, item, join, literal, prop
 from rekey.declaration.keys.escape import custom
-from rekey.declaration.keys.hashes import bucket, hashed
-from rekey.declaration.keys.keyed import opaque
+from rekey.declaration.keys.hashes import bucket, hashed, opaque
 from rekey.declaration.keys.moments import date, inverted_seconds, inverted_ticks, ticks
 from rekey.declaration.keys.pieces import Split, part, regex, split
 from rekey.declaration.keys.text import lower, normalize, slug, strip, upper, zero_pad

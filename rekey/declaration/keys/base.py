@@ -25,6 +25,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeAlias
 
 from rekey.core.edm import DATETIME, canonical_text, edm_type
+from rekey.core.plain import members
 from rekey.errors import RowRefused, SecretMissing
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, TYPE_SUFFIX, Row
 
@@ -92,6 +93,10 @@ class Expression(ABC):
     """
 
     op: ClassVar[str]
+    """Its name in canonical data: `class Lower(Changed, op="lower")`."""
+
+    def __init_subclass__(cls, op: str = "") -> None:
+        cls.op = op
 
     @abstractmethod
     def compile(self, scope: Scope) -> Evaluator:
@@ -112,7 +117,11 @@ class Expression(ABC):
 
     def canonical(self) -> dict[str, Any]:
         """Return the expression as JSON-able data: the operation's name and all its fields."""
-        return {"op": self.op, **{field.name: _plain(getattr(self, field.name)) for field in fields(self)}}
+        return {"op": self.op, **members(self)}
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the same, for the expression that this one is part of."""
+        return self.canonical()
 
     def operands(self) -> tuple[Expression, ...]:
         """Return the expressions this one is made of."""
@@ -230,24 +239,15 @@ def operand(field: str, value: Expression | str) -> Expression:
     return need_expression(field, value)
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Expression):
-        return value.canonical()
-    if isinstance(value, tuple):
-        return [_plain(part) for part in value]
-    return value
-
-
 # --- where text comes from ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Prop(Expression):
+class Prop(Expression, op="prop"):
     """The canonical text of a property. See `prop`."""
 
     name: str
     default: str | None = None
-    op: ClassVar[str] = "prop"
 
     def __post_init__(self) -> None:
         need_text("keys.prop(name)", self.name)
@@ -297,11 +297,10 @@ class Prop(Expression):
 
 
 @dataclass(frozen=True)
-class Literal(Expression):
+class Literal(Expression, op="literal"):
     """Constant text. See `literal`."""
 
     text: str
-    op: ClassVar[str] = "literal"
 
     def __post_init__(self) -> None:
         need_text("keys.literal(text)", self.text, empty=True)
@@ -317,10 +316,8 @@ class Literal(Expression):
 
 
 @dataclass(frozen=True)
-class Item(Expression):
+class Item(Expression, op="item"):
     """The item of the index's `each`. See `item`."""
-
-    op: ClassVar[str] = "item"
 
     def compile(self, scope: Scope) -> Evaluator:  # noqa: ARG002 - it needs nothing
         """Return a closure that hands the item through."""
@@ -352,12 +349,11 @@ def item() -> Expression:
 
 
 @dataclass(frozen=True)
-class Join(Expression):
+class Join(Expression, op="join"):
     """Texts with a separator between them. See `join`."""
 
     separator: str
     parts: tuple[Expression, ...]
-    op: ClassVar[str] = "join"
 
     def __post_init__(self) -> None:
         need_text("keys.join(separator)", self.separator, empty=True)
@@ -379,11 +375,10 @@ class Join(Expression):
 
 
 @dataclass(frozen=True)
-class Concat(Expression):
+class Concat(Expression, op="concat"):
     """Texts one after the other: what `+` makes."""
 
     parts: tuple[Expression, ...]
-    op: ClassVar[str] = "concat"
 
     def compile(self, scope: Scope) -> Evaluator:
         """Return the closure."""

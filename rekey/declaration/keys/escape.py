@@ -19,8 +19,9 @@ import re
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 from rekey.declaration.keys.base import (
     WHOLE_ROW,
@@ -38,15 +39,13 @@ _FIELD = "keys.custom"
 
 
 @dataclass(frozen=True)
-class Custom(Expression):
+class Custom(Expression, op="custom"):
     """A function of yours. See `custom`."""
 
     reference: str
     version: int | str
     parts: tuple[Expression, ...] = ()
     source_sha256: str = field(init=False)
-    function: Callable[..., Any] = field(init=False, repr=False, compare=False)
-    op: ClassVar[str] = "custom"
 
     def __post_init__(self) -> None:
         if _REFERENCE.fullmatch(need_text(_FIELD, self.reference)) is None:
@@ -59,28 +58,48 @@ class Custom(Expression):
             raise InvalidDeclaration(
                 "keys.custom(version)", "the version is neither a number nor text", cure="write version=1"
             )
-        function = _find(self.reference)
-        object.__setattr__(self, "function", function)
-        object.__setattr__(self, "source_sha256", _source_digest(self.reference, function))
+        object.__setattr__(self, "source_sha256", self._source_digest())
+
+    @cached_property
+    def function(self) -> Callable[..., Any]:
+        """The function itself, which is no part of the data."""
+        module_name, _, name = self.reference.partition(":")
+        try:
+            found: Callable[..., Any] = getattr(importlib.import_module(module_name), name)
+        except ImportError as error:
+            raise InvalidDeclaration(
+                _FIELD,
+                f"{module_name} cannot be imported ({type(error).__name__})",
+                cure="put the module next to the scripts, its name beginning with _, or install its package",
+            ) from error
+        except AttributeError as error:
+            raise InvalidDeclaration(
+                _FIELD, f"{module_name} has no {name}", cure="name a function of that module"
+            ) from error
+        if not callable(found):
+            raise InvalidDeclaration(_FIELD, f"{self.reference} is not a function", cure="name a function")
+        return found
+
+    def _source_digest(self) -> str:
+        try:
+            source = inspect.getsource(self.function)
+        except (OSError, TypeError) as error:
+            raise InvalidDeclaration(
+                _FIELD,
+                f"the source of {self.reference} cannot be read, so the digest could not cover it",
+                cure="name a function written in Python, in a file",
+            ) from error
+        lines = textwrap.dedent(source).splitlines()
+        return hashlib.sha256("\n".join(lines).encode("utf-8")).hexdigest()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (self.reference, self.version, self.parts, self.source_sha256)
-
-    def canonical(self) -> dict[str, Any]:
-        """Return the reference, the version, the operands and the SHA-256 of the function's source."""
-        return {
-            "op": self.op,
-            "reference": self.reference,
-            "version": self.version,
-            "parts": [part.canonical() for part in self.parts],
-            "source_sha256": self.source_sha256,
-        }
 
     def inputs(self) -> frozenset[str]:
         """Return what its operands read; without operands the function gets the whole row."""
         if not self.parts:
             return frozenset({WHOLE_ROW})
-        return frozenset[str]().union(*(part.inputs() for part in self.parts))
+        return super().inputs()
 
     def compile(self, scope: Scope) -> Evaluator:
         """Return the closure that calls the function and checks what it returns."""
@@ -106,39 +125,6 @@ class Custom(Expression):
         """Return `custom(module:function, version=1)`."""
         inner = "".join(f", {part.describe()}" for part in self.parts)
         return f"custom({self.reference}{inner}, version={self.version})"
-
-
-def _find(reference: str) -> Callable[..., Any]:
-    module_name, _, name = reference.partition(":")
-    try:
-        function = getattr(importlib.import_module(module_name), name)
-    except ImportError as error:
-        raise InvalidDeclaration(
-            _FIELD,
-            f"{module_name} cannot be imported ({type(error).__name__})",
-            cure="put the module beside the scripts, its name beginning with _, or install its package",
-        ) from error
-    except AttributeError as error:
-        raise InvalidDeclaration(
-            _FIELD, f"{module_name} has no {name}", cure="name a function of that module"
-        ) from error
-    if not callable(function):
-        raise InvalidDeclaration(_FIELD, f"{reference} is not a function", cure="name a function")
-    found: Callable[..., Any] = function
-    return found
-
-
-def _source_digest(reference: str, function: Callable[..., Any]) -> str:
-    try:
-        source = inspect.getsource(function)
-    except (OSError, TypeError) as error:
-        raise InvalidDeclaration(
-            _FIELD,
-            f"the source of {reference} cannot be read, so the digest could not cover it",
-            cure="name a function written in Python, in a file",
-        ) from error
-    lines = textwrap.dedent(source).splitlines()
-    return hashlib.sha256("\n".join(lines).encode("utf-8")).hexdigest()
 
 
 def _restore(reference: str, version: int | str, parts: tuple[Expression, ...], source_sha256: str) -> Custom:

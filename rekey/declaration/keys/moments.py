@@ -18,7 +18,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
-from typing import ClassVar
 
 from rekey.core.clock import TICKS_PER_SECOND
 from rekey.declaration.keys.base import Changed, Expression, Scope, need_int, need_one_of, operand
@@ -69,12 +68,11 @@ def _ticks_of(of: Expression, scope: Scope) -> Callable[[str], int]:
 
 
 @dataclass(frozen=True)
-class Date(Changed):
+class Date(Changed, op="date"):
     """A moment's date. See `date`."""
 
     format: str
     of: Expression
-    op: ClassVar[str] = "date"
 
     def __post_init__(self) -> None:
         need_one_of("keys.date(format)", self.format, FORMATS)
@@ -91,11 +89,10 @@ class Date(Changed):
 
 
 @dataclass(frozen=True)
-class Ticks(Changed):
+class Ticks(Changed, op="ticks"):
     """.NET ticks. See `ticks`."""
 
     of: Expression
-    op: ClassVar[str] = "ticks"
 
     def change(self, scope: Scope) -> Callable[[str], str]:
         """Return the function."""
@@ -104,11 +101,10 @@ class Ticks(Changed):
 
 
 @dataclass(frozen=True)
-class InvertedTicks(Changed):
+class InvertedTicks(Changed, op="inverted_ticks"):
     """`DateTime.MaxValue` minus the moment. See `inverted_ticks`."""
 
     of: Expression
-    op: ClassVar[str] = "inverted_ticks"
 
     def change(self, scope: Scope) -> Callable[[str], str]:
         """Return the function."""
@@ -117,12 +113,11 @@ class InvertedTicks(Changed):
 
 
 @dataclass(frozen=True)
-class InvertedSeconds(Changed):
+class InvertedSeconds(Changed, op="inverted_seconds"):
     """A maximum minus Unix seconds. See `inverted_seconds`."""
 
     max: int
     of: Expression
-    op: ClassVar[str] = "inverted_seconds"
 
     def __post_init__(self) -> None:
         need_int("keys.inverted_seconds(max)", self.max, least=1)

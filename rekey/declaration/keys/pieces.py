@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 from rekey.declaration.keys.base import (
     Changed,
@@ -60,13 +60,12 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Part(Changed):
+class Part(Changed, op="part"):
     """One part of a separated text. See `part`."""
 
     separator: str
     index: int
     of: Expression
-    op: ClassVar[str] = "part"
 
     def __post_init__(self) -> None:
         need_text("keys.part(separator)", self.separator)
@@ -94,13 +93,12 @@ class Part(Changed):
 
 
 @dataclass(frozen=True)
-class Regex(Changed):
+class Regex(Changed, op="regex"):
     """A group of a regular expression. See `regex`."""
 
     pattern: str
     group: int | str
     of: Expression
-    op: ClassVar[str] = "regex"
 
     def __post_init__(self) -> None:
         need_text("keys.regex(pattern)", self.pattern)

@@ -13,7 +13,6 @@ import re
 import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 from rekey.core.limits import MAX_KEY_UNITS
 from rekey.declaration.keys.base import Changed, Expression, Scope, need_int, need_one_of, operand
@@ -44,11 +43,10 @@ _DIGITS = re.compile("[0-9]+")
 
 
 @dataclass(frozen=True)
-class Lower(Changed):
+class Lower(Changed, op="lower"):
     """Lower case. See `lower`."""
 
     of: Expression
-    op: ClassVar[str] = "lower"
 
     def change(self, scope: Scope) -> Callable[[str], str]:  # noqa: ARG002 - it refuses nothing
         """Return `str.lower`."""
@@ -56,11 +54,10 @@ class Lower(Changed):
 
 
 @dataclass(frozen=True)
-class Upper(Changed):
+class Upper(Changed, op="upper"):
     """Upper case. See `upper`."""
 
     of: Expression
-    op: ClassVar[str] = "upper"
 
     def change(self, scope: Scope) -> Callable[[str], str]:  # noqa: ARG002 - it refuses nothing
         """Return `str.upper`."""
@@ -68,11 +65,10 @@ class Upper(Changed):
 
 
 @dataclass(frozen=True)
-class Strip(Changed):
+class Strip(Changed, op="strip"):
     """White space at both ends removed. See `strip`."""
 
     of: Expression
-    op: ClassVar[str] = "strip"
 
     def change(self, scope: Scope) -> Callable[[str], str]:  # noqa: ARG002 - it refuses nothing
         """Return `str.strip`."""
@@ -80,12 +76,11 @@ class Strip(Changed):
 
 
 @dataclass(frozen=True)
-class Normalize(Changed):
+class Normalize(Changed, op="normalize"):
     """A named normalisation. See `normalize`."""
 
     profile: str
     of: Expression
-    op: ClassVar[str] = "normalize"
 
     def __post_init__(self) -> None:
         need_one_of("keys.normalize(profile)", self.profile, PROFILES)
@@ -96,11 +91,10 @@ class Normalize(Changed):
 
 
 @dataclass(frozen=True)
-class Slug(Changed):
+class Slug(Changed, op="slug"):
     """Lower-case ASCII words joined by hyphens. See `slug`."""
 
     of: Expression
-    op: ClassVar[str] = "slug"
 
     def change(self, scope: Scope) -> Callable[[str], str]:
         """Return the function; it refuses text that leaves nothing."""
@@ -120,12 +114,11 @@ class Slug(Changed):
 
 
 @dataclass(frozen=True)
-class ZeroPad(Changed):
+class ZeroPad(Changed, op="zero_pad"):
     """A number with leading zeros. See `zero_pad`."""
 
     width: int
     of: Expression
-    op: ClassVar[str] = "zero_pad"
 
     def __post_init__(self) -> None:
         need_int("keys.zero_pad(width)", self.width, least=1, most=MAX_KEY_UNITS)

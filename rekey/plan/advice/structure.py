@@ -10,8 +10,7 @@ Rules kept here:
 from __future__ import annotations
 
 from rekey.declaration.keys.base import WHOLE_ROW, Concat, Expression, Item, Join, Literal, Prop
-from rekey.declaration.keys.hashes import Bucket, Hashed
-from rekey.declaration.keys.keyed import Opaque
+from rekey.declaration.keys.hashes import Bucket, Hashed, Opaque
 from rekey.declaration.keys.moments import Date, InvertedSeconds, InvertedTicks, Ticks
 from rekey.declaration.keys.pieces import Part, Regex, Split
 from rekey.declaration.keys.text import Lower, Normalize, Slug, Strip, Upper, ZeroPad
