@@ -43,13 +43,7 @@ class _Workers:
     def __init__(self, run: Run, basis: Basis, keys: SealedKeys) -> None:
         self._run, self._basis, self._keys = run, basis, keys
 
-    async def sum_up(
-        self,
-        ctx: ReconcileContext,
-        work: Partial,
-        *,
-        checkpoint: Checkpoint,
-    ) -> None:
+    async def sum_up(self, ctx: ReconcileContext, work: Partial, *, checkpoint: Checkpoint) -> None:
         """Read what is left of `work` and add it to its sums."""
         left = [part for part in work.parts if not part.done]
         if not left:
