@@ -160,6 +160,8 @@ class Collision(Findings):
             hint="`rekey plan --exact --show-keys` lists all collisions with their keys; change the key"
             " expressions or mend the rows, roll back with `rekey rollback`, and apply again",
         )
+        self.first_id = first_id
+        self.second_id = second_id
 
 
 class SealedUnreadable(Findings):

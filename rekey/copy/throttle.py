@@ -55,35 +55,30 @@ class _Lane:
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
+@dataclass(eq=False)
 class Throttle:
-    """Lets batches through as fast as is allowed."""
+    """Lets batches through as fast as is allowed.
 
-    def __init__(
-        self,
-        entities_per_second: int | None = None,
-        clock: Clock | None = None,
-        *,
-        partition: int | None = None,
-        steering: Callable[[Rates], Rates] | None = None,
-        stopping: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """Take the rates and who may change them.
+    Attributes:
+        entities_per_second: of the account; None for no limit.
+        clock: what to wait on.
+        partition: of each partition.
+        steering: gives the rates that count now, from those given here; asked twice a second.
+        stopping: tells that the work is to stop: a pause holds nothing up then.
+    """
 
-        Args:
-            entities_per_second: of the account; None for no limit.
-            clock: what to wait on.
-            partition: of each partition.
-            steering: gives the rates that count now, from those given here; asked twice a second.
-            stopping: tells that the work is to stop: a pause holds nothing up then.
-        """
-        self._given = self.rates = Rates(entities_per_second, partition)
-        self._clock = clock or SystemClock()
-        self._steering = steering
-        self._stopping = stopping
+    entities_per_second: int | None = None
+    clock: Clock = field(default_factory=SystemClock)
+    partition: int | None = None
+    steering: Callable[[Rates], Rates] | None = None
+    stopping: Callable[[], bool] = lambda: False
+
+    def __post_init__(self) -> None:
+        self._given = self.rates = Rates(self.entities_per_second, self.partition)
         self._looked: int | None = None
         self._account = _Lane()
         self._partitions: dict[Hashable, _Lane] = {}
-        self._pace = Pace(self._clock.ticks() / TICKS_PER_SECOND)
+        self._pace = Pace(self.clock.ticks() / TICKS_PER_SECOND)
 
     def heard(self, status: int, seconds: float) -> None:
         """Hear of an answer of the service."""
@@ -91,17 +86,17 @@ class Throttle:
 
     def look(self) -> Rates:
         """Return the rates that count now, as the operator said last."""
-        now = self._clock.ticks()
+        now = self.clock.ticks()
         due = self._looked is None or now - self._looked >= _LOOK_SECONDS * TICKS_PER_SECOND
-        if self._steering is not None and due:
+        if self.steering is not None and due:
             self._looked = now
-            self.rates = self._steering(self._given)
+            self.rates = self.steering(self._given)
         return self.rates
 
     async def open(self) -> None:
         """Wait while the operator says so."""
-        while self.look().paused and not self._stopping():
-            await self._clock.sleep(_LOOK_SECONDS)
+        while self.look().paused and not self.stopping():
+            await self.clock.sleep(_LOOK_SECONDS)
 
     def count(self, entities: int, partition: Hashable) -> None:
         """Count what was read of a partition: how many rows a page has is known when it is there."""
@@ -111,9 +106,9 @@ class Throttle:
     async def made_up(self, partition: Hashable) -> None:
         """Wait until what was counted of a partition is made up for."""
         if self.rates.partition is not None:
-            wait = self._lane(partition).next - self._clock.ticks()
+            wait = self._lane(partition).next - self.clock.ticks()
             if wait > 0:
-                await self._clock.sleep(wait / TICKS_PER_SECOND)
+                await self.clock.sleep(wait / TICKS_PER_SECOND)
 
     async def take(self, entities: int, partition: Hashable | None = None, *, first: bool = False) -> None:
         """Wait until `entities` more, of one partition, may be read or written; `first`: before who waits."""
@@ -123,7 +118,7 @@ class Throttle:
             waited = await self._wait(self._lane(partition), rate, entities, first=first)
             # Those that a partition lets through one by one would come in a crowd if they queued up again.
             first = first or waited
-        self._pace.judge(self._clock.ticks() / TICKS_PER_SECOND, self.rates.account)
+        self._pace.judge(self.clock.ticks() / TICKS_PER_SECOND, self.rates.account)
         if (rate_of_all := self._account_rate) is not None:
             await self._wait(self._account, rate_of_all, entities, first=first)
         self._pace.sent(entities)
@@ -159,12 +154,12 @@ class Throttle:
         async with nullcontext() if first else lane.turn:
             wait = self._book(lane, rate, entities)
             if wait > 0:
-                await self._clock.sleep(wait / TICKS_PER_SECOND)
+                await self.clock.sleep(wait / TICKS_PER_SECOND)
             return wait > 0
 
     def _book(self, lane: _Lane, rate: float, entities: int) -> int:
         """Let entities follow what went before; return how long they have to wait, in ticks."""
-        now = self._clock.ticks()
+        now = self.clock.ticks()
         start = max(lane.next, now - round(_BURST_SECONDS * TICKS_PER_SECOND))
         lane.next = start + round(entities * TICKS_PER_SECOND / rate)
         return start - now
@@ -177,7 +172,7 @@ class Throttle:
         lane = self._partitions.get(partition)
         if lane is None:
             if len(self._partitions) >= _MOST_LANES:
-                now = self._clock.ticks()
+                now = self.clock.ticks()
                 busy = {k: one for k, one in self._partitions.items() if one.next > now or one.turn.locked()}
                 self._partitions = busy
             lane = self._partitions[partition] = _Lane()

@@ -27,15 +27,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from rekey.copy.batches import BatchBuffer, Partitions, sort_out
-from rekey.copy.map import (
-    TURN_ROWS,
-    Copied,
-    CopyWindow,
-    Write,
-    map_window,
-    mapping_writes,
-    target_writes,
-)
+from rekey.copy.map import TURN_ROWS, Copied, CopyWindow, Write, map_window, mapping_writes, target_writes
 from rekey.copy.throttle import Throttle
 from rekey.core.concurrency import cancel, for_each
 from rekey.mapping.rows import MappingRows

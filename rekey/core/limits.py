@@ -14,9 +14,9 @@ Rules kept here (Azure documentation, "Understanding the Table service data mode
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
 from rekey.core.edm import BINARY, BOOLEAN, DATETIME, DOUBLE, GUID, INT32, INT64, edm_type
+from rekey.errors import RowRefused
 from rekey.model import PARTITION_KEY, ROW_KEY, SYSTEM_PROPERTIES, Row, property_names
 
 MAX_KEY_UNITS = 512
@@ -46,14 +46,6 @@ SURELY_SMALL_FIELDS = 17
 and two keys are 970 KiB."""
 
 
-class Fault(NamedTuple):
-    """What is wrong with a key or a row: a code of `RowRefused`, the problem and the cure; no values."""
-
-    code: str
-    problem: str
-    cure: str
-
-
 def utf16_units(text: str) -> int:
     """Return the length of `text` in UTF-16 units, as the service counts."""
     if text.isascii():
@@ -61,30 +53,32 @@ def utf16_units(text: str) -> int:
     return len(text) + sum(character > "\uffff" for character in text)
 
 
-def key_fault(key: str, *, allow_empty: bool = False) -> Fault | None:
-    """Return what is wrong with a PartitionKey or RowKey, None when the service takes it."""
-    if not key:
-        if allow_empty:
-            return None
-        return Fault(
+def check_key(key: str, field: str, *, allow_empty: bool = False) -> None:
+    """Raise RowRefused when the service would refuse a PartitionKey or RowKey.
+
+    Args:
+        key: the key.
+        field: where in the declaration, for the refusal.
+        allow_empty: whether an empty key is meant.
+    """
+    if not key and not allow_empty:
+        raise RowRefused(
             "empty-key",
+            field,
             "the key is empty",
-            "mend the expression or the rows; where empty keys are meant, say allow_empty=True",
+            cure="mend the expression or the rows; where empty keys are meant, say allow_empty=True",
         )
     found = REFUSED_IN_KEYS.search(key)
     if found is not None:
-        return Fault(
+        raise RowRefused(
             "refused-character",
+            field,
             f"the key has the character U+{ord(found.group()):04X}, which the service refuses",
-            "put keys.slug, keys.regex, keys.hashed or keys.opaque around it, or mend the rows",
+            cure="put keys.slug, keys.regex, keys.hashed or keys.opaque around it, or mend the rows",
         )
     if len(key) * 2 > MAX_KEY_UNITS and utf16_units(key) > MAX_KEY_UNITS:
-        return Fault(
-            "key-too-long",
-            f"the key is longer than {MAX_KEY_UNITS} UTF-16 units",
-            "shorten it, or use keys.hashed or keys.opaque",
-        )
-    return None
+        problem = f"the key is longer than {MAX_KEY_UNITS} UTF-16 units"
+        raise RowRefused("key-too-long", field, problem, cure="shorten it, or use keys.hashed or keys.opaque")
 
 
 def table_name_problem(name: object) -> str | None:
@@ -136,25 +130,23 @@ def entity_bytes(row: Row) -> int:
     return total
 
 
-def row_fault(row: Row) -> Fault | None:
-    """Return what is wrong with a row's size or property count, None when the service takes it.
+def check_row(row: Row, field: str) -> None:
+    """Raise RowRefused when the service would refuse a row for its size or number of properties.
 
     Cheap for ordinary rows: the exact size is only computed where an upper bound passes the limit.
+
+    Args:
+        row: as it is to be written.
+        field: where in the declaration, for the refusal.
     """
     if len(row) <= SURELY_SMALL_FIELDS:
-        return None
+        return
+    cure = "drop or keep properties: props.drop(…), props.keep(…)"
     if len(row) - 2 > MAX_PROPERTIES and len(property_names(row)) > MAX_PROPERTIES:
-        return Fault(
-            "too-many-properties",
-            f"the row would have more than {MAX_PROPERTIES} properties",
-            "drop or keep properties: props.drop(…), props.keep(…)",
-        )
+        problem = f"the row would have more than {MAX_PROPERTIES} properties"
+        raise RowRefused("too-many-properties", field, problem, cure=cure)
     # a character is at most 4 bytes; name, overhead and a value of fixed size at most 534
     bound = 534 * len(row) + 4 * sum([len(value) for value in row.values() if type(value) is str])
     if bound > MAX_ENTITY_BYTES and entity_bytes(row) > MAX_ENTITY_BYTES:
-        return Fault(
-            "row-too-large",
-            f"the row would be larger than {MAX_ENTITY_BYTES} bytes",
-            "drop or keep properties: props.drop(…), props.keep(…)",
-        )
-    return None
+        problem = f"the row would be larger than {MAX_ENTITY_BYTES} bytes"
+        raise RowRefused("row-too-large", field, problem, cure=cure)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from rekey.core.edm import STRING, edm_type
-from rekey.core.limits import key_fault, row_fault
+from rekey.core.limits import check_key, check_row
 from rekey.declaration.keys.base import Evaluator, Expression, Literal, Scope
 from rekey.declaration.keys.hashes import Opaque
 from rekey.declaration.keys.pieces import ItemsOf
@@ -147,11 +147,11 @@ class Mapper:
         field = f"target.properties({holder})" if holder else "target.properties"
         if holder is None or not isinstance(value, str) or edm_type(target_row, holder) != STRING:
             raise RowRefused("no-old-key", field, f"the row does not hold its old {key}", cure=_OLD_KEY_CURE)
-        fault = key_fault(value, allow_empty=True)
-        if fault is not None:
-            raise RowRefused(
-                "no-old-key", field, f"what the row holds as its old {key} is no key", cure=fault.cure
-            )
+        try:
+            check_key(value, field, allow_empty=True)
+        except RowRefused as refused:
+            problem = f"what the row holds as its old {key} is no key"
+            raise RowRefused("no-old-key", field, problem, cure=refused.cure) from None
         return value
 
 
@@ -172,9 +172,7 @@ class _RowMaker:
         """Return one new row, with `pointer` among its properties. Refuses what the service would refuse."""
         out: Row = {PARTITION_KEY: self._partition(row, item), ROW_KEY: self._row(row, item), **pointer}
         self.fill(row, out)
-        fault = row_fault(out)
-        if fault is not None:
-            raise RowRefused(fault.code, self._where, fault.problem, cure=fault.cure)
+        check_row(out, self._where)
         return out
 
 
@@ -219,9 +217,7 @@ def _key_maker(
         key = evaluate(row, item)
         if key == taken and key:  # rows of one partition come one after the other
             return key
-        fault = key_fault(key, allow_empty=may_be_empty)
-        if fault is not None:
-            raise RowRefused(fault.code, where, fault.problem, cure=fault.cure)
+        check_key(key, where, allow_empty=may_be_empty)
         taken = key
         return key
 

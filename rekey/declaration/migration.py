@@ -121,9 +121,7 @@ class Target(_Filled):
         super().__post_init__()
         for name in self._keys_of_items():
             raise InvalidDeclaration(
-                f"target.{name}",
-                "keys.item() has no meaning in the main target",
-                cure="use it in an Index",
+                f"target.{name}", "keys.item() has no meaning in the main target", cure="use it in an Index"
             )
         _ = self.property_mapping  # checks the operations
 

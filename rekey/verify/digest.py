@@ -29,18 +29,7 @@ from zlib import crc32
 
 import orjson
 
-from rekey.core.edm import (
-    BINARY,
-    BOOLEAN,
-    DATETIME,
-    DOUBLE,
-    GUID,
-    INT32,
-    INT64,
-    STRING,
-    canonical,
-    canonical_content,
-)
+from rekey.core import edm
 from rekey.model import PARTITION_KEY, ROW_KEY, TYPE_SUFFIX, Row, is_custom
 
 BUCKETS = 1 << 14
@@ -48,7 +37,7 @@ BUCKETS = 1 << 14
 BUCKET_MASK = BUCKETS - 1
 DIGEST_BYTES = 16
 
-_AS_IT_IS = frozenset({STRING, GUID, BINARY})
+_AS_IT_IS = frozenset({edm.STRING, edm.GUID, edm.BINARY})
 _CANONICAL_DATETIME_CHARACTERS = 28  # 2024-01-02T03:04:05.1234567Z
 _FRACTION_POINT = 19
 _KNOWN_SHAPES = 4096
@@ -83,6 +72,7 @@ def digester(table: str, without: Set[str] = NOTHING) -> Callable[[Row], bytes]:
     once. The values a service really sends take short cuts; every other goes through `rekey.core.edm`.
     """
     plans: dict[tuple[str, ...], Plan] = {}
+    int32, int64, datetime, as_it_is = edm.INT32, edm.INT64, edm.DATETIME, _AS_IT_IS
     begin_hash = blake2b(digest_size=DIGEST_BYTES).copy  # cheaper than making one
 
     def digest(row: Row) -> bytes:
@@ -101,27 +91,27 @@ def digester(table: str, without: Set[str] = NOTHING) -> Callable[[Row], bytes]:
                 if kind is str:
                     fields[place] = value
                 elif kind is int:
-                    fields[place - 1] = INT32
+                    fields[place - 1] = int32
                     fields[place] = str(value)
                 else:
                     fields[place - 1], fields[place] = _plain(row, name, value)
                 continue
-            edm = row[annotation]
-            fields[place - 1] = edm
-            if kind is str and edm in _AS_IT_IS:
+            annotated = row[annotation]
+            fields[place - 1] = annotated
+            if kind is str and annotated in as_it_is:
                 fields[place] = value
-            elif kind is str and edm == INT64:
+            elif kind is str and annotated == int64:
                 fields[place] = str(int(value))
             elif (
                 kind is str
-                and edm == DATETIME
+                and annotated == datetime
                 and len(value) == _CANONICAL_DATETIME_CHARACTERS
                 and value[_FRACTION_POINT] == "."
                 and value[-1] == "Z"
             ):
                 fields[place] = value
             else:
-                fields[place - 1], fields[place] = canonical(row, name)
+                fields[place - 1], fields[place] = edm.canonical(row, name)
         hashing = begin_hash()
         hashing.update(_serialise(fields))
         return hashing.digest()
@@ -134,24 +124,24 @@ def _plan(table: str, shape: tuple[str, ...], without: Set[str]) -> Plan:
     places: list[tuple[int, str, str | None]] = []
     for name in sorted(filter(is_custom, shape)):
         if name not in without:
-            fields += (name, STRING, "")
+            fields += (name, edm.STRING, "")
             annotation = name + TYPE_SUFFIX
             places.append((len(fields) - 1, name, annotation if annotation in shape else None))
     return fields, places
 
 
 def _content(row: Row, without: Set[str]) -> list[str]:
-    return [text for triple in canonical_content(row) if triple[0] not in without for text in triple]
+    return [text for triple in edm.canonical_content(row) if triple[0] not in without for text in triple]
 
 
 def _plain(row: Row, name: str, value: Any) -> tuple[str, str]:
     """Return (EDM type, canonical text) of a value without annotation that is not a string."""
     kind = value.__class__
     if kind is bool:
-        return BOOLEAN, "true" if value else "false"
+        return edm.BOOLEAN, "true" if value else "false"
     if kind is float and value - value == 0.0:  # finite
-        return DOUBLE, repr(value)
-    return canonical(row, name)
+        return edm.DOUBLE, repr(value)
+    return edm.canonical(row, name)
 
 
 def _serialise(fields: list[str]) -> bytes:

@@ -10,14 +10,7 @@ from __future__ import annotations
 
 from rekey.present.text import counted, table, wrapped
 from rekey.verify.confidence import as_percent
-from rekey.verify.report import (
-    CountReport,
-    Divergence,
-    Findings,
-    FullReport,
-    Kind,
-    SampleReport,
-)
+from rekey.verify.report import CountReport, Divergence, Findings, FullReport, Kind, SampleReport
 
 SHOWN = 20
 _PROPERTIES_SHOWN = 3

@@ -9,13 +9,14 @@ import pytest
 from rekey.core.limits import (
     MAX_ENTITY_BYTES,
     MAX_PROPERTIES,
+    check_key,
+    check_row,
     entity_bytes,
-    key_fault,
     property_name_problem,
-    row_fault,
     table_name_problem,
     value_bytes,
 )
+from rekey.errors import RowRefused
 from rekey.model import Row
 
 
@@ -23,33 +24,33 @@ from rekey.model import Row
     "key", ["a", "it's", "100%", "a+b", " a ", "a.", "ä", "e\u0301", "\U0001f600" * 256, "a" * 512]
 )
 def test_keys_the_service_takes(key: str) -> None:
-    assert key_fault(key) is None
+    check_key(key, "target.row_key")
 
 
 @pytest.mark.parametrize(
     "character", ["/", "\\", "#", "?", "\0", "\t", "\n", "\x1f", "\x7f", "\x85", "\x9f", "\ud83d"]
 )
 def test_characters_the_service_refuses_are_named_by_code_point(character: str) -> None:
-    fault = key_fault(f"alice{character}bob")
-    assert fault is not None
-    assert fault.code == "refused-character"
-    assert f"U+{ord(character):04X}" in fault.problem
-    assert "alice" not in "".join(fault)
+    with pytest.raises(RowRefused) as refused:
+        check_key(f"alice{character}bob", "target.row_key")
+    assert refused.value.code == "refused-character"
+    assert f"U+{ord(character):04X}" in refused.value.problem
+    assert "alice" not in str(refused.value)
 
 
 @pytest.mark.parametrize("key", ["a" * 513, "\U0001f600" * 257, "a" + "\U0001f600" * 256])
 def test_length_is_counted_in_utf16_units(key: str) -> None:
-    fault = key_fault(key)
-    assert fault is not None
-    assert fault.code == "key-too-long"
+    with pytest.raises(RowRefused) as refused:
+        check_key(key, "target.row_key")
+    assert refused.value.code == "key-too-long"
 
 
 def test_an_empty_key_must_be_meant() -> None:
-    fault = key_fault("")
-    assert fault is not None
-    assert fault.code == "empty-key"
-    assert "allow_empty=True" in fault.cure
-    assert key_fault("", allow_empty=True) is None
+    with pytest.raises(RowRefused) as refused:
+        check_key("", "target.row_key")
+    assert refused.value.code == "empty-key"
+    assert "allow_empty=True" in refused.value.cure
+    check_key("", "target.row_key", allow_empty=True)
 
 
 @pytest.mark.parametrize("name", ["Abc", "a12", "A" * 63])
@@ -110,14 +111,14 @@ def full_row(properties: int, value: object = 1) -> Row:
 
 
 def test_252_properties_are_the_most() -> None:
-    assert row_fault(full_row(MAX_PROPERTIES)) is None
+    check_row(full_row(MAX_PROPERTIES), "target")
     annotated = full_row(MAX_PROPERTIES, "1") | {
         f"P{number}@odata.type": "Edm.Int64" for number in range(MAX_PROPERTIES)
     }
-    assert row_fault(annotated) is None, "annotations are not properties"
-    fault = row_fault(full_row(MAX_PROPERTIES + 1))
-    assert fault is not None
-    assert fault.code == "too-many-properties"
+    check_row(annotated, "target")  # annotations are not properties
+    with pytest.raises(RowRefused) as refused:
+        check_row(full_row(MAX_PROPERTIES + 1), "target")
+    assert refused.value.code == "too-many-properties"
 
 
 @pytest.mark.parametrize("text", ["a", "é", "\U0001f600"])
@@ -129,8 +130,8 @@ def test_one_mebibyte_is_the_most(text: str) -> None:
         row[f"P{number}"] = text * (room // 32 // units)
     row["P0"] += "x" * ((MAX_ENTITY_BYTES - entity_bytes(row)) // 2)
     assert entity_bytes(row) == MAX_ENTITY_BYTES
-    assert row_fault(row) is None
+    check_row(row, "target")
     row["P0"] += "x"
-    fault = row_fault(row)
-    assert fault is not None
-    assert fault.code == "row-too-large"
+    with pytest.raises(RowRefused) as refused:
+        check_row(row, "target")
+    assert refused.value.code == "row-too-large"
