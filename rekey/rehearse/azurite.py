@@ -227,10 +227,11 @@ class Azurite:
             for _ in range(_ATTEMPTS):
                 self.port = _free_port()
                 self._process = self._launch(node.program, entry, home)
-                self.tables, self.restricted = (
+                accounts = [
                     AzuriteAccount(name, f"http://{_HOST}:{self.port}/{name}", key)
                     for name, key in self._keys.items()
-                )
+                ]
+                self.tables, self.restricted = accounts[0], accounts[-1]
                 said = _wait_until_ready(self._process, home / _LOG)
                 if not said:
                     return

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from types import ModuleType
 
 DURATION = "LATE_RUNNER_LEASE_SECONDS"
 RENEW = "LATE_RUNNER_RENEW_SECONDS"
@@ -21,18 +22,22 @@ def shorten() -> None:
     from rekey.tables import credentials
 
     for module in (credentials, lease, registry):
-        module.SIGNED_S = float(os.environ[SIGNED])  # type: ignore[attr-defined]
+        replaced(module, "SIGNED_S", float(os.environ[SIGNED]))
+
+
+def replaced(module: ModuleType, name: str, value: float) -> None:
+    """Replace a constant; fails where the module has none of that name."""
+    assert hasattr(module, name), f"{module.__name__} has no {name} now"
+    setattr(module, name, value)
 
 
 def main() -> None:
     """Be `rekey` with the shorter lease."""
     from rekey.cli.main import run
-    from rekey.protocol.lease import RunnerLease
+    from rekey.protocol import lease
 
-    usual = RunnerLease.__init__.__kwdefaults__
-    assert {"duration_s", "renew_every_s"} <= usual.keys(), "the runner lease is made otherwise now"
-    usual["duration_s"] = int(os.environ[DURATION])
-    usual["renew_every_s"] = float(os.environ[RENEW])
+    replaced(lease, "DURATION_S", int(os.environ[DURATION]))
+    replaced(lease, "RENEW_EVERY_S", float(os.environ[RENEW]))
     shorten()
     sys.argv = ["rekey", *sys.argv[1:]]
     sys.exit(run())
