@@ -251,6 +251,7 @@ def _of_one_writer(initial: State, history: list[Entry], found: State) -> str:
     told = f"after {_told(last)}" if last else "never written"
     if found is None:
         return f"is lost ({told}; it must be {_states(states)})"
+    told = f"{told}; {_course(history)}"
     if states == [None]:
         return f"is back although it was deleted ({told}; found {found})"
     return f"holds {found}, and must hold {_states(states)} ({told})"
@@ -279,6 +280,17 @@ def _add(states: list[State], state: State) -> None:
 
 def _told(entry: Entry) -> str:
     return f"{entry.verb} of {entry.content} by {entry.writer}"
+
+
+def _course(history: list[Entry]) -> str:
+    """The last writes of a row, with the seconds from the first of them on."""
+    last = history[-12:]
+    lines = (
+        f"{(one.began - last[0].began) / 1e9:.2f}-{(one.ended or one.began) / 1e9 - last[0].began / 1e9:.2f}"
+        f" {_told(one)}{'' if one.expected is None else ' if unchanged'}: {one.outcome} {one.why}".rstrip()
+        for one in last
+    )
+    return "its last writes: " + "; ".join(lines)
 
 
 def _states(states: list[State]) -> str:
