@@ -5,8 +5,9 @@ Rules kept here:
 * A client process appends to a file of its own: "tried" before it sends, and what came of it afterwards. What
   was tried and has no answer (the process was killed) is as open as a write that ended ambiguously.
 * A row of one writer at a time has an exact answer: the set of contents that its history allows. An
-  acknowledged write took effect, a failed one did not, an open one did or did not. What is in the table must
-  be one of the set; when the set runs empty, an answer was given that could not be.
+  acknowledged write took effect, a failed one did not, an open one did or did not, or does within `LATE_S`,
+  after what was written meanwhile. What is in the table must be one of the set; when the set runs empty, an
+  answer was given that could not be.
 * Of a row that several write at once each writer has a property of its own (a history of its own again), and
   all share a counter that is only raised conditionally: as many raises as were acknowledged must be in it,
   and no two acknowledged raises may have given the same number.
@@ -34,6 +35,8 @@ Verb = Literal["create", "replace", "merge", "put", "put-merge", "delete"]
 """`put` and `put-merge` are the upserts."""
 COUNTER = "counter"
 NAMED = 5
+LATE_S = 2.0
+"""For so long after a client gave a write up it may yet take effect: it was sent, and waits on its way."""
 
 
 @dataclass(frozen=True)
@@ -216,6 +219,7 @@ def possible(initial: State, history: Iterable[Entry]) -> tuple[list[State], str
     """
     states: list[State] = [initial]
     before: Entry | None = None
+    given_up: list[Entry] = []
     for entry in history:
         if before is not None and (before.ended or 0) > entry.began:
             return (
@@ -237,6 +241,13 @@ def possible(initial: State, history: Iterable[Entry]) -> tuple[list[State], str
                     _add(then, after)
         if not then:
             return [], f"{_told(entry)} was acknowledged on {_states(states)}"
+        given_up = [one for one in given_up if entry.began < (one.ended or one.began) + LATE_S * 1e9]
+        for late in given_up:
+            for can, after in [late.after(state) for state in then]:
+                if can:
+                    _add(then, after)
+        if entry.outcome == "open":
+            given_up.append(entry)
         states = then
     return states, ""
 

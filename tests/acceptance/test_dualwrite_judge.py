@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.acceptance.dualwriting_ledger import (
+    LATE_S,
     Entry,
     Ledger,
     Outcome,
@@ -74,6 +76,20 @@ def test_an_open_write_may_have_happened_or_not_and_nothing_else() -> None:
     assert not found_wrong(gone, A)
     settled = history(("create", A, "open"), ("put", B, "acknowledged"))
     assert found_wrong(settled, A), "what came after it and was acknowledged ends the doubt"
+
+
+@pytest.mark.parametrize(("seconds", "allowed"), [(LATE_S - 0.5, True), (LATE_S + 0.5, False)])
+def test_a_write_that_was_given_up_may_take_effect_after_the_next_one_for_a_while(
+    seconds: float, allowed: bool
+) -> None:
+    ends = 1_000_000_000
+    begins = ends + round(seconds * 1e9)
+    given_up = Entry("w", "r", "put", A, None, began=0, ended=ends, outcome="open")
+    next_one = Entry("w", "r", "put", B, None, began=begins, ended=begins + 5, outcome="acknowledged")
+    assert (found_wrong([given_up, next_one], A) == "") is allowed
+    assert found_wrong([given_up, next_one], B) == ""
+    conditional = replace(given_up, expected=A)
+    assert found_wrong([conditional, next_one], A, before=A), "what is conditional finds another row"
 
 
 def test_a_failed_write_must_not_have_happened() -> None:
