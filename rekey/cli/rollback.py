@@ -18,6 +18,7 @@ from rekey.phases import ControlPhase, Phase
 from rekey.present.text import wrapped
 from rekey.runner import commands
 from rekey.runner.run import Options
+from rekey.status.tell import next_lines
 
 
 @command(
@@ -63,4 +64,4 @@ def rollback(
         *wrapped(status.verdict.sentence, first="  ", rest="  "),
     ]
     document = {"script_id": declared.script_id, "undone": plain(undone), "status": status.as_json()}
-    return shell.emit(document, "\n".join(lines))
+    return shell.emit(document, "\n".join([*lines, *next_lines(status, shell.command)]))
