@@ -5,19 +5,24 @@ Rules kept here:
 
 * Each is a process of its own, with its own id, folder, environment and streams; it is signalled, killed and
   waited for as any other. Nothing was done before it began, but imports.
-* The command as it is installed, from nothing, is what test_cli_life.py, test_runbooks.py, test_rehearse.py,
-  test_traced.py and test_executors.py run; and whoever runs a command within another program.
+* The command as it is installed, from nothing, is what test_cli_life.py, the example and the tutorial in
+  test_runbooks.py, test_rehearse.py, test_traced.py and test_executors.py run; and whoever runs a command
+  within another program.
 """
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import DupFd
 from pathlib import Path
@@ -89,23 +94,75 @@ class Forked:
         return out.read(), err.read()
 
 
-class _Stream:
+_IN_A_SHELL = """#!{python} -IS
+import json, os, socket, sys
+asked = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+asked.connect({address!r})
+socket.send_fds(asked, [json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]).encode()], [0, 1, 2])
+sys.exit(int(asked.recv(16)))
+"""
+_MOST_BYTES = 2**17
+
+
+@contextmanager
+def rekey_for_a_shell(folder: Path) -> Iterator[Path]:
+    """Yield a folder for the PATH of a shell: its `rekey` is forked, with the shell's streams."""
+    program, address = folder / "rekey", str(folder / "socket")
+    program.write_text(_IN_A_SHELL.format(python=sys.executable, address=address), "utf-8")
+    program.chmod(0o700)
+
+    def serve() -> None:
+        while True:
+            asked, _ = listening.accept()
+            with asked:
+                message, descriptors, _, _ = socket.recv_fds(asked, _MOST_BYTES, 3)
+                if not message:
+                    return
+                words, cwd, environment = json.loads(message)
+                process = forked(rekey, words, cwd, environment, [_Passed(one) for one in descriptors])
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                process.join()
+                code = process.exitcode or 0
+                asked.send(str(code if code >= 0 else 128 - code).encode())
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(address)
+        listening.listen()
+        server = threading.Thread(target=serve)
+        server.start()
+        try:
+            yield folder
+        finally:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as ended:
+                ended.connect(address)
+            server.join()
+
+
+class _Passed:
+    """A descriptor for a forked process."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __getstate__(self) -> Any:
+        return DupFd(self._descriptor)
+
+    def __setstate__(self, passed: Any) -> None:
+        self._descriptor = passed.detach()
+
+    def become(self, descriptor: int) -> None:
+        """Let a descriptor of this process be this one."""
+        os.dup2(self._descriptor, descriptor)
+        os.close(self._descriptor)
+
+
+class _Stream(_Passed):
     """A file without a name, which a forked process writes to."""
 
     def __init__(self) -> None:
         self._file: IO[bytes] | None = tempfile.TemporaryFile()  # noqa: SIM115 - closed once it was read
-
-    def __getstate__(self) -> Any:
-        assert self._file is not None
-        return DupFd(self._file.fileno())
-
-    def __setstate__(self, passed: Any) -> None:
-        self._descriptor: int = passed.detach()
-
-    def become(self, descriptor: int) -> None:
-        """Let a descriptor of this process be this file."""
-        os.dup2(self._descriptor, descriptor)
-        os.close(self._descriptor)
+        super().__init__(self._file.fileno())
 
     def read(self) -> bytes:
         """Return all that was written; only once."""
@@ -117,12 +174,12 @@ class _Stream:
 
 
 def rekey(
-    words: Sequence[str], folder: str, environment: Mapping[str, str], printed: tuple[_Stream, _Stream]
+    words: Sequence[str], folder: str, environment: Mapping[str, str], streams: Sequence[_Passed]
 ) -> None:
-    """Be `rekey WORDS`: what a process is started with."""
+    """Be `rekey WORDS` with the last streams of input, output and errors: what a process is started with."""
     from rekey.cli.main import run
 
-    for descriptor, stream in enumerate(printed, 1):
+    for descriptor, stream in enumerate(streams, 3 - len(streams)):
         stream.become(descriptor)
     os.environ.clear()
     os.environ.update(environment)

@@ -1,13 +1,15 @@
 """The README's example, the tutorial and the commands of every runbook, typed as they are there, on Azurite.
 
-What a reader types is a process. What a runbook presumes is prepared here, with the same commands called in
-this process, which is quicker.
+What a reader types is a process: of the README and the tutorial the installed command from nothing, of the
+runbooks a forked one (see `forking`). What a runbook presumes is prepared here, with the same commands called
+in this process, which is quicker still.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import signal
 import subprocess
@@ -25,6 +27,7 @@ from rekey.model import Row, content_of, key_of
 from rekey.tables.azure import AzureTableService
 from rekey.tables.credentials import SharedKey
 from tests import documents
+from tests.acceptance.forking import rekey_for_a_shell
 from tests.documents import ROOT, USUAL_FOLDER, USUAL_PORT, Command, UsualAzurite
 from tests.madeup import users
 
@@ -156,7 +159,7 @@ class Project:
         finally:
             process.send_signal(signal.SIGKILL)
             process.wait()
-        self.configure()
+        self.configure(gates='margin = "1s"')  # nothing holds back what it had sent
 
     def _is_half_copied(self) -> bool:
         async def look() -> bool:
@@ -225,17 +228,18 @@ def with_keys_of(project: Project, words: str) -> str:
     return words
 
 
-def typed(commands: list[Command], folder: Path) -> list[tuple[int, str]]:
-    """Type commands into one shell; return exit code and output of each."""
+def typed(commands: list[Command], folder: Path, *programs: Path) -> list[tuple[int, str]]:
+    """Type commands into one shell, `programs` first in its PATH; return exit code and output of each."""
     lines = ["exec 2>&1"]
     for command in commands:
         lines += [command.words, f'echo "{_REPORT} $?"']
     script = folder.parent / "typed.sh"
     script.write_text("\n".join(lines) + "\n", "utf-8")
+    usual = documents.environment()
     done = subprocess.run(
         ["sh", str(script)],
         cwd=folder,
-        env=documents.environment(),
+        env={**usual, "PATH": os.pathsep.join([*map(str, programs), usual["PATH"]])},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -263,7 +267,8 @@ def test_commands_of_a_runbook_do_what_it_says(name: str, tmp_path: Path, azurit
         for command in documents.shell_commands(block)
     ]
     assert any("rekey" in command.words for command in commands)
-    results = typed(commands, project.folder)
+    with rekey_for_a_shell(tmp_path) as programs:
+        results = typed(commands, project.folder, programs)
     for command, (code, said) in zip(commands, results, strict=True):
         assert code == command.exit_code, f"{command.words}\n{said}"
         assert "Traceback" not in said
