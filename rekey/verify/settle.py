@@ -336,7 +336,7 @@ class Collector:
         unsettled = sum(one.unsettled for one in settled)
         pending = sum(one.pending for one in settled)
         suspected = self.suspects or any(one.differed for one in settled)
-        transient = suspected and not (found or unsettled or pending)
+        transient = int(suspected and not (found or unsettled or pending))
         self._others.update(transient=transient, unsettled=unsettled, pending=pending)
         return len(found)
 

@@ -127,6 +127,7 @@ async def test_an_announced_write_is_waited_for(memory: MemoryTableService, tmp_
     report = await full(context(world, tmp_path, in_flight=in_flight))
     assert not report.findings
     assert report.found.transient == 1
+    assert '"transient":1' in json.dumps(report.as_json(), separators=(",", ":"))
     assert asked == 20
 
 
