@@ -78,9 +78,6 @@ class StandingPermits:
     def in_time(self, permit: Permit) -> bool:
         return True
 
-    async def look_again(self) -> Permit:
-        return Permit(self.phase, self.epoch, self.copied)
-
     def current(self) -> Permit | None:
         return Permit(self.phase, self.epoch, self.copied) if self.trusted else None
 

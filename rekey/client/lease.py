@@ -37,7 +37,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Any
 
 from rekey.client.reading import LEASE_LOST, ClientFacts, LeaseSettings, Reading, closed, reading
 from rekey.core.clock import rising_seconds
@@ -177,7 +176,7 @@ class ClientLease:
         self._looks = 0
         self._moved = asyncio.Event()
         self._wanted = asyncio.Event()
-        self._tasks: dict[str, asyncio.Task[Any]] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
 
     # --- what a client asks -------------------------------------------------------------------------------
 
@@ -451,6 +450,10 @@ class ClientLease:
             late_s=self.late_s(),
         )
 
+    async def _acknowledge_in_background(self) -> None:
+        # Its work is made here, not by who makes the task: one that is cancelled before it began leaves none.
+        await self._note("settle", self._acknowledge_all())
+
     async def _acknowledge_all(self) -> None:
         while await self._acknowledge():
             await self._look()
@@ -487,9 +490,7 @@ class ClientLease:
             running = self._tasks.get("acknowledges")
             if self._view.number != self._acknowledged.number and (running is None or running.done()):
                 self._raise_faults()
-                self._tasks["acknowledges"] = asyncio.create_task(
-                    self._note("settle", self._acknowledge_all())
-                )
+                self._tasks["acknowledges"] = asyncio.create_task(self._acknowledge_in_background())
 
     async def _note(self, what: str, work: Awaitable[None]) -> bool:
         """Await work; keep and log what it fails with. Tell whether it went well."""

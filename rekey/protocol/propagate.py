@@ -130,6 +130,10 @@ class Propagator:
     lists_keys: ClassVar[bool] = True
     """Whether a key that the mapping does not know is propagated: that gives it its mapping rows."""
 
+    def tally(self, source_key: EntityKey) -> Tally:
+        """Return what counts a propagate, and announces its key."""
+        return Tally(source_key, self.announce)
+
     async def propagate(self, source_key: EntityKey) -> Propagated:
         """Make all replicas of `source_key` equal what the authority says now.
 
@@ -138,7 +142,7 @@ class Propagator:
             RowRefused: the mapping cannot be applied to the authority's row; names it by safe id.
             Unavailable: the row changed in every one of `MAX_ROUNDS` rounds.
         """
-        tally = Tally(source_key, self.announce)
+        tally = self.tally(source_key)
         for _ in range(MAX_ROUNDS):
             forward = await self.mapping.forward(source_key)
             if forward is None and not self.lists_keys:

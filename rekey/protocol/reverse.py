@@ -17,7 +17,7 @@ from __future__ import annotations
 from rekey.errors import RowRefused
 from rekey.mapping.rows import Forward, TargetKey
 from rekey.model import EntityKey, Row, content_of, key_of
-from rekey.protocol.propagate import Propagated, Propagator
+from rekey.protocol.propagate import Propagated, Propagator, Tally
 from rekey.protocol.replicas import Rows, inverse, source_place
 from rekey.protocol.rules import SOURCE, Side
 
@@ -29,11 +29,13 @@ class ReversePropagator(Propagator):
 
     def __init__(self, forward: Propagator) -> None:
         """Take the forward propagator: tables, mapping, mapper, and what it announces are the same."""
-        super().__init__(
-            forward.source, forward.targets, forward.mapper, forward.mapping, forward.width, forward.announce
-        )
+        super().__init__(forward.source, forward.targets, forward.mapper, forward.mapping, forward.width)
         self.forward = forward
         self.ignoring = dict(enumerate(forward.mapper.timestamp_copies))
+
+    def tally(self, source_key: EntityKey) -> Tally:
+        """As the forward propagator does, whose `announce` is set when a session has begun."""
+        return self.forward.tally(source_key)
 
     async def settle(self, authority: Side, side: Side, key: EntityKey) -> Propagated:
         """Make the replicas of a key equal what the authority says, whichever side that is.

@@ -122,7 +122,7 @@ _REFUSALS = {
         "use the old view until `rekey status` says that the backfill is done, then this one",
     ),
     NEW_VIEW_READS_ONLY: (
-        "{table} cannot be written by its new keys before cutover: reverse=False leaves its rows no way back",
+        "{table} cannot be written by its new keys yet: the script's reverse=False leaves no way back for rows",
         "write in the old view until cutover",
     ),
     OLD_VIEW_OVER: (
@@ -130,7 +130,7 @@ _REFUSALS = {
         "deploy the version of the application that uses the new view",
     ),
     INDEX_TABLE: (
-        "{table} is an index table: it follows its main table until the migration is complete",
+        "{table} is an index table: until `complete` it follows its main table and is not written by itself",
         "write the main row: its index rows follow",
     ),
     FROZEN: (
