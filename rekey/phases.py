@@ -74,12 +74,6 @@ def is_legal(now: ControlPhase, then: ControlPhase) -> bool:
     return then in MOVES[now]
 
 
-def previous(phase: Phase) -> Phase | None:
-    """Return the phase before `phase`, None for the first."""
-    position = ORDER.index(phase)
-    return ORDER[position - 1] if position else None
-
-
 def following(phase: Phase) -> Phase | None:
     """Return the phase after `phase`, None for the last."""
     position = ORDER.index(phase) + 1

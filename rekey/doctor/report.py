@@ -2,7 +2,8 @@
 
 Rules kept here:
 
-* The texts of all findings stand in `findings.toml`; a code that is not there cannot be found.
+* The texts of findings stand in `findings.toml`, but for those that depend on what was seen. A code that is
+  not there cannot be found.
 * None of it holds a key, a secret, a SAS or a connection string: what was observed holds none
   (`rekey.doctor.observed`).
 * A command that is to be typed stands on a line of its own and is never wrapped.

@@ -3,8 +3,8 @@
 Rules kept here:
 
 * What is kept names partitions by safe id and holds no key.
-* Memory is bounded: counts of partitions (`tally`), and cells of partition and time, whose times get coarser
-  when there are too many.
+* Memory is bounded: counts of partitions (`PartitionTally`), and cells of partition and time, whose times
+  get coarser when there are too many.
 * Load over time is told where a key of a target holds a moment: that moment is the time. The source is shown
   next to it, by the same moments. Rows that have none were refused and are not shown.
 """

@@ -160,7 +160,7 @@ def _plan_before_first_write(session: Session, script_id: str, *, check_rows: bo
     an error."""
     migration = session.opened(script_id)
     migration.prepared.require()
-    # Where declaration or secrets have moved since it began, `Session.guard` says so.
+    # Where declaration or secrets have moved since it began, `Session.begin` says so.
     subject = replace(session.do(subject_of(migration)), started=None)
     options = PlanOptions(
         exact=check_rows,

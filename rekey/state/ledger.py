@@ -30,7 +30,7 @@ from yoyo.migrations import MigrationList, MigrationStep, Transactionless
 
 from rekey.declaration.migration import Declared
 from rekey.errors import DeclarationError, GateClosed, Locked, MachineFailed, Refused, StateUnusable
-from rekey.phases import ORDER, REVERSIBLE, ControlPhase, Phase, ledger_id
+from rekey.phases import LEAVES, ORDER, REVERSIBLE, ControlPhase, Phase, ledger_id
 from rekey.state import backend as state_backend
 from rekey.state import files
 from rekey.state.backend import StateBackend
@@ -38,17 +38,6 @@ from rekey.state.filelock import FileLock
 
 Step = Callable[[str, Phase], None]
 """Carries out, or takes back, one phase of the script with this id. Blocks until it is done."""
-
-
-_LEAST_AND_MOST: dict[ControlPhase, tuple[Phase | None, Phase]] = {
-    ControlPhase.SOURCE: (None, Phase.PREPARE),
-    ControlPhase.DUAL_WRITE: (Phase.DUAL_WRITE, Phase.RECONCILE),
-    ControlPhase.FREEZE: (Phase.DUAL_WRITE, Phase.RECONCILE),
-    ControlPhase.CUTOVER: (Phase.CUTOVER, Phase.CUTOVER),
-    ControlPhase.COMPLETE: (Phase.COMPLETE, Phase.COMPLETE),
-    ControlPhase.RETIRED: (Phase.RETIRE, Phase.RETIRE),
-}
-"""The last phases that can be applied when the control row says this: at least, and at most."""
 
 
 def handover(before: Declared, after: Declared) -> Phase:
@@ -71,9 +60,11 @@ def aligned(control: ControlPhase, applied: Sequence[Phase]) -> tuple[Phase, ...
         control: what the control row says (a freeze has been left before this is asked).
         applied: what the ledger says, in order.
     """
-    least, most = _LEAST_AND_MOST[control]
-    shortest = 0 if least is None else ORDER.index(least) + 1
-    return ORDER[: max(shortest, min(len(applied), ORDER.index(most) + 1))]
+    # Status asks in the middle of a freeze, too: it stands where what it came from stood.
+    left_in = ControlPhase.DUAL_WRITE if control is ControlPhase.FREEZE else control
+    possible = [ORDER.index(phase) + 1 for phase in ORDER if LEAVES[phase] is left_in]
+    least = 0 if control is ControlPhase.SOURCE else possible[0]
+    return ORDER[: max(least, min(len(applied), possible[-1]))]
 
 
 class _PhaseMigration(YoyoMigration):  # type: ignore[misc]

@@ -107,7 +107,7 @@ def retry_after_of(headers: Mapping[str, str], now: datetime | None = None) -> f
     text = headers.get("Retry-After", "").strip()
     if text.isascii() and text.isdigit():
         return float(text)
-    until = moment_of(text)
+    until = moment_of(text) if text else None
     return None if until is None else max(0.0, (until - (now or datetime.now(UTC))).total_seconds())
 
 

@@ -15,12 +15,12 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rekey.core.concurrency import together
 from rekey.declaration.mapper import Mapper
 from rekey.errors import Interrupted, RowRefused
-from rekey.model import KeyRange, Row
+from rekey.model import Row
 from rekey.tables.base import MAX_PAGE_ROWS, Page
 from rekey.tables.split import find_middle
 from rekey.verify.context import ReconcileContext
@@ -133,8 +133,8 @@ class _Summing:
         # Meanwhile its reader may have come past that key, or to its end. From here on nothing is awaited.
         if middle is None or active not in self._active or middle not in part.rest:
             return
-        upper = Part(part.table, KeyRange(middle, part.within.upto))
-        part.within = replace(part.within, upto=middle)
+        part.within, rest = part.within.split(middle)
+        upper = Part(part.table, rest)
         active.shrunk = True
         self._work.parts.append(upper)
         self._open.append(upper)

@@ -109,7 +109,6 @@ def test_parts_are_split_while_they_are_read_and_the_digests_are_those_of_one_re
     small_pages(monkeypatch, 5)
     seen: list[int] = []
     monkeypatch.setattr(verification, "keep", lambda _run, _under, sums: seen.append(len(sums.parts)))
-    monkeypatch.setattr("rekey.runner.verification.keep", verification.keep)
     assert digests(verify(project)) == digests(alone)
     assert seen[-1] > 3, "the tables are read in more than one part each"
 

@@ -292,7 +292,8 @@ class Driver(Generic[S]):
             most: how many tasks share the rates.
             failed: how often in a row the piece failed.
         """
-        account, partition = self.rates().account, self.rates().partition
+        rates = self.rates()
+        account, partition = rates.account, rates.partition
         if partition and self.divides_partition():
             partition = max(1, partition // most)
         return replace(

@@ -69,6 +69,7 @@ class Fence:
     monotonic: Callable[[], float] = rising_seconds
 
     def __post_init__(self) -> None:
+        self._rows = self.accounts.restricted.table(CONTROL_TABLE)
         self._next: asyncio.Task[None] | None = None
         self._down: Exception | None = None
 
@@ -92,11 +93,11 @@ class Fence:
     async def _read(self) -> None:
         await asyncio.sleep(0)  # all that ask in the same turn share the reading
         self._next = None
-        basis, rows = self.task.basis, self.accounts.restricted.table(CONTROL_TABLE)
+        basis = self.task.basis
         try:
             control, lease = await asyncio.gather(
-                rows.get(EntityKey(basis.script_id, CONTROL_ROW_KEY)),
-                rows.get(EntityKey(basis.script_id, LEASE_ROW_KEY)),
+                self._rows.get(EntityKey(basis.script_id, CONTROL_ROW_KEY)),
+                self._rows.get(EntityKey(basis.script_id, LEASE_ROW_KEY)),
             )
         except TableMissing:
             control = lease = None
