@@ -122,7 +122,7 @@ _REFUSALS = {
         "use the old view until `rekey status` says that the backfill is done, then this one",
     ),
     NEW_VIEW_READS_ONLY: (
-        "{table} cannot be written by its new keys yet: the script's reverse=False leaves no way back for rows",
+        "{table} cannot be written by its new keys before cutover: the script says reverse=False",
         "write in the old view until cutover",
     ),
     OLD_VIEW_OVER: (
