@@ -9,13 +9,8 @@ from collections.abc import Callable, Iterator
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 from rekey.core.edm import DATETIME, INT64
 from rekey.model import PARTITION_KEY, ROW_KEY, TYPE_SUFFIX, Row
-from rekey.rehearse.stock import users
+from rekey.rehearse.stock import SYLLABLES, TAGS, users
 
-_SYLLABLES = (
-    *("an", "bo", "ce", "da", "el", "fa", "go", "hi", "jo"),
-    *("ka", "li", "mo", "ne", "or", "pi", "ru", "sa", "to"),
-)
-_TAGS = ("azure", "cloud", "data", "keys", "news", "ops", "tables", "travel", "web", "C#", "a/b testing")
 _CATEGORIES = ("Engineering", "Life", "News", "R&D / Labs", "Travel")
 _WORDS = ("blue", "fast", "green", "late", "new", "old", "quiet", "red", "slow", "warm")
 _START = ticks_of("2021-01-01T00:00:00Z")
@@ -31,14 +26,14 @@ def posts(count: int, *, seed: int = 0, blogs: int = 1) -> Iterator[Row]:
             PARTITION_KEY: f"blog-{lot.randrange(blogs)}",
             ROW_KEY: f"{'-'.join(words)}-{number}",
             "Title": " ".join(words).capitalize(),
-            "Author": f"{_name(lot).capitalize()} {lot.choice(_SYLLABLES).capitalize()}",
+            "Author": f"{_name(lot).capitalize()} {lot.choice(SYLLABLES).capitalize()}",
             **_datetime("Published", lot),
             "Body": " ".join(lot.choices(_WORDS, k=40)),
         }
         if lot.random() < 0.9:
             row["Category"] = lot.choice(_CATEGORIES)
         if lot.random() < 0.9:
-            row["Tags"] = ", ".join(lot.sample(_TAGS, 1 + lot.randrange(4)))
+            row["Tags"] = ", ".join(lot.sample(TAGS, 1 + lot.randrange(4)))
         yield row
 
 
@@ -76,7 +71,7 @@ def _lot(seed: int, number: int) -> random.Random:
 
 
 def _name(lot: random.Random) -> str:
-    return "".join(lot.choices(_SYLLABLES, k=lot.randrange(2, 4)))
+    return "".join(lot.choices(SYLLABLES, k=lot.randrange(2, 4)))
 
 
 def _datetime(name: str, lot: random.Random) -> Row:

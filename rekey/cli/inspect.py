@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import click
 
-from rekey.cli.project import no_such_table
-from rekey.cli.shell import Shell, command, flag
+from rekey.cli.shell import Shell, command, flag, no_such_table
 from rekey.core.limits import TABLE_NAME_CURE, table_name_problem
 from rekey.errors import ExitCode, TableMissing
 from rekey.inspect.inspect import inspect_table

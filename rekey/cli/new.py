@@ -52,6 +52,7 @@ def new(
     if from_table.lower() == to_table.lower():
         raise click.UsageError("--target: a table cannot be its own target; it needs another name")
     folder = load_config(shell.config_path).migrations
+    template = Path(__file__).with_name("new_script.txt").read_text("utf-8")
     try:
         before = sorted(path.stem for path in folder.glob("*.py") if not path.name.startswith("_"))
         needed = sorted({_resolve(one, before) for one in depends})
@@ -61,7 +62,6 @@ def new(
         folder.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8") as file:
             listed = "{" + ", ".join(f'"{one}"' for one in needed) + "}" if needed else "set()"
-            template = Path(__file__).with_name("new_script.txt").read_text("utf-8")
             file.write(template.format(source=from_table, target=to_table, depends=listed))
     except OSError as error:
         raise ConfigurationError(

@@ -146,11 +146,3 @@ def status_of(session: Session, declared: Declared) -> Status:
     restricted, state = session.accounts.restricted, session.state
     look = look_at(declared, session.scripts, session.config, state, restricted, session.clock)
     return judge(session.do(look))
-
-
-def no_such_table(name: str, config: Config) -> ConfigurationError:
-    """Return the error for a table that the account of the application has not got."""
-    return ConfigurationError(
-        f"there is no table {name} in account {config.tables.name}",
-        hint="check the name, and [tables] endpoint in rekey.toml",
-    )

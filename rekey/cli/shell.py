@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 
 import click
 
-from rekey.errors import ExitCode, visible
+from rekey.errors import ConfigurationError, ExitCode, visible
 
 if TYPE_CHECKING:
     from rekey.core.clock import Clock
@@ -330,3 +330,11 @@ def command(
         return click.command(name, cls, epilog=f"\b\nExample:\n{lines}")(wrapped)
 
     return decorate
+
+
+def no_such_table(name: str, config: Config) -> ConfigurationError:
+    """Return the error for a table that the account of the application has not got."""
+    return ConfigurationError(
+        f"there is no table {name} in account {config.tables.name}",
+        hint="check the name, and [tables] endpoint in rekey.toml",
+    )

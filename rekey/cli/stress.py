@@ -15,8 +15,8 @@ from typing import Any
 
 import click
 
-from rekey.cli.project import no_such_table, open_project
-from rekey.cli.shell import Shell, command, flag
+from rekey.cli.project import open_project
+from rekey.cli.shell import Shell, command, flag, no_such_table
 from rekey.core.limits import TABLE_NAME_CURE, table_name_problem
 from rekey.declaration.migration import Declared
 from rekey.doctor.observed import AccountSeen, Kind

@@ -1,4 +1,4 @@
-"""Python's collector of reference cycles, told to be patient while rows stream through.
+"""Python's collector of reference cycles, told to be patient while a command runs, or rows stream through.
 
 Rules kept here:
 

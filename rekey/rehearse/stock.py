@@ -146,12 +146,12 @@ _TRIED = 50
 _PARTITIONS = 40
 _START = ticks_of("2021-01-01T00:00:00Z")
 _YEARS = 3 * 365 * 86_400 * TICKS_PER_SECOND
-_SYLLABLES = (
+SYLLABLES = (
     *("an", "bo", "ce", "da", "el", "fa", "go", "hi", "jo"),
     *("ka", "li", "mo", "ne", "or", "pi", "ru", "sa", "to"),
 )
 _DOMAINS = ("mail.example", "post.example", "work.example", "club.example")
-_TAGS = ("azure", "cloud", "data", "keys", "news", "ops", "tables", "travel", "web", "C#", "a/b testing")
+TAGS = ("azure", "cloud", "data", "keys", "news", "ops", "tables", "travel", "web", "C#", "a/b testing")
 _COUNTING_WIDTH = 7
 
 
@@ -184,7 +184,7 @@ def users(count: int, *, seed: int = 0, partitions: int = 20) -> Iterator[Row]:
     """
     for number in range(count):
         lot = random.Random(f"{seed}/{number}")  # noqa: S311 - made-up data, to be made again
-        first, last = ("".join(lot.choices(_SYLLABLES, k=lot.randrange(2, 4))) for _ in range(2))
+        first, last = ("".join(lot.choices(SYLLABLES, k=lot.randrange(2, 4))) for _ in range(2))
         yield {
             PARTITION_KEY: f"tenant-{lot.randrange(partitions):03d}",
             ROW_KEY: f"{first}.{last}{number}@{lot.choice(_DOMAINS)}",
@@ -193,7 +193,7 @@ def users(count: int, *, seed: int = 0, partitions: int = 20) -> Iterator[Row]:
             "Joined" + TYPE_SUFFIX: DATETIME,
             "Logins": lot.randrange(5_000),
             "Active": lot.random() < 0.8,
-            "Tags": ",".join(sorted(lot.sample(_TAGS, lot.randrange(4)))),
+            "Tags": ",".join(sorted(lot.sample(TAGS, lot.randrange(4)))),
         }
 
 

@@ -225,6 +225,8 @@ class Witness:
 
     def _named(self, wrong: Sequence[_Wrong]) -> list[str]:
         """Return what is wrong with some rows, the first of them named by safe id."""
+        if not wrong:
+            return []
         ids = self.safe_ids()
         named = [f"row {ids.short(table, key)} of {table} {what}" for table, key, what in wrong[:NAMED]]
         return [*named, f"and {len(wrong) - NAMED} rows more"] if len(wrong) > NAMED else named
