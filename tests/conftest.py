@@ -6,6 +6,7 @@ system in memory (Linux), temporary files are there, unless `TMPDIR` says where.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import shutil
@@ -37,6 +38,12 @@ if (
     tempfile.tempdir = None
 
 _numbers = itertools.count(1)
+
+
+def pytest_collection_finish() -> None:
+    """Let Python's collector leave alone what collecting 5,000 tests has made: a tenth of the tests' time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,9 @@ new seeds for SOAK_SECONDS, from SOAK_SEED on.
 
 from __future__ import annotations
 
+import functools
 import os
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -48,25 +50,29 @@ EVERY_KIND_OF_EVENT = {
     "second runner",
     "clock set",
 }
-_happened: Counter[str] = Counter()
+pytestmark = pytest.mark.xdist_group("dual lives")
 
 
-@pytest.mark.xdist_group("dual lives")
+@functools.cache
+def lived(kind: str, seed: int) -> Life:
+    """Return a life of the quick ones, lived once for all tests here."""
+    with tempfile.TemporaryDirectory() as folder:
+        life = Life(Path(folder), kind, seed)
+        life.live()
+    return life
+
+
 @pytest.mark.parametrize(("kind", "seed"), QUICK)
-def test_a_life_under_writes_loses_nothing(tmp_path: Path, kind: str, seed: int) -> None:
+def test_a_life_under_writes_loses_nothing(kind: str, seed: int) -> None:
     """What clients of both views were told of each key fits one row that changes at once; replicas are what
     the authority says, the mapping accounts for them and the journal is empty: after cutover, after the way
     back, after `complete`. No verification under writes has a false alarm."""
-    life = Life(tmp_path, kind, seed)
-    life.live()
-    assert life.operations > 100
-    _happened.update(life.storm.happened)
+    assert lived(kind, seed).operations > 100
 
 
-@pytest.mark.xdist_group("dual lives")
 def test_over_the_quick_seeds_everything_happens(tmp_path: Path) -> None:
     """A simulation in which nothing goes wrong would prove nothing. More lives are lived until all has."""
-    happened = set(map(str, _happened))
+    happened = {str(event) for quick in QUICK for event in lived(*quick).storm.happened}
     for seed in MORE_SEEDS:
         if happened >= EVERY_KIND_OF_EVENT:
             return
@@ -80,8 +86,7 @@ def test_over_the_quick_seeds_everything_happens(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("kind", "seed"), [QUICK[2], QUICK[1]], ids=["in the clear", "sealed"])
 def test_a_seed_is_a_dual_life(tmp_path: Path, kind: str, seed: int) -> None:
     """The same seed gives the same requests in the same order: a failure can be lived again."""
-    one, other = (Life(tmp_path / name, kind, seed) for name in ("one", "other"))
-    one.live()
+    one, other = lived(kind, seed), Life(tmp_path, kind, seed)
     other.live()
     assert one.storm.trace == other.storm.trace
     assert one.storm.happened == other.storm.happened
