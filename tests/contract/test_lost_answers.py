@@ -31,6 +31,7 @@ from rekey.tables.base import SHARED_SERVICE_S, Operation, Verb
 from rekey.tables.credentials import SharedKey
 from rekey.tables.requests import RetryPolicy
 from rekey.tables.transport import Timeouts
+from tests.every import every
 from tests.faultproxy import Answered, Fault, FaultProxy, batch_error_answer, error_answer
 
 pytestmark = pytest.mark.azurite
@@ -255,7 +256,7 @@ async def test_the_service_is_told_to_work_on_shared_rows_for_a_short_time_only(
     shared = world.service.shared(world.table.name)
     await shared.upsert(row(A=1))
     await shared.transact([Operation(Verb.INSERT_OR_REPLACE, row(A=2))])
-    assert all(f"timeout={SHARED_SERVICE_S}" in asked.target for asked in world.proxy.asked)
+    assert every(f"timeout={SHARED_SERVICE_S}" in asked.target for asked in world.proxy.asked)
 
 
 async def test_a_row_of_another_writer_after_a_lost_answer_is_ambiguous(world: World) -> None:
@@ -415,7 +416,7 @@ async def test_a_scan_survives_failing_empty_and_malformed_pages(world: World) -
     first, *others = [asked.target for asked in world.proxy.asked]
     assert "%24filter" in first.replace("$", "%24")
     assert others
-    assert all(one == f"{first}&NextPartitionKey=1%214%21cA--" for one in others)
+    assert every(one == f"{first}&NextPartitionKey=1%214%21cA--" for one in others)
     assert pages[0].rows == []
     assert pages[0].cursor == EntityKey("p", "2")
 
