@@ -90,7 +90,7 @@ def stored_form(row: Row) -> Row:
         kept[name] = form
     if properties > limits.MAX_PROPERTIES:
         raise rejected("TooManyProperties", f"a row has more than {limits.MAX_PROPERTIES} properties")
-    if limits.entity_bytes(kept) > limits.MAX_ENTITY_BYTES:
+    if len(kept) > limits.SURELY_SMALL_FIELDS and limits.entity_bytes(kept) > limits.MAX_ENTITY_BYTES:
         raise rejected("EntityTooLarge", "a row is larger than 1 MiB")
     return kept
 
