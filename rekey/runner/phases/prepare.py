@@ -61,10 +61,13 @@ async def run(run: Run) -> Counters:
 
 
 async def undo(run: Run) -> None:
-    """Drop the targets, the mapping and the journal, or keep all."""
+    """Drop the targets, the mapping and the journal, or keep all.
+
+    The caller has waited until nothing is in flight: a batch that lands later would leave rows that nothing
+    accounts for.
+    """
     if not run.options.drop_targets:
         return
-    await until_quiet(run)  # a batch that lands later would leave rows that nothing accounts for
     for target in run.targets:
         await run.tables.delete_table(target.name)
     with suppress(TableMissing):  # cut off before there was one
