@@ -5,7 +5,7 @@ Rules kept here:
 * The authority is the main target: of all main keys that a source key ever had, the row that it owns, as for
   `ReversePropagator`. As there, the replica (the source row) is read first, every write is conditional on
   what was read, and a whole round follows an insert. Writers are stopped here, so after other writes the
-  authority is not looked at again; the verification that follows finds whoever wrote all the same.
+  authority is not looked at again; the verification that follows finds what was written all the same.
 * Index tables are left to the application until the source is the authority again: they are no replicas here.
 * Nothing written after cutover is lost: a row goes back only if mapping it forward again gives exactly the
   target row. Where it does not (a property the mapping drops, a changed carrier of the old key), the way

@@ -128,11 +128,11 @@ def _costs(plan: MigrationPlan) -> Figures:
     """Return what a design costs; what it costs in money only where there are prices."""
     estimate = plan.estimate
     if estimate is None:
-        return {"requests": None, "expected duration": None, "stored beside the source": None}
+        return {"requests": None, "expected duration": None, "stored next to the source": None}
     found: Figures = {
         "requests": f"{estimate.requests_total:,}",
         "expected duration": duration(sum(one.at_limits_s for one in estimate.durations)),
-        "stored beside the source": size(estimate.storage.added_bytes),
+        "stored next to the source": size(estimate.storage.added_bytes),
     }
     money = estimate.money
     if money is not None:

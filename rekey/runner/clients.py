@@ -239,8 +239,8 @@ async def closed_by_clients(run: Run, control: ControlRow) -> list[str]:
         reasons.append(f"{_have_not(behind)} acknowledged epoch {control.epoch}: {who}")
     if not reasons and not clients.live and not run.options.writers_stopped:
         reasons.append(
-            "no client of the application is registered: whoever writes without one is not followed"
-            " (--writers-stopped says that nobody writes)"
+            "no client of the application is registered: writes that do not go through one are not followed"
+            " (--writers-stopped confirms that there are none)"
         )
     return reasons
 

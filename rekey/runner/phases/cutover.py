@@ -188,7 +188,7 @@ async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> dict[str, i
                 raise Findings(
                     f"full verification under freeze found {wrong(report)} rows that differ",
                     kept="both tables",
-                    hint="whoever wrote them did not write through a client;"
+                    hint="they were not written through a client;"
                     f" `rekey verify {run.script_id} --mode full --repair` mends them, then verify again and"
                     " run the same command again",
                 )
@@ -251,7 +251,7 @@ async def undo(run: Run) -> None:
         )
     if run.is_delta:
         if not run.options.writers_stopped:
-            hint = "stop whatever writes to the target, then `rekey rollback --writers-stopped`"
+            hint = "stop all writers of the target, then `rekey rollback --writers-stopped`"
             raise GateClosed("dual_write", [_NOT_STOPPED], hint=hint)
         await _copy_back(run, now)
         return
