@@ -123,9 +123,9 @@ class Writer:
                             intent = IntentRef(intent_id, side, key)
                             self.finisher.keep(intent, now, decides, still_open=True, decided=True)
         except Exception:  # noqa: BLE001 - after any error it cannot be told
-            raise self._too_long(sent=True) from None
+            raise took_too_long(self.client.table.name, sent=True) from None
         if now.epoch != permit.epoch:
-            raise self._too_long(sent=True)
+            raise took_too_long(self.client.table.name, sent=True)
 
     async def settle(self) -> None:
         """Wait for the work in the background, then try what is left once more; what is left of older epochs
@@ -141,7 +141,7 @@ class Writer:
             async with asyncio.timeout_at(deadline):
                 return await apply_operations(self.client.table, operations)
         except TimeoutError:
-            raise self._too_long(sent=True) from None
+            raise took_too_long(self.client.table.name, sent=True) from None
 
     async def _dual(self, flow: Flow) -> list[str | None]:
         try:
@@ -161,7 +161,7 @@ class Writer:
         except BaseException as error:
             self.finisher.give_up(flow)
             if isinstance(error, TimeoutError):
-                raise self._too_long(sent=flow.sent) from None
+                raise took_too_long(self.client.table.name, sent=flow.sent) from None
             raise
         try:
             async with asyncio.timeout_at(flow.deadline):
@@ -176,10 +176,12 @@ class Writer:
             self.finisher.finish(flow)
         return flow.etags()
 
-    def _too_long(self, *, sent: bool) -> ServiceError:
-        said, hint = " before it began; nothing was written", "repeat the operation"
-        if sent:
-            said = "; it may have been applied, or may be yet"
-            hint = "read the row before you repeat the operation"
-        what = f"the write to {self.client.table.name} took too long{said}"
-        return Unavailable(what, code="OperationTimedOut", status=500, hint=hint)
+
+def took_too_long(table: str, *, sent: bool) -> ServiceError:
+    """Return the error of a write that was not sent in time, or answered too late to be relied on."""
+    said, hint = " before it began; nothing was written", "repeat the operation"
+    if sent:
+        said = "; it may have been applied, or may be yet"
+        hint = "read the row before you repeat the operation"
+    what = f"the write to {table} took too long{said}"
+    return Unavailable(what, code="OperationTimedOut", status=500, hint=hint)

@@ -45,6 +45,7 @@ from rekey.protocol.rules import SOURCE, TARGET, Side
 from rekey.protocol.sweeper import Company, Hopeless, Sweeper, Swept
 from rekey.protocol.term import Term
 from rekey.runner.run import OPEN_S, WRITING_S, Run
+from rekey.tables.answers import NOT_SENT
 
 T = TypeVar("T")
 
@@ -300,7 +301,7 @@ class Announced:
         if self.clock.rising() >= self.until:
             raise Unavailable(
                 "the replicas of a row could not be written in time",
-                code="TooSlow",
+                code=NOT_SENT,
                 hint="run the same command again, which goes on where it stopped",
             )
 

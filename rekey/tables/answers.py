@@ -60,8 +60,10 @@ _TOO_LONG = (
     " can make them; use the account's key (`key_env`) or an identity in fewer groups: its token is shorter"
 )
 
-NOT_APPLIED_CODES = frozenset({"ServerBusy", "TooManyRequests"})
-"""Codes of retryable answers that say that the request was turned away before any work was done."""
+NOT_SENT = "NotSent"
+"""Our own code for a write that was not sent, because it was no longer allowed (`rekey.tables.allowance`)."""
+NOT_APPLIED_CODES = frozenset({"ServerBusy", "TooManyRequests", NOT_SENT})
+"""Codes of retryable errors that say that no work was done."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -293,13 +293,17 @@ class AzureTable(Table):
         """Send a write and return its ETags; when its outcome is ambiguous, decide it by reading back."""
         outcome = await self._requester.call(request, lambda answer, doing: read(answer, doing, operations))
         error = outcome.error
-        if error is None or not outcome.ambiguous or not isinstance(error, _UNSETTLED):
+        if error is None or not outcome.ambiguous:
             return outcome.result()
+        if not isinstance(error, _UNSETTLED):
+            # A credential that is refused by now, say, tells nothing of the attempt before.
+            self._requester.note_open(request)
+            raise _left_open(error, error.code) from error
         if not outcome.final and not self._requester.content_settles:
             raise _left_open(error, error.code)  # it may still be applied
         try:
             now = await asyncio.gather(*(self.get(operation.key) for operation in operations))
-        except (errors.Unavailable, errors.EndpointDown) as failed:
+        except errors.ServiceError as failed:
             raise _left_open(error, failed.code) from None
         verdict = all_landed(operations, now, by_content=self._requester.content_settles)
         if verdict is Landed.YES:

@@ -202,7 +202,7 @@ class Requester:
         try:
             return await self._call(request, read)
         except asyncio.CancelledError:
-            self._note_open(request)  # it may have been sent
+            self.note_open(request)  # it may have been sent
             raise
 
     async def _call(self, request: Request, read: Callable[[Answer, str], T]) -> Outcome[T]:
@@ -216,7 +216,7 @@ class Requester:
             except Exception as forbidden:
                 if not ambiguous:
                     raise
-                self._note_open(request)  # no further attempt: the outcome of the first stays unknown
+                self.note_open(request)  # no further attempt: the outcome of the first stays unknown
                 raise _open(request, type(forbidden).__name__) from forbidden
             if isinstance(tried, Outcome):
                 return replace(tried, ambiguous=ambiguous)
@@ -229,7 +229,7 @@ class Requester:
             if failures < attempts and (repeats or not (ambiguous and is_write)):
                 wait = self.policy.wait(failures, tried.retry_after, self.source.random())
             if ambiguous and (wait is None or not request.on_version):
-                self._note_open(request)
+                self.note_open(request)
             if wait is None:
                 if ambiguous and isinstance(error, EndpointDown):
                     error = _open(request, error.code)
@@ -242,7 +242,8 @@ class Requester:
             if not tried.open:
                 await allowance.again()
 
-    def _note_open(self, request: Request) -> None:
+    def note_open(self, request: Request) -> None:
+        """Remember that a request may yet take effect."""
         if request.method != "GET":
             self.known.last_open = self.clock.rising()
 

@@ -191,6 +191,23 @@ async def test_a_write_that_was_turned_away_after_one_was_left_open_is_open(worl
         await world.service.shared(world.table.name).replace(row(A=2), etag=etag)
 
 
+@pytest.mark.parametrize("reading_back", [False, True])
+async def test_a_credential_that_is_refused_after_a_lost_answer_leaves_the_write_open(
+    world: World, reading_back: bool
+) -> None:
+    """The first attempt may have been applied, or may be yet: the refusal is about the second one alone."""
+    etag = await world.direct.insert(row(A=1))
+    refused = error_answer(403, "AuthenticationFailed")
+    later = [Fault(answer=refused, method="PUT")]
+    if reading_back:
+        later = [Fault(answer=error_answer(412, "UpdateConditionNotSatisfied"), method="PUT")]
+        later += [Fault(answer=refused, method="GET", times=9)]
+    world.proxy.faults = [Fault(method="PUT"), *later]
+    with pytest.raises(Ambiguous, match="AuthenticationFailed"):
+        await world.table.replace(row(A=2), etag=etag)
+    assert (world.service.last_open is None) is reading_back
+
+
 async def test_a_write_on_a_version_is_sent_again_also_where_others_write(world: World) -> None:
     """What it depends on is gone once a later attempt is answered: no earlier one can take effect any more,
     so nothing of it is remembered as open."""

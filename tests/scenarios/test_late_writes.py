@@ -15,18 +15,19 @@ from rekey.client.reading import ClientFacts
 from rekey.client.sdk.core import ClientCore
 from rekey.core.clock import TICKS_PER_SECOND, Clock
 from rekey.core.concurrency import cancel
-from rekey.errors import Ambiguous, GateClosed, Interrupted, ServiceError
+from rekey.errors import Ambiguous, GateClosed, Interrupted, Moved, ServiceError
 from rekey.mapping.rows import MAPPING_TABLE
-from rekey.migration.opening import Prepared
+from rekey.migration.opening import OpenMigration, Prepared
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol import lease
 from rekey.protocol.control import ControlStore
+from rekey.protocol.journal import JOURNAL_TABLE
 from rekey.protocol.registry import Registry, is_current, refused_at
 from rekey.protocol.rules import View
 from rekey.runner import commands
 from rekey.runner.clients import RUNNER
-from rekey.runner.run import OPEN_S, Options, StopFlag
+from rekey.runner.run import OPEN_S, WRITING_S, Options, StopFlag
 from rekey.state.store import State
 from rekey.tables.base import SIGNED_S, Operation, Verb
 from tests.company import QUICK, Client, Company, application, as_application, company
@@ -122,6 +123,29 @@ def test_a_repair_that_is_cut_off_leaves_an_intent_for_what_it_had_sent(users: C
     users.apply(Phase.CUTOVER)
     assert gone["ContactEmail"] not in {row["ContactEmail"] for row in users.project.rows("UsersV2")}
     users.assert_in_step()
+
+
+def test_what_could_not_be_written_while_it_was_announced_is_not_sent_and_is_said(users: Company) -> None:
+    """The runner stood still after it had announced a key."""
+    users.client()
+    users.apply()
+    gone = users.project.rows("UsersV2")[0]
+    users.do(users.project.tables.table("UsersV2").delete(key_of(gone)))
+    still = False
+
+    async def gate(call: Call) -> None:
+        nonlocal still
+        await asyncio.sleep(0)
+        if not application.get() and not still and call.table == JOURNAL_TABLE and call.writes:
+            still = True
+            users.project.clock.advance(WRITING_S + 1)
+
+    users.project.restricted.gate = gate
+    with pytest.raises(ServiceError, match="could not be written in time"):
+        users.verify(repair=True)
+    assert len(users.project.rows("UsersV2")) == 19
+    users.verify(repair=True)
+    assert len(users.project.rows("UsersV2")) == 20
 
 
 def killed_elsewhere(ours: Company) -> None:
@@ -385,6 +409,23 @@ def test_a_write_from_before_the_migration_that_is_answered_late_is_announced_af
     users.apply()
     assert source(users)[FIRST]["Nm"] == "late"
     users.assert_in_step()
+
+
+def test_a_write_that_was_applied_is_not_told_as_refused_by_a_migration_that_began_meanwhile(
+    users: Company,
+) -> None:
+    """The mapping is sealed with another key. A refusal says that nothing was written, and this was."""
+    users.client()
+    stopped = OfTheSdk(users)
+    held = Standing(users, stopped, upsert({**user(FIRST.row), "Nm": "late"}))
+    users.live(OVER_S)
+    users.apply()
+    moved = mock.AsyncMock(side_effect=Moved("the mapping is sealed with another key"))
+    with mock.patch.object(OpenMigration, "mapping", moved):
+        held.go_on()
+    with pytest.raises(ServiceError, match="may have been applied"):
+        held.writing.result()
+    assert source(users)[FIRST]["Nm"] == "late"
 
 
 def test_a_client_that_had_acknowledged_dual_writes_before_it_was_given_up_is_not_waited_for(

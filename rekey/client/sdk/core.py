@@ -22,12 +22,12 @@ from http import HTTPStatus
 
 from rekey.client.lease import ClientLease, Permit
 from rekey.client.reading import closed
-from rekey.client.route import OtherRun, Writer
+from rekey.client.route import OtherRun, Writer, took_too_long
 from rekey.client.sdk.calls import Read
 from rekey.client.sdk.plan import Plan
 from rekey.client.shadow import Shadow
 from rekey.client.work import ClientParts, Counters
-from rekey.errors import Moved, WritesRefused
+from rekey.errors import Moved, RekeyError, WritesRefused
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.migration.opening import OpenMigration, open_migration
 from rekey.phases import ControlPhase
@@ -152,9 +152,12 @@ class ClientCore:
                     etags = await apply_operations(table, operations)
             self.counters.writes += len(operations)
             if not self.plan.is_index and not lease.in_time(permit):
-                await lease.look_again()
-                if lease.control is not None:
-                    working = await self._worker(lease, lease.control)
+                try:
+                    await lease.look_again()
+                    working = None if lease.control is None else await self._worker(lease, lease.control)
+                except RekeyError:  # a refusal says that nothing was written, and this was
+                    raise took_too_long(self.table, sent=True) from None
+                if working is not None:
                     await working.writer.announce_late(operations, permit)
             return etags
 
