@@ -78,8 +78,11 @@ class LeaseSettings:
         return max(self.longest_operation_s - self.service_s, self.longest_operation_s / 2)
 
     def __post_init__(self) -> None:
-        if not 0 < self.poll_s < self.lease_s or self.longest_operation_s <= 0 or self.freeze_wait_s < 0:
+        if not 0 < self.poll_s < self.lease_s or self.freeze_wait_s < 0:
             raise ValueError("poll_s must be shorter than lease_s, and all times positive")
+        # The service is told its time in whole seconds, and what is sent needs as long before that.
+        if self.longest_operation_s < 2:
+            raise ValueError("longest_operation_s must be 2 seconds or more")
 
 
 @dataclass(frozen=True, slots=True)
