@@ -59,11 +59,10 @@ def aligned(control: ControlPhase, applied: Sequence[Phase]) -> tuple[Phase, ...
     """Return the phases that count as applied.
 
     Args:
-        control: the control row's phase; a freeze counts as `dual_write` (callers do not ask during one).
+        control: the control row's phase; a freeze has been left before this is asked.
         applied: the phases that the ledger has as applied, in order.
     """
-    left_in = ControlPhase.DUAL_WRITE if control is ControlPhase.FREEZE else control
-    possible = [ORDER.index(phase) + 1 for phase in ORDER if LEAVES[phase] is left_in]
+    possible = [ORDER.index(phase) + 1 for phase in ORDER if LEAVES[phase] is control]
     least = 0 if control is ControlPhase.SOURCE else possible[0]
     return ORDER[: max(least, min(len(applied), possible[-1]))]
 

@@ -470,8 +470,9 @@ def _erasing(facts: Facts) -> Verdict | None:
     first, name = facts.erasing[0], facts.script_id
     command = f"expire {name} --confirm {name}"
     if first.details["kind"] == SUBJECTS:
-        named = first.details["rows"] or [first.details.get("unknown", ["?"])[0]]
-        command = f"erase {name} --id {named[0]} --reason 'goes on'"
+        details = first.details
+        named = [*details["rows"], *details.get("unknown", ()), *details.get("erased_before", ())]
+        command = f"erase {name} --id {named[0] if named else '?'} --reason 'goes on'"
     sentence = (
         f"{facts.target} is the authority; but an erasure that was begun on {first.at[:10]} was cut off."
     )
