@@ -133,7 +133,7 @@ def named(rows: Sequence[ClientRow], now: int) -> str:
         if now >= silent_at(row):
             said.append("silent")
         if row.in_flight:
-            said.append(f"{row.in_flight} operations under way")
+            said.append(f"{row.in_flight} operations in flight")
         listed.append(f"{row.name} ({row.view} view, host {row.host}, pid {row.pid}; {', '.join(said)})")
     if len(rows) > _NAMED:
         listed.append(f"and {len(rows) - _NAMED} more")

@@ -133,7 +133,7 @@ def _resumed(run: Run, basis: str) -> Partial | None:
         age = (run.clock.ticks() - ticks_of(stored.begun_at)) / TICKS_PER_SECOND
         if stored.basis == basis and age < run.config.gates.verification_max_age_s:
             run.progress.note(
-                f"{run.script_id}: the verification begun at {stored.begun_at} goes on behind"
+                f"{run.script_id}: the verification begun at {stored.begun_at} goes on after"
                 f" {sum(one.rows for one in work.reads.values()):,} rows"
             )
             return work
@@ -141,7 +141,7 @@ def _resumed(run: Run, basis: str) -> Partial | None:
         pass  # unreadable sums are treated as those of another basis
     run.state.keep_sums(run.script_id, None)
     run.progress.note(
-        f"{run.script_id}: an earlier verification cannot be gone on with; this one begins anew"
+        f"{run.script_id}: an earlier verification cannot be continued; this one begins anew"
     )
     return None
 

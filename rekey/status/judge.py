@@ -413,7 +413,7 @@ def _in_freeze(facts: Facts, control: ControlRow) -> Verdict:
     what = "rollback" if back else "cutover"
     if facts.at_work:
         return Verdict(
-            f"A {what} is under way: writes wait, nothing is lost; {authority} is still the authority.",
+            f"A {what} is in progress: writes wait, nothing is lost; {authority} is still the authority.",
             f"status {facts.script_id}",
             _waiting(facts, control) or "look again in a few seconds",
         )
