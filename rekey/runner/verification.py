@@ -140,9 +140,7 @@ def _resumed(run: Run, basis: str) -> Partial | None:
     except StateUnusable:
         pass  # unreadable sums are treated as those of another basis
     run.state.keep_sums(run.script_id, None)
-    run.progress.note(
-        f"{run.script_id}: an earlier verification cannot be continued; this one begins anew"
-    )
+    run.progress.note(f"{run.script_id}: an earlier verification cannot be continued; this one begins anew")
     return None
 
 
