@@ -60,7 +60,7 @@ class LeaseSettings:
         poll_s: between two looks at the control row; also how fast a move is noticed.
         lease_s: for which a reading is trusted; also how long the restricted store may be away.
         longest_operation_s: within which an operation, background work included, has taken effect or never
-            does.
+            does; at least 2.
         freeze_wait_s: for which a write waits in a freeze.
     """
 

@@ -390,15 +390,21 @@ class OfTheSdk:
             return await self.core.write(operations)
 
 
+def held_from_before_the_migration(ours: Company) -> tuple[OfTheSdk, Standing]:
+    """Return a client and its write, which began before there was a migration and stands while one begins."""
+    ours.client()
+    stopped = OfTheSdk(ours)
+    held = Standing(ours, stopped, upsert({**user(FIRST.row), "Nm": "late"}))
+    ours.live(OVER_S)
+    ours.apply()
+    return stopped, held
+
+
 def test_a_write_from_before_the_migration_that_is_answered_late_is_announced_after_all(
     users: Company,
 ) -> None:
     """When it began there was no migration, so it has no intent; it ends when its row is copied."""
-    users.client()
-    stopped = OfTheSdk(users)
-    held = Standing(users, stopped, upsert({**user(FIRST.row), "Nm": "late"}))
-    users.live(OVER_S)
-    users.apply()
+    stopped, held = held_from_before_the_migration(users)
     assert users.phase is ControlPhase.DUAL_WRITE
     held.go_on()
     with pytest.raises(ServiceError, match="may have been applied"):
@@ -415,11 +421,7 @@ def test_a_write_that_was_applied_is_not_told_as_refused_by_a_migration_that_beg
     users: Company,
 ) -> None:
     """The mapping is sealed with another key. A refusal says that nothing was written, and this was."""
-    users.client()
-    stopped = OfTheSdk(users)
-    held = Standing(users, stopped, upsert({**user(FIRST.row), "Nm": "late"}))
-    users.live(OVER_S)
-    users.apply()
+    _, held = held_from_before_the_migration(users)
     moved = mock.AsyncMock(side_effect=Moved("the mapping is sealed with another key"))
     with mock.patch.object(OpenMigration, "mapping", moved):
         held.go_on()
