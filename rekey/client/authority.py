@@ -49,7 +49,7 @@ from rekey.client.lease import Permit
 from rekey.client.work import ROW_TOO_BUSY, ClientParts, State, Work, found
 from rekey.errors import RekeyError, RowRefused, ServiceError, Unavailable
 from rekey.mapping.rows import Forward, Reservation, TargetKey, pointer_of
-from rekey.model import TIMESTAMP, EntityKey, Row
+from rekey.model import TIMESTAMP, EntityKey, Row, key_of
 from rekey.protocol.effects import apply_operations, side_by_side
 from rekey.protocol.operations import CREATES, FULL, MERGES, as_sent, may_travel, row_after
 from rekey.protocol.propagate import MAX_ROUNDS, Propagator, version_of
@@ -178,6 +178,10 @@ class Authority(ABC):
         """Return the main target key that the row stands under after the write, None if it is deleted."""
 
     @abstractmethod
+    def own_mains(self, work: Work) -> set[EntityKey]:
+        """Return the main target keys, as far as known, that the row has before and after the write."""
+
+    @abstractmethod
     def followers(self, work: Work) -> set[TargetKey]:
         """Return the places where a replica row of this key may stand, as far as the mapping tells."""
 
@@ -217,9 +221,22 @@ class Authority(ABC):
         checks = [same_row()]
         if self.mapper.content_derived:
             checks.append(same_list())
+        mains = self.given_up(work)
         if main is not None and (work.given.verb in CREATES or self.mapper.content_derived):
-            checks.append(self.replicas.is_owner(source_key, main))
+            mains.add(main)
+        checks += [self.replicas.is_owner(source_key, one) for one in sorted(mains)]
         return all(await side_by_side(checks))
+
+    def given_up(self, work: Work) -> set[EntityKey]:
+        """Return the main target keys whose rows, index rows included, this write has deleted: a new owner
+        may have found an index row equal to its own, and left it alone, before it was deleted."""
+        rows = {**work.late, **work.early}
+        deleted = work.ours & rows.keys() - (work.expected or {}).keys()
+        return {
+            target.key if target.table == 0 else pointer_of(row)
+            for target in deleted
+            if target.table != SOURCE_TABLE and (row := rows[target]) is not None
+        }
 
     def bare(self, source_key: EntityKey) -> frozenset[TargetKey]:
         """Return the target keys that follow from the old key alone; empty where they depend on content."""
@@ -291,7 +308,7 @@ class Authority(ABC):
             await self.claim_main(work, TargetKey(0, *main))
         for target in work.expected or ():
             row = work.early.get(target)
-            if target.table > 0 and row is not None and pointer_of(row) not in work.main_keys:
+            if target.table > 0 and row is not None and pointer_of(row) not in self.own_mains(work):
                 await self.replicas.yield_or_collide(work.old_key, target, row)
                 work.ours.add(target)
 
@@ -388,6 +405,9 @@ class SourceAuthority(Authority):
     def main_of(self, work: Work) -> EntityKey | None:
         return next((target.key for target in work.expected or () if target.table == 0), None)
 
+    def own_mains(self, work: Work) -> set[EntityKey]:
+        return {target.key for target in (*work.previous, *(work.expected or ())) if target.table == 0}
+
     def followers(self, work: Work) -> set[TargetKey]:
         return {*work.known, *self.bare(work.old_key)}
 
@@ -447,7 +467,7 @@ class TargetAuthority(Authority):
         if work.source_key is None:
             return
         place = source_place(work.source_key)
-        places, reads = self.followers(work) | self.listed(work), []
+        places, reads = self.followers(work) | _indexes(self.listed(work)), []
         if work.given.verb is Verb.DELETE:
             places |= _indexes(self.given_before(work))
             if work.forward is None:
@@ -458,6 +478,10 @@ class TargetAuthority(Authority):
 
     def main_of(self, work: Work) -> EntityKey | None:
         return work.authority_key if work.expected else None
+
+    def own_mains(self, work: Work) -> set[EntityKey]:
+        before = () if work.before is None else (key_of(work.before),)
+        return {found(work.authority_key), *before}
 
     def followers(self, work: Work) -> set[TargetKey]:
         return {source_place(work.old_key), *_indexes(work.known | self.bare(work.old_key))}

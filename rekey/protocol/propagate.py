@@ -13,6 +13,9 @@ Rules kept here (ADR 0017; each was found by searching all interleavings):
 * A target key is claimed in the mapping before a row is written under it, and after a claim the round starts
   again, because the replicas must be read before the authority.
 * Only rows that the source key owns are touched: a main row by its reverse row, an index row by its pointer.
+* Where a main key has passed to another source row, that row is propagated as well: it may have found an
+  index row of the former owner equal to its own and left it alone, before a delete for the former owner took
+  it.
 * A caller without an intent of its own for the key (the runner) announces the key before the first write, and
   ends the announcement only when no outcome stayed open: a propagate that was cut off, or whose writes are
   still in flight, is found in the journal.
@@ -21,12 +24,13 @@ Rules kept here (ADR 0017; each was found by searching all interleavings):
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar, Protocol
 
 from rekey.declaration.mapper import Mapper
-from rekey.errors import Ambiguous, RowRefused, ServiceError, Unavailable
+from rekey.errors import Ambiguous, Collision, RowRefused, ServiceError, Unavailable
 from rekey.mapping.rows import TargetKey, pointer_of
 from rekey.mapping.store import MappingStore
 from rekey.model import ETAG, EntityKey, Row, key_of
@@ -146,10 +150,20 @@ class Propagator:
             Ambiguous: a write failed while the outcome of another one is open.
         """
         tally = self.tally(source_key)
+        for former in sorted(await self._propagate(source_key, tally)):
+            owner = await self.owner_of(former)
+            if owner is not None and owner != source_key:
+                # A new owner that cannot be propagated is told where it is written or verified.
+                with suppress(RowRefused, Collision):
+                    await self._propagate(owner, tally)
+        return await tally.result()
+
+    async def _propagate(self, source_key: EntityKey, tally: Tally) -> set[EntityKey]:
+        """Propagate one source key alone; return the main target keys that it lists and has no row under."""
         for _ in range(MAX_ROUNDS):
             forward = await self.mapping.forward(source_key)
             if forward is None and not self.lists_keys:
-                return await tally.result()
+                return set()
             listed = forward.targets if forward else frozenset[TargetKey]()
             found = await self._read_replicas(source_key, listed)
             authority = await self._authority(source_key)
@@ -161,7 +175,8 @@ class Propagator:
             found = await self._owned(source_key, expected, found, listed)
             writes = difference(expected, found, self.ignoring)
             if await self.apply_all(writes, tally) and await self._is_last(source_key, writes, authority):
-                return await tally.result()
+                mains = {target.key for target in listed if target.table == 0}
+                return mains - self._mains(authority, expected)
         raise self.too_busy(source_key)
 
     def expected_of(
@@ -253,6 +268,10 @@ class Propagator:
     async def _authority(self, source_key: EntityKey) -> Row | None:
         return await self.source.get(source_key)
 
+    def _mains(self, _authority: Row | None, expected: Rows) -> set[EntityKey]:
+        """Return the main target keys under which the row stands, as the authority says."""
+        return {target.key for target in expected if target.table == 0}
+
     async def _is_last(
         self, source_key: EntityKey, writes: Sequence[tuple[int, Operation]], authority: Row | None
     ) -> bool:
@@ -287,17 +306,15 @@ class Propagator:
         """Return `found` without the rows that belong to another source row by now."""
         own = dict(found)
         main_keys = {target.key for target in listed if target.table == 0}
+        pointers = {pointer_of(row) for target, row in found.items() if target.table > 0} & main_keys
+        # A main key that is listed may have passed on, to a row whose index row stands under the same key.
+        pointers = {one for one in pointers if await self.is_owner(source_key, one)}
         for target, row in found.items():
             if target.table == 0:
                 mine = target in expected or await self.is_owner(source_key, target.key)
-            elif target.table == SOURCE_TABLE:
-                mine = True
             else:
-                mine = pointer_of(row) in main_keys
-                if mine and target not in expected:
-                    # Its main key may have passed on, to a row whose index row stands under the same key.
-                    mine = await self.is_owner(source_key, pointer_of(row))
-                elif not mine and target in expected:
+                mine = target.table == SOURCE_TABLE or pointer_of(row) in pointers
+                if not mine and target in expected:
                     await self.yield_or_collide(source_key, target, row)
                     mine = True
             if not mine:

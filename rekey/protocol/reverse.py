@@ -106,6 +106,9 @@ class ReversePropagator(Propagator):
         """Return the main target row of a source key, of those keys that its forward row lists now."""
         return await self.authority(await self.mapping.forward(source_key))
 
+    def _mains(self, authority: Row | None, _expected: Rows) -> set[EntityKey]:
+        return set() if authority is None else {key_of(authority)}
+
     async def _read_replicas(self, source_key: EntityKey, listed: frozenset[TargetKey]) -> Rows:
         indexes = (one for one in listed if one.table > 0)
         return await super()._read_replicas(source_key, frozenset({source_place(source_key), *indexes}))

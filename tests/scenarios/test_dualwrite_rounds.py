@@ -135,6 +135,20 @@ async def test_in_the_new_view_after_cutover_a_write_takes_three_round_trips(
     assert await rounds.of(View.NEW, delete(key_of(row))) == 3
 
 
+@MIGRATIONS
+async def test_in_the_new_view_after_cutover_a_replace_reads_nothing_twice(
+    memory: MemoryTableService, migration: Migration
+) -> None:
+    """What was written by conditions alone is not propagated again after the answer."""
+    world = await memory_world(migration, memory).prepare([first_row(migration)])
+    world.permits.move(ControlPhase.CUTOVER)
+    [row] = [content_of(row) for row in memory.dump(world.mapper.tables[0])]
+    writer = world.writer(View.NEW)
+    await writer.write([replace({**row, "Title": "2"})])
+    await writer.settle()
+    assert (world.counters.fast, world.counters.propagated) == (1, 0)
+
+
 async def test_a_row_made_anew_takes_one_round_more_where_it_was_not_seen_to_go(
     memory: MemoryTableService,
 ) -> None:

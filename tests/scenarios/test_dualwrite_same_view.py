@@ -13,7 +13,7 @@ from rekey.errors import (
     RowRefused,
     WritesRefused,
 )
-from rekey.mapping.rows import TargetKey
+from rekey.mapping.rows import TargetKey, pointer_of
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase
 from rekey.protocol.rules import View
@@ -138,6 +138,27 @@ async def test_an_index_row_of_another_row_is_a_collision(memory: MemoryTableSer
         await world.writer().write([insert({**post("hello", "2024-02", "a"), "PartitionKey": "other"})])
     assert len(memory.dump("Posts")) == 1
     await world.assert_quiet()
+
+
+@pytest.mark.parametrize("propagates", [False, True], ids=["client", "propagate"])
+async def test_an_index_row_under_a_key_that_was_ours_once_is_a_collision_too(
+    memory: MemoryTableService, *, propagates: bool
+) -> None:
+    """Main key and index key of a row have passed to another one; now the first wants its index key back."""
+    world = await memory_world(POSTS, memory).prepare([post("hello", tags="a")])
+    writer = world.writer()
+    await writer.write([replace(post("hello", "2024-02", "b"))])
+    await writer.write([insert({**post("hello", tags="a"), "PartitionKey": "other"})])
+    await world.assert_quiet()
+    back = post("hello", "2024-02", "a")
+    with pytest.raises(Collision, match="PostsByTag"):
+        if propagates:
+            await world.source.replace(back)
+            await world.propagator.propagate(HELLO)
+        else:
+            await writer.write([replace(back)])
+    [index] = [row for row in memory.dump("PostsByTag") if row["PartitionKey"] == "a"]
+    assert pointer_of(index) == ("2024-01", "hello")
 
 
 async def test_a_key_passes_on_when_its_owner_is_gone(memory: MemoryTableService) -> None:

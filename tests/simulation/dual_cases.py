@@ -3,7 +3,8 @@
 Rules kept here:
 
 * A name says it all: "users, dual_write: old replace | new delete-if". Before the colon: whether target keys
-  depend on keys alone (`users`) or on content, with an index table (`posts`), and the phase; `absent` where
+  depend on keys alone (`users`) or on content, with an index table (`posts`), or may pass from one row to
+  another one (`folded`), and the phase; `absent` where
   there is no row at the beginning, `tagged before` where it was copied with other tags at first. Then what
   each client does, in which view.
 * Users have no property that the mapping drops: what becomes of it is judged by the tests of the mapping.
@@ -14,9 +15,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+from rekey import Index, keys
 from rekey.copy import sweep
 from rekey.declaration.migration import Migration
 from rekey.model import Row
@@ -38,7 +41,7 @@ from tests.simulation.witness import (
     Do,
     Step,
 )
-from tests.worlds import POSTS, USERS, post, user
+from tests.worlds import LOWERED, POSTS, USERS, post, user
 
 MOST_STATES = 400_000
 
@@ -78,6 +81,18 @@ def post_steps(version: int) -> dict[str, Step]:
     }
 
 
+def folded_steps(version: int) -> dict[str, Step]:
+    """Return what a client can do to a user whose target keys another spelling has, too, and to that one."""
+    row, other = ann(version, "Ann@example.com"), ann(version)
+    return {
+        **_steps(row),
+        "insert the other": (Do(INSERT, other),),
+        "upsert the other": (Do(UPSERT, other),),
+        "delete the other": (Do(DELETE, other),),
+        "batch of delete and insert": (Do(DELETE, row), Do(INSERT, other)),
+    }
+
+
 def _steps(row: Row) -> dict[str, Step]:
     return {
         "read": (Do(READ, row),),
@@ -93,6 +108,9 @@ def _steps(row: Row) -> dict[str, Step]:
     }
 
 
+FOLDED = replace(
+    LOWERED, indexes=[Index("ByMail", partition_key=keys.literal("all"), row_key=keys.lower("RowKey"))]
+)
 TAGGED_BEFORE = ", tagged before"
 DELETED_AND_WRITTEN_ELSEWHERE = "posts, cutover, tagged before: new delete, then upsert elsewhere"
 """What is looked at behind the answer to the delete meets the row where it is written next."""
@@ -100,6 +118,7 @@ DELETED_AND_WRITTEN_ELSEWHERE = "posts, cutover, tagged before: new delete, then
 KINDS: dict[str, tuple[Migration, Row, Callable[[int], dict[str, Step]]]] = {
     "users": (USERS, ann(1), user_steps),
     "posts": (POSTS, hello(1), post_steps),
+    "folded": (FOLDED, ann(1, "Ann@example.com"), folded_steps),
 }
 
 

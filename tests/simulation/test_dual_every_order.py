@@ -3,10 +3,10 @@ busy service or a late request anywhere: the journal empties, replicas are what 
 clients were told is what one row that changes at once could have said.
 
 What is searched: two clients in both views, in `dual_write` (the source is the authority) and in `cutover`
-(the target is), with keys from keys (users) and keys from content with an index table (posts), alone or
-beside a backfill and its sweep, a sweeper of the journal, or a runner that takes the authority to the other
-side. A search says how many states it visited, and whether it is complete or bounded by a number of
-preemptions.
+(the target is), with keys from keys (users), keys from content with an index table (posts) and keys that pass
+from one row to another (folded), alone or beside a backfill and its sweep, a sweeper of the journal, or a
+runner that takes the authority to the other side. A search says how many states it visited, and whether it is
+complete or bounded by a number of preemptions.
 Worlds here are chosen to take seconds; `make soak` draws from all of them, with larger bounds.
 """
 
@@ -71,6 +71,9 @@ TWO_CLIENTS = [
     ("posts, dual_write: old merge | new replace-if", "no faults", 0),
     ("posts, cutover: old delete | new replace", "no faults", 0),
     ("posts, cutover, absent: new insert | old upsert elsewhere", "no faults", 0),
+    ("folded, dual_write: old delete | old insert the other", "no faults", 1),
+    ("folded, dual_write: new delete | old upsert the other", "an open outcome", 0),
+    ("folded, cutover: new delete | old upsert the other", "no faults", 1),
 ]
 BESIDE_A_BACKFILL = [
     ("users, dual_write: old delete", "a crash, late requests", 1),

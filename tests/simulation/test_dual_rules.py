@@ -8,6 +8,7 @@ with that look switched off as well, the loss is there.
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -88,6 +89,19 @@ def test_a_main_key_is_reserved_before_a_row_is_made_under_it() -> None:
     assert not dual(name, Budget(preemptions=0)).loss
     with dual_broken.no_reservations():
         lost(dual(name, Budget(preemptions=1)), "1 intents are left")
+
+
+@pytest.mark.parametrize(
+    ("name", "budget"),
+    [
+        ("folded, dual_write: old delete | old insert the other", replace(OPEN, preemptions=1)),
+        ("folded, cutover: new delete | old upsert the other", Budget(preemptions=1)),
+    ],
+)
+def test_who_deletes_looks_whether_the_key_has_passed_on(name: str, budget: Budget) -> None:
+    """The new owner finds an equal index row and leaves it alone; then the former owner's delete takes it."""
+    with dual_broken.new_owners_unseen():
+        lost(dual(name, budget), "ByMail lacks 1 rows")
 
 
 @pytest.mark.parametrize(

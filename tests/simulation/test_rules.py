@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation import broken
+from tests.simulation import broken, dual_broken
 from tests.simulation.explore import Budget, Searched
 from tests.simulation.small import Parts, SmallWorld
 from tests.simulation.test_every_order import (
@@ -113,8 +113,10 @@ def test_after_a_claim_the_round_begins_again_which_the_round_after_an_insert_wo
 
 
 def test_only_rows_of_the_key_itself_are_touched() -> None:
-    """A target key passed on to another source row: the old key's propagate deletes its new owner's row."""
-    lost(delta(KEY_PASSES, CRASH, Parts(propagator=broken.AnyOwner)), MISSING)
+    """A target key passed on to another source row: the old key's propagate deletes its new owner's row, and
+    does not look at the new owner afterwards."""
+    with dual_broken.new_owners_unseen():
+        lost(delta(KEY_PASSES, CRASH, Parts(propagator=broken.AnyOwner)), MISSING)
 
 
 # --- the copier ------------------------------------------------------------------------------------------
