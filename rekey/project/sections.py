@@ -51,11 +51,11 @@ class Section:
         place = f", line {line}" if line else ""
         raise ConfigurationError(f"{self.path}{place}: {where}: {problem}", hint=cure)
 
-    def _line(self, key: str) -> int | None:
-        """Return the line where a key, or the table that lacks it, stands; None where neither does."""
+    def _line(self, key: str) -> int:
+        """Return the line where a key, or the table that lacks it, stands; 0 where neither does."""
         names = [name for name in (*self.name.split("."), key) if name]
         lines = self.text_of_file.split("\n")
-        best = None, 0
+        line = deepest = 0
         # The parser tells no lines: the shortest beginning of the file that holds the key ends with its line.
         for number in range(1, len(lines) + 1):
             try:
@@ -65,9 +65,9 @@ class Section:
             depth = 0
             while depth < len(names) and isinstance(found, dict) and names[depth] in found:
                 found, depth = found[names[depth]], depth + 1
-            if depth > best[1]:
-                best = number, depth
-        return best[0]
+            if depth > deepest:
+                line, deepest = number, depth
+        return line
 
     def allow(self, *keys: str) -> None:
         """Refuse keys other than these."""

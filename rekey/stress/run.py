@@ -12,7 +12,6 @@ Rules kept here:
   caller holds the lock of the notes, so that what is noted is of no test that still runs.
 * Of a row of the application only its partition is counted; no value leaves this module. A planned
   distribution needs no secret: which rows share a partition does not depend on it.
-* Time and rows are bounded for the whole test; stages that are still to come get their part.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from rekey.core.clock import Clock
@@ -32,21 +32,12 @@ from rekey.errors import MachineFailed, RekeyError, RowRefused, ServiceError
 from rekey.inspect.inventory import SampleSize, read_sample, read_whole
 from rekey.model import PARTITION_KEY, Row
 from rekey.project.privatefiles import write_whole
-from rekey.stress.load import Load
+from rekey.stress.load import InProcess, Load
+from rekey.stress.ramp import FIRST, MOST, ramp
 from rekey.stress.report import Stage, StressReport
-from rekey.stress.spread import ONE_PARTITION, MadeUp, Spread, SpreadCount
-from rekey.stress.steps import Bounds, Judged, Limit, Step, judge_all, next_rate
+from rekey.stress.spread import ONE_PARTITION, ROW_BYTES, MadeUp, Spread, SpreadCount
+from rekey.stress.steps import Bounds, judge_all
 from rekey.tables.base import Table, TableService
-
-_FIRST = 8.0
-"""A ramp begins at this part of what the targets allow."""
-_MOST = 2.0
-"""And ends at so many times as much, if nothing ends it before."""
-_LOAD_SECONDS, _LOAD_SHARE = 2.0, 0.05
-"""What is not measured at the beginning of a ramp, at most: seconds, and a share of its time and rows."""
-_LEAST_STEP_SECONDS = 1.0
-_REST_SECONDS = 1.0
-"""What a service that refused is given to recover."""
 
 
 async def stress(
@@ -78,26 +69,47 @@ async def stress(
         ServiceError: the account cannot be used; the test table is removed all the same.
         MachineFailed: the notes cannot be written.
     """
-    removed = []  # what earlier stress tests left
-    for name in notes.tables(endpoint):
-        if await service.delete_table(name):
-            removed.append(name)
-        notes.drop(name)
     stages: list[Stage] = []
-    async with _test_table(service, notes, endpoint) as name:
-        load = Load(loaded.table(name), bounds, clock, processor=processor)
+    async with test_table(service, notes, endpoint) as (name, removed):
+        generator = InProcess(loaded.table(name), clock, row_bytes=ROW_BYTES, processor=processor)
+        load = Load(generator, bounds, clock)
         for number, spread in enumerate([ONE_PARTITION, *spreads]):
-            stages.append(await _ramp(load, spread, number, len(spreads) + 1 - number, progress))
-    return StressReport(name, tuple(removed), load.sent, bounds.batch, load.spent, tuple(stages))
+            ramped = await ramp(
+                load,
+                partial(load.offer, MadeUp(spread, number)),
+                judge_all,
+                first=spread.expected / FIRST,
+                most=bounds.most or spread.expected * MOST,
+                share=len(spreads) + 1 - number,
+                told=spread.name,
+                progress=progress,
+            )
+            stages.append(Stage(spread, tuple(ramped.judged), ramped.bounded))
+    return StressReport(name, removed, load.sent, bounds.batch, load.spent, tuple(stages))
 
 
 @contextlib.asynccontextmanager
-async def _test_table(service: TableService, notes: Notes, endpoint: str) -> AsyncIterator[str]:
+async def test_table(
+    service: TableService, notes: Notes, endpoint: str
+) -> AsyncIterator[tuple[str, tuple[str, ...]]]:
+    """Make a test table, and remove it at the end; yield its name, and the tables that an earlier test left
+    and that are removed now. The caller holds the lock of the notes.
+
+    Raises:
+        ServiceError: the account cannot be used.
+        MachineFailed: the notes cannot be written.
+        RekeyError: the table could not be removed at the end.
+    """
+    removed = []
+    for left in notes.tables(endpoint):
+        if await service.delete_table(left):
+            removed.append(left)
+        notes.drop(left)
     name = new_name()
     notes.add(name, endpoint)
     try:
         await service.create_table(name)
-        yield name
+        yield name, tuple(removed)
     finally:
         try:
             await service.delete_table(name)
@@ -108,34 +120,6 @@ async def _test_table(service: TableService, notes: Notes, endpoint: str) -> Asy
                 hint="repeat the command, which removes it first; or delete it by hand",
             ) from error
         notes.drop(name)
-
-
-async def _ramp(load: Load, spread: Spread, number: int, stages: int, progress: Progress) -> Stage:
-    """Offer rates one after the other until it saturates, or `1/stages` of what is left is used up."""
-    until, upto = load.share(stages)
-    rows = MadeUp(spread, number)
-    first, most = spread.expected / _FIRST, load.bounds.most or spread.expected * _MOST
-    bounded = ""
-    steps: list[Step] = []
-    judged: list[Judged] = []
-    with progress.task(f"stress {spread.name}") as advance:
-        # The first rows are not measured: what connecting and making partitions takes goes there.
-        rate = min(first, most)
-        shares = _LOAD_SHARE * (until - load.spent), _LOAD_SHARE * (upto - load.sent) / rate
-        await load.offer(rows, rate, min(_LOAD_SECONDS, *shares))
-        while (next_one := next_rate(judged, first=first, most=most)) is not None:
-            left_s, rows_s = until - load.spent, (upto - load.sent) / next_one
-            seconds = min(load.bounds.step_seconds, left_s, rows_s)
-            if seconds < min(_LEAST_STEP_SECONDS, load.bounds.step_seconds):
-                bounded = "rows" if rows_s <= left_s else "seconds"
-                break
-            before = load.sent
-            steps.append(await load.offer(rows, next_one, seconds))
-            advance(load.sent - before)
-            judged = judge_all(steps)
-            if judged[-1].limit is not Limit.NOTHING:
-                await load.clock.sleep(_REST_SECONDS)
-    return Stage(spread, tuple(judged), bounded)
 
 
 # --- distributions to try --------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET
-from rekey.model import PARTITION_KEY, ROW_KEY, Row
 
 MOST_PARTITIONS = 50_000
 ROW_BYTES = 1024
@@ -64,6 +63,12 @@ class Spread:
         """Return the rows a second that the service's targets allow: of the account, and of the largest."""
         return min(ACCOUNT_TARGET, PARTITION_TARGET / self.largest_share) if self.rows else 0.0
 
+    def folded(self, most: int) -> Spread:
+        """Return it with at most so many partitions: neighbours are put together, as evenly as can be."""
+        counts = (*self.counts, *(1,) * self.others)
+        size = math.ceil(len(counts) / most)
+        return Spread(self.table, tuple(sum(counts[at : at + size]) for at in range(0, len(counts), size)))
+
 
 class SpreadCount:
     """Counts rows by partition."""
@@ -90,35 +95,57 @@ ONE_PARTITION = Spread("", (1,))
 """Everything in one partition."""
 
 
+class Turns:
+    """Partitions, each when it is its turn."""
+
+    def __init__(self, spread: Spread) -> None:
+        """Take the shares. Raises ValueError without any."""
+        if not spread.rows:
+            raise ValueError("there are no rows to take shares from")
+        self._ends = list(accumulate(spread.counts))
+        self._rows = spread.rows
+        self._turn = 0
+
+    def next(self) -> int:
+        """Return the number of the partition whose turn it is, from 0."""
+        self._turn += 1
+        place = math.floor(self._turn * _GOLDEN % 1.0 * self._rows)
+        return bisect_right(self._ends, place) if self._ends and place < self._ends[-1] else place
+
+
 class MadeUp:
     """Rows made up for a test table, each in the partition whose turn it is."""
 
     def __init__(self, spread: Spread, stage: int) -> None:
         """Take the shares, and a number that keeps partitions of several stages apart. Raises ValueError."""
-        if not spread.rows:
-            raise ValueError("there are no rows to take shares from")
-        self._ends = list(accumulate(spread.counts))
-        self._rows = spread.rows
+        self._turns = Turns(spread)
         self._stage = stage
-        self._turn = 0
         self._made = 0
 
-    def partition(self) -> str:
-        """Return the PartitionKey whose turn it is."""
-        self._turn += 1
-        place = math.floor(self._turn * _GOLDEN % 1.0 * self._rows)
-        listed = self._ends and place < self._ends[-1]
-        return f"{self._stage}.{bisect_right(self._ends, place) if listed else place:07d}"
-
-    def rows(self, count: int) -> list[Row]:
-        """Return so many new rows of one partition."""
-        partition = self.partition()
+    def take(self, count: int) -> tuple[str, int]:
+        """Return where so many new rows go: their PartitionKey, and the number of the first."""
         first, self._made = self._made, self._made + count
-        return [
-            {PARTITION_KEY: partition, ROW_KEY: f"{number:010d}", "Value": _FILLING}
-            for number in range(first, first + count)
-        ]
+        return partition_key(self._stage, self._turns.next()), first
 
 
-_FILLING = "x" * ((ROW_BYTES - 64) // 2)
-"""Text takes two bytes a character where it is stored; keys and names take the rest."""
+def partition_key(stage: int, place: int) -> str:
+    """Return the PartitionKey of a made-up partition: of a stage of the test, by its number."""
+    return f"{stage}.{place:07d}"
+
+
+def place_of(partition: str) -> int:
+    """Return the number of a made-up partition, from 0."""
+    return int(partition.partition(".")[2])
+
+
+def row_key(number: int) -> str:
+    """Return the RowKey of a made-up row."""
+    return f"{number:010d}"
+
+
+def filling(row_bytes: int = ROW_BYTES) -> str:
+    """Return the value that makes a row so large, in bytes.
+
+    Text takes two bytes a character where it is stored; keys and names take the rest.
+    """
+    return "x" * ((row_bytes - 64) // 2)

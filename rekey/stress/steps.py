@@ -7,6 +7,7 @@ Rules kept here:
   several times as long as at the lowest rate. Each is a reason.
 * When this machine did not send in time, or used up its processor, the step says nothing of the service.
 * What is not a refusal may be a hiccup of this machine: such a step is made again, and the better one counts.
+* The beginning of a step is not measured; what the service saved up for a burst goes there.
 * The ramp rises by `RISE` until a step saturates, then halves (by ratio) what lies between the highest rate
   that was clean and the lowest that was not, until they are `CLOSE` together.
 """
@@ -18,6 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from rekey.stress.requests import UNSENT, Response
+
 RISE = 1.6
 CLOSE = 1.08
 LEAST_RATE = 5.0
@@ -27,6 +30,9 @@ LEAST_ACHIEVED = 0.95
 """Share of what was offered below which a step is saturated."""
 KNEE_FACTOR, KNEE_SECONDS = 5.0, 0.25
 """p95 is a knee when it is so many times that of the lowest rate, and at least so long."""
+UNMEASURED = 0.25
+"""Share of a step, at its beginning, that is not measured."""
+_REFUSED = frozenset({429, 500, 503})
 LATE_SECONDS = 0.1
 BUSY_PROCESSOR = 0.9
 """From these on this machine is the limit: requests sent so late (p95), or so much of one core used."""
@@ -94,11 +100,12 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A step, what it ran into, and why that is said."""
+    """A step, what it ran into, and why that is said. `refused`: the service said so by refusing."""
 
     step: Step
     limit: Limit
     reasons: tuple[str, ...] = ()
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +125,42 @@ class Saturation:
     saturated: float | None
 
 
+def measure(
+    responses: Sequence[Response], seconds: float, *, offered: float, processor: float, by_entity: bool = True
+) -> Step:
+    """Return what came of a step, or of the part of it that some responses are about.
+
+    Args:
+        responses: all, also those of what was not measured.
+        seconds: how long the step was.
+        offered: what was offered a second.
+        processor: share of one core that was used.
+        by_entity: rates are of entities; else of operations.
+    """
+    begin, measured = UNMEASURED * seconds, (1 - UNMEASURED) * seconds
+    of_step = [one for one in responses if one.request.due >= begin]
+    sent = [one for one in of_step if one.status != UNSENT]
+    # Throughput goes by when answers came, all else by when requests were due.
+    good = [one for one in responses if one.status is None and begin <= one.answered < seconds]
+    times = sorted(max(0.0, one.answered - one.request.due) for one in sent if one.status is None)
+    refused = sum(one.status in _REFUSED for one in sent)
+    return Step(
+        offered=offered,
+        achieved=sum(one.entities if by_entity else 1 for one in good) / measured,
+        seconds=measured,
+        requests=len(sent),
+        refused=refused,
+        failed=sum(one.status is not None for one in sent) - refused,
+        unsent=len(of_step) - len(sent),
+        p50=percentile(times, 0.50),
+        p95=percentile(times, 0.95),
+        p99=percentile(times, 0.99),
+        grain=max((one.entities if by_entity else 1 for one in responses), default=0) / measured,
+        late=percentile(sorted(one.sent - one.request.due for one in sent), 0.95) or 0.0,
+        processor=processor,
+    )
+
+
 def judge(step: Step, baseline: float | None) -> Judged:
     """Return what a step ran into.
 
@@ -126,9 +169,10 @@ def judge(step: Step, baseline: float | None) -> Judged:
         baseline: p95 of the first clean step, None before there was one.
     """
     reasons = []
-    if _is_refused(step):
-        refused = (step.refused + step.failed) / step.requests
-        reasons.append(f"{refused:.1%} of requests refused or not answered")
+    refused = step.requests > 0 and step.refused + step.failed > MOST_REFUSED * step.requests
+    if refused:
+        share = (step.refused + step.failed) / step.requests
+        reasons.append(f"{share:.1%} of requests refused or not answered")
     if step.achieved + step.grain < LEAST_ACHIEVED * step.offered:
         reasons.append(f"only {step.achieved / step.offered:.0%} of what was offered came through")
     knee = KNEE_SECONDS if baseline is None else max(KNEE_SECONDS, KNEE_FACTOR * baseline)
@@ -142,13 +186,9 @@ def judge(step: Step, baseline: float | None) -> Judged:
         why = f"this process used {step.processor:.0%} of a core"
     elif step.late > LATE_SECONDS:
         why = f"requests were sent {step.late * 1000:,.0f} ms late"
-    if why and not _is_refused(step):
+    if why and not refused:
         return Judged(step, Limit.CLIENT, (why, *reasons))
-    return Judged(step, Limit.SERVICE, tuple(reasons))
-
-
-def _is_refused(step: Step) -> bool:
-    return step.requests > 0 and step.refused + step.failed > MOST_REFUSED * step.requests
+    return Judged(step, Limit.SERVICE, tuple(reasons), refused)
 
 
 def judge_all(steps: Sequence[Step]) -> list[Judged]:
@@ -190,7 +230,7 @@ def next_rate(judged: Sequence[Judged], *, first: float, most: float) -> float |
         return min(first, most)
     last = judged[-1]
     same = [one for one in judged if one.step.offered == last.step.offered]
-    if last.limit is not Limit.NOTHING and not _is_refused(last.step) and len(same) == 1:
+    if last.limit is not Limit.NOTHING and not last.refused and len(same) == 1:
         return last.step.offered
     found = saturation(judged)
     if found.saturated is None:

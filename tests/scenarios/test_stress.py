@@ -16,10 +16,10 @@ from rekey.errors import CredentialRefused, RekeyError, ServiceError
 from rekey.model import Row
 from rekey.state.filelock import FileLock
 from rekey.stress import load
-from rekey.stress.load import Load
+from rekey.stress.load import InProcess, Load
 from rekey.stress.report import StressReport
 from rekey.stress.run import Notes, new_name, spread_of_design, spread_of_table, stress
-from rekey.stress.spread import ONE_PARTITION, MadeUp, Spread
+from rekey.stress.spread import ONE_PARTITION, ROW_BYTES, MadeUp, Spread
 from rekey.stress.steps import Bounds, Limit, Step
 from rekey.tables.probe import Heard
 from tests.declared import USERS, named
@@ -80,7 +80,9 @@ def tables_of(service: MemoryTableService) -> set[str]:
 
 async def offered(service: MemoryTableService, clock: FakeClock, rate: float, seconds: float) -> Step:
     """Offer a rate to the table Tried, row by row."""
-    load = Load(service.table("Tried"), Bounds(batch=1), clock, processor=lambda: 0.0)
+    table = service.table("Tried")
+    generator = InProcess(table, clock, row_bytes=ROW_BYTES, processor=lambda: 0.0)
+    load = Load(generator, Bounds(batch=1), clock)
     return await load.offer(MadeUp(ONE_PARTITION, 0), rate, seconds)
 
 
