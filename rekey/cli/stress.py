@@ -1,42 +1,49 @@
 """`rekey stress`: at which rate a partition, and the distribution of a table or a design, saturate.
 
+With inserts, or with the application's own mix of operations.
+
 Rules kept here:
 
 * An endpoint that does not say it is Azurite is loaded only with `--i-own-this-account`.
 * The application's tables are read, never written; the test has a table of its own, which it removes.
 * One stress test of a project at a time: what is noted as left over is of no test that still runs.
+* What is wrong with the file of a mix is said before anything is asked of the account.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import click
 
 from rekey.cli.project import open_project
-from rekey.cli.shell import Shell, command, flag, no_such_table
+from rekey.cli.shell import Shell, command, file_option, flag, no_such_table
 from rekey.core.limits import TABLE_NAME_CURE, table_name_problem
 from rekey.declaration.migration import Declared
 from rekey.doctor.observed import AccountSeen, Kind
-from rekey.errors import ConfigurationError, ExitCode, Locked, Refused, TableMissing
-from rekey.migration.opening import credential_for
-from rekey.project.config import Config, load_config
+from rekey.errors import ConfigurationError, ExitCode, Locked, Refused, RekeyError, TableMissing
+from rekey.plan.planfile import write_output
+from rekey.project.config import Config, load_config, read_toml
 from rekey.state.filelock import FileLock
-from rekey.stress.load import MOST_WAITING
+from rekey.stress.load import Generator, InProcess
+from rekey.stress.mix import Mix, read_mix
+from rekey.stress.mixed import stress_mix
+from rekey.stress.mixreport import MixReport
+from rekey.stress.page import mix_page
+from rekey.stress.processes import open_loaded, processes
 from rekey.stress.report import StressReport
 from rekey.stress.run import Notes, spread_of_design, spread_of_table
 from rekey.stress.run import stress as run
+from rekey.stress.spread import Spread
 from rekey.stress.steps import Bounds
-from rekey.tables.azure import AzureTableService
 from rekey.tables.base import TableService
-from rekey.tables.requests import RetryPolicy
-from rekey.tables.transport import Timeouts
 
 _DEFAULT = Bounds()
 _MOST_BATCH = 100
-_ANSWER_SECONDS = 10
 
 
 def _bound(
@@ -48,12 +55,15 @@ def _bound(
 @command(
     "stress",
     example="rekey stress Users\nrekey stress --design 0001 --seconds 120 --rows 100000"
-    "\nrekey stress Users --i-own-this-account --json",
+    "\nrekey stress Users --i-own-this-account --json"
+    "\nrekey stress --mix mix.toml --seconds 900 --html stress.html",
 )
 @click.argument("table", metavar="[TABLE]", required=False)
 @click.option(
     "--design", metavar="SCRIPT", help="Spread rows as this script would, instead of as TABLE has them."
 )
+@file_option("--mix", help="Send the operations that this file says, instead of inserts.")
+@file_option("--html", help="With --mix: write a page with plots that loads nothing. It never holds keys.")
 @flag("--exact", help="Read every row for the distribution, instead of a sample.")
 @_bound("--seconds", click.FloatRange(1), _DEFAULT.seconds, "Length of the whole test, at most.")
 @_bound("--rows", click.IntRange(1), _DEFAULT.rows, "Rows sent in the whole test, at most.")
@@ -79,6 +89,8 @@ def stress(
     shell: Shell,
     table: str | None,
     design: str | None,
+    mix: Path | None,
+    html: Path | None,
     exact: bool,
     owned: bool,
     batch: int | None,
@@ -90,20 +102,28 @@ def stress(
     up, and tells throughput against 2,000 rows/s, latencies, refusals, and where each saturates. Rows are
     made up; nothing of the application's tables is copied or written. The test table is removed, also after
     Ctrl-C; what a killed test left is removed by the next. Exit code 1: a design carries less than its load=.
+
+    With --mix the file gives shares of point reads, range queries, inserts, updates, deletes and batches;
+    each kind is judged by itself, and partitions that take less than 2,000 entities/s are named. TABLE and
+    --design are optional then.
     """
-    subject: str | Declared
+    subject: str | Declared | None = table
     load: Mapping[str, float] = {}
     if table is not None and design is None:
         problem = table_name_problem(table)
         if problem is not None:
             raise click.UsageError(f"{problem}; {TABLE_NAME_CURE}")
-        subject = table
     elif design is not None and table is None:
         subject = open_project(shell).choose(design)
         load = subject.migration.load
-    else:
-        raise click.UsageError("give either TABLE or --design SCRIPT")
+    elif mix is None or table is not None:
+        raise click.UsageError("give either TABLE or --design SCRIPT, or --mix FILE")
+    if mix is not None and batch is not None:
+        raise click.UsageError("--batch does not go with --mix: [batch] rows in the file says it")
+    if mix is None and html is not None:
+        raise click.UsageError("--html goes with --mix")
     config = load_config(shell.config_path)
+    mixed = None if mix is None else _read_mix(mix, spread_given=subject is not None)
     rows_together = min(_MOST_BATCH, round(load.get("rows_per_batch", _DEFAULT.batch)))
     wanted = replace(_DEFAULT, batch=batch or rows_together, **bounds)  # type: ignore[arg-type]  # click's
     if not owned:
@@ -111,67 +131,120 @@ def stress(
     notes = Notes(config.state)
     try:
         with FileLock(notes.path):
-            report = shell.do(_stress(shell, config, subject, wanted, notes, exact))
+            report = shell.do(_stress(shell, config, subject, wanted, notes, exact, mixed))
     except Locked:
         raise Locked(
             "another stress test of this project is running",
             kept="everything: this command did nothing",
             hint="wait until it ends, or stop it with Ctrl-C: it removes its table",
         ) from None
+    if isinstance(report, MixReport):
+        return _emit_mix(shell, report, html)
     report = replace(report, declared=load.get("writes_per_second"))
     code = ExitCode.FINDINGS if report.too_little else ExitCode.DONE
     return shell.emit(report.as_json(), report.as_text(), code)
 
 
+def _read_mix(path: Path, *, spread_given: bool) -> tuple[Mix, str]:
+    """Return the mix of a file, and the file's name."""
+    absent = "write one: the runbook on stress tests has an example; or name another one"
+    return read_mix(read_toml(path.absolute(), absent=absent), spread_given=spread_given), path.name
+
+
+def _emit_mix(shell: Shell, report: MixReport, html: Path | None) -> ExitCode:
+    document, text = report.as_json(), report.as_text()
+    if html is not None:
+        try:
+            write_output(mix_page(report), html, option="--html")
+        except RekeyError:
+            shell.tell_before_error(document, text)  # it took minutes to find out
+            raise
+        document["page"] = str(html)
+        text += f"The page is {html}.\n"
+    return shell.emit(document, text)
+
+
 async def _stress(
-    shell: Shell, config: Config, subject: str | Declared, bounds: Bounds, notes: Notes, exact: bool
-) -> StressReport:
+    shell: Shell,
+    config: Config,
+    subject: str | Declared | None,
+    bounds: Bounds,
+    notes: Notes,
+    exact: bool,
+    mixed: tuple[Mix, str] | None,
+) -> StressReport | MixReport:
     """Read the distribution, and run the test."""
     progress = shell.progress()
-    name = subject if isinstance(subject, str) else subject.migration.source
     async with shell.connect(config) as accounts:
-        loaded, table, refused = _loaded(shell, config), accounts.tables.table(name), 0
-        try:
+        spreads, refused = await _spreads(shell, config, accounts.tables, subject, mixed, exact)
+        how: dict[str, Any] = {
+            "notes": notes,
+            "endpoint": config.tables.endpoint,
+            "clock": shell.clock,
+            "progress": progress,
+        }
+        report: StressReport | MixReport
+        if mixed is not None:
+            mix, _ = mixed
+
+            @asynccontextmanager
+            async def generators(name: str) -> AsyncIterator[Generator]:
+                if mix.processes > 1:
+                    async with processes(mix.processes, config.tables, name, mix.row_bytes) as started:
+                        yield started
+                    return
+                loaded = _loaded(shell, config)
+                try:
+                    yield InProcess(loaded.table(name), shell.clock, row_bytes=mix.row_bytes)
+                finally:
+                    await loaded.close()
+
+            report = await stress_mix(accounts.tables, generators, mix, spreads, bounds, **how)
+        else:
+            loaded = _loaded(shell, config)
             try:
-                if isinstance(subject, str):
-                    spreads = await spread_of_table(table, exact=exact, progress=progress)
-                else:
-                    declared = subject.migration
-                    spreads, refused = await spread_of_design(table, declared, exact=exact, progress=progress)
-            except TableMissing:
-                raise no_such_table(name, config) from None
-            spreads = tuple(spread for spread in spreads if spread.rows)
-            if not spreads:
-                raise ConfigurationError(
-                    f"the table {name} gives no rows to take a distribution from",
-                    hint="name a table with rows, or fill it with some that are like those to come",
-                )
-            report = await run(
-                accounts.tables,
-                loaded,
-                spreads,
-                bounds,
-                notes=notes,
-                endpoint=config.tables.endpoint,
-                clock=shell.clock,
-                progress=progress,
-            )
-        finally:
-            await loaded.close()
+                report = await run(accounts.tables, loaded, spreads, bounds, **how)
+            finally:
+                await loaded.close()
     return replace(report, refused_rows=refused)
 
 
+async def _spreads(
+    shell: Shell,
+    config: Config,
+    tables: TableService,
+    subject: str | Declared | None,
+    mixed: tuple[Mix, str] | None,
+    exact: bool,
+) -> tuple[tuple[Spread, ...], int]:
+    """Return the distributions to try, and the rows that the script refuses."""
+    if subject is None and mixed is not None:
+        mix, name = mixed
+        return (Spread(name, (1,) * (mix.partitions or 1)),), 0
+    name = subject.migration.source if isinstance(subject, Declared) else str(subject)
+    table, refused, progress = tables.table(name), 0, shell.progress()
+    try:
+        if isinstance(subject, Declared):
+            declared = subject.migration
+            spreads, refused = await spread_of_design(table, declared, exact=exact, progress=progress)
+        else:
+            spreads = await spread_of_table(table, exact=exact, progress=progress)
+    except TableMissing:
+        raise no_such_table(name, config) from None
+    spreads = tuple(spread for spread in spreads if spread.rows)
+    if not spreads:
+        raise ConfigurationError(
+            f"the table {name} gives no rows to take a distribution from",
+            hint="name a table with rows, or fill it with some that are like those to come",
+        )
+    return spreads, refused
+
+
 def _loaded(shell: Shell, config: Config) -> TableService:
-    """Return the account as it is loaded: nothing is tried again, and many requests wait side by side."""
+    """Return the account as it is loaded: a test's own tables, where it has some."""
     if shell.surroundings.connect is not None:
         return shell.connect(config).tables
-    return AzureTableService.open(
-        config.tables.endpoint,
-        credential_for(config.tables),
-        retry=RetryPolicy(attempts=1, connect_attempts=1),
-        timeouts=Timeouts(read=_ANSWER_SECONDS, service=_ANSWER_SECONDS),
-        connections=MOST_WAITING,
-    )
+    return open_loaded(config.tables)
 
 
 async def _refuse_others(shell: Shell, config: Config) -> None:

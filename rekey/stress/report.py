@@ -61,7 +61,7 @@ class Stage:
                 "saturated": rounded["saturated"],
             },
             "bounded": self.bounded,
-            "steps": [_step_json(one) for one in self.steps],
+            "steps": [step_json(one) for one in self.steps],
         }
 
     def lines(self) -> list[str]:
@@ -107,7 +107,8 @@ class Stage:
         return f"carries {found.rate:,.0f} rows/s or more{why}; {target}"
 
 
-def _step_json(one: Judged) -> dict[str, Any]:
+def step_json(one: Judged) -> dict[str, Any]:
+    """Return a step as a JSON object; latencies in milliseconds."""
     step = asdict(one.step)
     for name in ("p50", "p95", "p99"):
         seconds = step.pop(name)

@@ -1,0 +1,143 @@
+"""A stress test with an application's mix finds limits of kinds and of partitions, each by itself."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from rekey.core.progress import Silent
+from rekey.errors import WorkersFailed
+from rekey.model import Row
+from rekey.stress.load import Generator, InProcess
+from rekey.stress.mix import Mix, OperationKind
+from rekey.stress.mixed import stress_mix
+from rekey.stress.mixreport import MixReport
+from rekey.stress.run import Notes
+from rekey.stress.spread import Spread
+from rekey.stress.steps import Bounds, Limit
+from tests.fakeclock import FakeClock
+from tests.limiting import MixLimit, PlantedLimits
+from tests.memory import MemoryTableService
+
+ENDPOINT = "http://127.0.0.1:10002/devstoreaccount1"
+READ, QUERY, INSERT, UPDATE, DELETE, BATCH = OperationKind
+SHARES = {READ: 0.5, QUERY: 0.1, INSERT: 0.1, UPDATE: 0.15, DELETE: 0.1, BATCH: 0.05}
+MIX = Mix(SHARES, top=5, batch_rows=4, rows=200, partitions=5)
+EVEN = Spread("mix.toml", (1,) * 5)
+BOUNDS = Bounds(rows=10_000_000, seconds=100_000, step_seconds=4, most=800)
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Notes:
+    return Notes(tmp_path / "state.sqlite")
+
+
+class World:
+    """Tables in memory; what generates load meets limits that loading and removing do not meet."""
+
+    def __init__(self, clock: FakeClock, notes: Notes, limits: PlantedLimits) -> None:
+        self.clock, self.notes = clock, notes
+        self.service = MemoryTableService(clock=clock)
+        self.loaded = MemoryTableService(clock=clock, faults=MixLimit(limits, MIX.top))
+        self.loaded._tables = self.service._tables
+        self.at_end: list[Row] = []
+
+    async def tried(self, mix: Mix = MIX, spread: Spread = EVEN, bounds: Bounds = BOUNDS) -> MixReport:
+        @asynccontextmanager
+        async def generators(name: str) -> AsyncIterator[Generator]:
+            table = self.loaded.table(name)
+            yield InProcess(table, self.clock, row_bytes=mix.row_bytes, processor=lambda: 0.0)
+            self.at_end = self.service.dump(name)
+
+        return await stress_mix(
+            self.service,
+            generators,
+            mix,
+            [spread],
+            bounds,
+            notes=self.notes,
+            endpoint=ENDPOINT,
+            clock=self.clock,
+            progress=Silent(),
+        )
+
+
+def planted(clock: FakeClock, **limits: object) -> PlantedLimits:
+    return PlantedLimits(clock.rising, **limits)  # type: ignore[arg-type]
+
+
+async def test_limits_of_kinds_are_found_each_by_itself(clock: FakeClock, notes: Notes) -> None:
+    """Updates end the mix; what reads carry is found afterwards, with the others at half of the mix."""
+    limits = {UPDATE: 30.0, READ: 150.0, DELETE: 45.0}
+    world = World(clock, notes, planted(clock, kinds=limits))
+    stage = (await world.tried()).stages[1]
+    found = {one.kind: one.saturation for one in stage.kinds}
+    for kind, limit in limits.items():
+        assert found[kind].limit is Limit.SERVICE
+        assert found[kind].rate == pytest.approx(limit, rel=0.1), kind
+    assert stage.found.rate == pytest.approx(30 / SHARES[UPDATE], rel=0.1)
+    assert stage.refusing == {}, "a kind is refused in all partitions alike"
+    for kind in set(OperationKind) - set(limits):
+        assert found[kind].limit is Limit.NOTHING, kind
+
+
+async def test_a_partition_that_takes_less_is_named_by_its_number(clock: FakeClock, notes: Notes) -> None:
+    world = World(clock, notes, planted(clock, partitions={"1.0000003": 60.0}))
+    stage = (await world.tried()).stages[1]
+    assert list(stage.below_target) == ["partition 4"]
+    assert stage.below_target["partition 4"] == pytest.approx(60, rel=0.1)
+
+
+async def test_a_limit_of_every_partition_shows_on_one_partition(clock: FakeClock, notes: Notes) -> None:
+    world = World(clock, notes, planted(clock, every=80.0))
+    one, spread = (await world.tried()).stages
+    assert one.below_target == {"one partition": pytest.approx(80, rel=0.1)}
+    assert spread.entities == pytest.approx(400, rel=0.1)
+
+
+async def test_no_request_fails_because_of_the_others(clock: FakeClock, notes: Notes) -> None:
+    """More deletes than inserts: rows to delete are loaded between the steps. Whatever is asked for is there."""
+    world = World(clock, notes, planted(clock))
+    mix = Mix({DELETE: 0.6, READ: 0.2, INSERT: 0.1, QUERY: 0.1}, top=5, rows=100, partitions=5)
+    report = await world.tried(mix, bounds=Bounds(rows=4_000, seconds=1_000, step_seconds=2, most=100))
+    for stage in report.stages:
+        assert stage.bounded or stage.found.limit is Limit.NOTHING
+        assert all(step.total.refused == step.total.failed == 0 for step in stage.steps)
+        for step in stage.steps:
+            assert step.entities.achieved > step.total.achieved, "range queries return several entities"
+    assert len(world.at_end) >= 200
+
+
+async def test_the_shares_are_those_of_the_file(clock: FakeClock, notes: Notes) -> None:
+    world = World(clock, notes, planted(clock))
+    report = await world.tried(bounds=Bounds(rows=20_000, seconds=1_000, step_seconds=4, most=400))
+    step = report.stages[1].steps[-1]
+    for kind, share in SHARES.items():
+        assert step.kinds[kind].offered == pytest.approx(share * step.total.offered, rel=0.05)
+
+
+async def test_the_table_is_removed_when_what_generates_load_fails(clock: FakeClock, notes: Notes) -> None:
+    world = World(clock, notes, planted(clock))
+
+    @asynccontextmanager
+    async def failing(_name: str) -> AsyncIterator[Generator]:
+        raise WorkersFailed("a process that generates load ended (signal 9)")
+        yield
+
+    with pytest.raises(WorkersFailed):
+        await stress_mix(
+            world.service,
+            failing,
+            MIX,
+            [EVEN],
+            BOUNDS,
+            notes=notes,
+            endpoint=ENDPOINT,
+            clock=clock,
+            progress=Silent(),
+        )
+    assert world.service._tables == {}
+    assert not notes.path.exists()
