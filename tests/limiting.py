@@ -76,7 +76,7 @@ class PlantedLimits:
 
 
 class MixLimit:
-    """Faults of tables in memory: busy, beyond planted limits. A range query is taken to return `top` rows."""
+    """Faults of tables in memory: busy, beyond planted limits. A range query counts as `top` rows."""
 
     def __init__(self, limits: PlantedLimits, top: int) -> None:
         self._limits, self._top = limits, top
@@ -117,16 +117,14 @@ class MixLimitProxy(FaultProxy):
     def __init__(self, upstream: str, limits: PlantedLimits, batch_rows: int) -> None:
         super().__init__(upstream)
         self._limits, self._batch_rows = limits, batch_rows
-        self.refused: defaultdict[OperationKind, int] = defaultdict(int)
 
     async def _pass_on(self, asked: Asked) -> Answered:
         self.asked.clear()  # a stress test sends more than a test needs to remember
         target = unquote(asked.target)
         found = _operation(asked.method, target, asked.body)
-        if found is not None and not (found[0] is OperationKind.BATCH and found[2] != self._batch_rows):
-            if not self._limits.take(*found):
-                self.refused[found[0]] += 1
-                return error_answer(503, "ServerBusy", Retry_After="1")
+        loads = found is not None and found[0] is OperationKind.BATCH and found[2] != self._batch_rows
+        if found is not None and not loads and not self._limits.take(*found):
+            return error_answer(503, "ServerBusy", Retry_After="1")
         return await super()._pass_on(asked)
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
+from itertools import compress
 
 from rekey.core.clock import Clock
 from rekey.core.concurrency import for_each
@@ -29,19 +30,23 @@ from rekey.stress.mixsteps import (
     MixStep,
     judge_kinds,
     judge_mix,
+    limiting,
     mix_saturation,
     mix_step,
-    partition_saturation,
+    refusing,
+    within,
 )
-from rekey.stress.ramp import FIRST, MOST, Ramped, ramp
+from rekey.stress.ramp import FIRST, MOST, REST_SECONDS, Ramped, ramp
 from rekey.stress.requests import Population, Request
 from rekey.stress.run import Notes, test_table
 from rekey.stress.spread import ONE_PARTITION, Spread, filling
-from rekey.stress.steps import RISE, Bounds, Limit, saturation
+from rekey.stress.steps import RISE, Bounds, Judged, Limit, saturation
 from rekey.tables.base import Table, TableService
 
 _BESIDE = 0.5
 """Part of what the mix carries that the other kinds are held at while one rises."""
+_OVERLOAD = 1.5
+"""Times the rate at which a ramp saturated that is offered once, to see what refuses."""
 _LOADING = 8
 """Batches that load rows at the same time."""
 
@@ -106,31 +111,30 @@ class _Stage:
 
     async def run(self, *, of_each_kind: bool, later: int) -> MixStage:
         """Load the rows, and try the mix; then each kind. `later`: ramps that other stages may need."""
-        mix, expected = self._mix, self._spread.expected
+        mix = self._mix
         with self._progress.task(f"load rows for {self._spread.name}") as advance:
             await self._write(self._population.loading(), advance)
-        most = (self._load.bounds.most or expected * MOST) / mix.entities
-        whole = await ramp(
-            self._load,
-            partial(self._offer, lambda rate: {kind: share * rate for kind, share in mix.shares.items()}),
-            judge_mix,
-            first=expected / mix.entities / FIRST,
-            most=most,
+        whole = await self._ramp(
+            lambda rate: {kind: share * rate for kind, share in mix.shares.items()},
+            first=self._spread.expected / mix.entities / FIRST,
             # Twice the part of a ramp of one kind: more has to be found.
             share=(later + len(mix.shares) + 1) / 2 if of_each_kind else later + 1,
-            told=f"{self._spread.name}, the mix",
-            progress=self._progress,
-            entities=mix.entities,
         )
-        judged = judge_kinds(whole.steps)
-        found = mix_saturation(whole.judged, judged, mix)
-        steps = list(whole.steps)
+        found = mix_saturation(whole.steps, whole.judged, mix)
+        judged: dict[OperationKind, list[Judged]] = {kind: [] for kind in mix.shares}
+        judged |= judge_kinds(whole.steps)
+        if of_each_kind:
+            # Beyond its saturation the mix overloads what kinds have in common: that says nothing of one.
+            held = [within(step, found) for step in whole.steps]
+            judged = {kind: [*compress(steps, held)] for kind, steps in judged.items()}
+        partitions, risen = refusing(whole.steps), dict[OperationKind, list[Judged]]()
         if of_each_kind and found.limit is Limit.SERVICE and found.clean is not None:
             rest = [kind for kind in mix.shares if saturation(judged[kind]).limit is Limit.NOTHING]
             for number, kind in enumerate(rest):
                 alone = await self._rising(kind, found.clean, later + len(rest) - number)
-                steps += alone.steps
-                judged[kind] = [*judged[kind], *alone.judged]
+                for place, rate in refusing(alone.steps).items():
+                    partitions[place] = min(rate, partitions.get(place, rate))
+                risen[kind] = alone.judged
         clean = [
             step for step, one in zip(whole.steps, whole.judged, strict=True) if one.limit is Limit.NOTHING
         ]
@@ -140,16 +144,18 @@ class _Stage:
             self._population.spread.partitions,
             self._population.rows,
             found,
+            limiting(whole.steps, found),
             tuple(
                 KindFound(
                     kind,
                     share,
-                    saturation(judged[kind]),
+                    saturation([*judged[kind], *risen.get(kind, ())]),
                     None if highest is None else highest.kinds[kind],
+                    tuple(risen.get(kind, ())),
                 )
                 for kind, share in mix.shares.items()
             ),
-            partition_saturation(steps),
+            partitions,
             tuple(whole.steps),
             tuple(whole.judged),
             whole.bounded,
@@ -157,21 +163,62 @@ class _Stage:
 
     async def _rising(self, kind: OperationKind, clean: float, share: int) -> Ramped[MixStep]:
         """Raise the rate of one kind, with the others at a part of a rate that the mix carries."""
-        mix, expected = self._mix, self._spread.expected
+        mix = self._mix
         beside = {one: _BESIDE * clean * part for one, part in mix.shares.items() if one is not kind}
-        most = (self._load.bounds.most or expected * MOST) / mix.entities_of(kind)
-        return await ramp(
-            self._load,
-            partial(self._offer, lambda rate: {**beside, kind: rate}),
-            partial(judge_mix, varied=kind),
+        return await self._ramp(
+            lambda rate: {**beside, kind: rate},
             first=clean * mix.shares[kind] * RISE,
+            share=share,
+            varied=kind,
+        )
+
+    async def _ramp(
+        self,
+        rates: Callable[[float], dict[OperationKind, float]],
+        *,
+        first: float,
+        share: float,
+        varied: OperationKind | None = None,
+    ) -> Ramped[MixStep]:
+        """Offer rates one after the other until the mix no longer holds.
+
+        Args:
+            rates: of each kind, for the rate that the ramp varies.
+            first: where to begin.
+            share: see `ramp`.
+            varied: the kind whose rate the ramp varies; None: that of the whole mix.
+        """
+        mix = self._mix
+
+        def entities(rate: float) -> float:
+            return sum(part * mix.entities_of(kind) for kind, part in rates(rate).items())
+
+        beside = entities(0.0)
+        most = (self._load.bounds.most or self._spread.expected * MOST) / (entities(1.0) - beside)
+        judge = partial(judge_mix, varied=varied)
+        ramped = await ramp(
+            self._load,
+            partial(self._offer, rates),
+            judge,
+            first=first,
             most=most,
             share=share,
-            told=f"{self._spread.name}, {kind}",
+            told=f"{self._spread.name}, {varied or 'the mix'}",
             progress=self._progress,
-            entities=mix.entities_of(kind),
-            beside=sum(rate * mix.entities_of(one) for one, rate in beside.items()),
+            entities=entities(1.0) - beside,
+            beside=beside,
         )
+        found = saturation(ramped.judged)
+        if found.saturated is None or not any(one.refused for one in ramped.judged):
+            return ramped
+        # A step just beyond a limit is refused a few requests: too few to tell which partition refuses them.
+        more = min(most, _OVERLOAD * found.saturated)
+        bounds = self._load.bounds
+        left_s, rows_s = bounds.seconds - self._load.spent, (bounds.rows - self._load.sent) / entities(more)
+        if max(step.rate for step in ramped.steps) < more and min(left_s, rows_s) >= bounds.step_seconds:
+            ramped.steps.append(await self._offer(rates, more, bounds.step_seconds))
+            await self._load.clock.sleep(REST_SECONDS)
+        return ramped._replace(judged=judge(ramped.steps))
 
     async def _offer(
         self, rates: Callable[[float], dict[OperationKind, float]], rate: float, seconds: float

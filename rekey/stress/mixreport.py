@@ -40,18 +40,25 @@ class KindFound:
         share: of all operations.
         saturation: in operations a second.
         clean: its part of the highest step at which the whole mix held; None when there was none.
+        rising: the steps in which it rose while the others were held; none where the mix says it all.
     """
 
     kind: OperationKind
     share: float
     saturation: Saturation
     clean: Step | None
+    rising: tuple[Judged, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object; rates in operations a second, latencies in milliseconds."""
         step = None if self.clean is None else step_json(Judged(self.clean, Limit.NOTHING))
         latency = {name: step[name] if step else None for name in ("p50_ms", "p95_ms", "p99_ms")}
-        return {"share": round(self.share, 4), "saturation": _saturation_json(self.saturation), **latency}
+        return {
+            "share": round(self.share, 4),
+            "saturation": _saturation_json(self.saturation),
+            **latency,
+            "rising": [step_json(one) for one in self.rising],
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,7 @@ class MixStage:
         partitions: partitions of the test table.
         rows: rows that were loaded before.
         found: where the mix saturated, in operations a second.
+        limiting: the kinds and partitions that no longer held there.
         kinds: what was found of each kind.
         refusing: entities a second that partitions took which refused more than others, by their number.
         steps: of the mix, in the order in which they were made.
@@ -74,6 +82,7 @@ class MixStage:
     partitions: int
     rows: int
     found: Saturation
+    limiting: tuple[str, ...]
     kinds: tuple[KindFound, ...]
     refusing: Mapping[int, float]
     steps: tuple[MixStep, ...]
@@ -99,7 +108,9 @@ class MixStage:
     def below_target(self) -> dict[str, float]:
         """Return partitions that take less than the service's target, and the entities a second they take."""
         if self.partitions == 1:
-            found = {"one partition": self.entities} if self.found.limit is Limit.SERVICE else {}
+            # A limit of the partition meets every kind; a limit of a kind leaves the others alone.
+            is_limited = all(one.saturation.limit is Limit.SERVICE for one in self.kinds)
+            found = {"one partition": self.entities} if is_limited else {}
         else:
             found = {partition_name(place): rate for place, rate in self.refusing.items()}
         return {name: rate for name, rate in found.items() if rate < PARTITION_TARGET}
@@ -112,7 +123,11 @@ class MixStage:
             "rows_loaded": self.rows,
             "largest_share": round(self.spread.largest_share, 4),
             "target_entities": round(self.spread.expected),
-            "saturation": {**_saturation_json(self.found), "entities": round(self.entities, 1)},
+            "saturation": {
+                **_saturation_json(self.found),
+                "entities": round(self.entities, 1),
+                "because_of": list(self.limiting),
+            },
             "bounded": self.bounded,
             "kinds": {str(one.kind): one.as_json() for one in self.kinds},
             "partitions_below_target": {name: round(rate, 1) for name, rate in self.below_target.items()},
@@ -154,7 +169,11 @@ class MixStage:
         target = f"the service's targets allow {expected:,.0f} entities/s"
         if found.limit is Limit.SERVICE:
             clean = f"clean at {found.clean:,.0f}/s, " if found.clean is not None else ""
-            return f"the mix saturates at {carried} ({clean}no longer at {found.saturated:,.0f}/s); {target}"
+            limiting = ", ".join(self.limiting)
+            return (
+                f"the mix saturates at {carried} ({clean}no longer at {found.saturated:,.0f}/s, because of"
+                f" {limiting}); {target}"
+            )
         if found.limit is Limit.CLIENT:
             return (
                 f"this machine was the limit, not the service: it carries {carried} or more; {target}. More"

@@ -15,17 +15,44 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from rekey.stress.mix import Mix, OperationKind
 from rekey.stress.requests import UNSENT, Offered, Response
 from rekey.stress.spread import place_of
-from rekey.stress.steps import MOST_REFUSED, UNMEASURED, Judged, Limit, Saturation, Step, judge_all, measure
-from rekey.stress.steps import saturation as ramp_saturation
+from rekey.stress.steps import (
+    MOST_REFUSED,
+    UNMEASURED,
+    Judged,
+    Limit,
+    Saturation,
+    Step,
+    judge_all,
+    measure,
+    saturation,
+)
 
 _LEAST_REFUSED = 3
 _DEVIATIONS = 4.0
 """A partition is named from so many refused requests on, and so many standard deviations, beyond what is its
 part of all refusals."""
+
+
+class PartitionStep(NamedTuple):
+    """What came of the requests to one partition.
+
+    Attributes:
+        offered, achieved: entities a second.
+        requests: sent.
+        refused: of those, refused or not answered.
+        expected: its part of all refusals, if kinds of operations were refused in all partitions alike.
+    """
+
+    offered: float
+    achieved: float
+    requests: int
+    refused: int
+    expected: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +64,14 @@ class MixStep:
         total: in operations.
         entities: the same in entities.
         kinds: operations of each kind.
-        partitions: in entities; only those that refuse more than others do, by their number.
+        partitions: what partitions took, by their number; none where nothing was refused.
     """
 
     rate: float
     total: Step
     entities: Step
     kinds: Mapping[OperationKind, Step]
-    partitions: Mapping[int, Step]
+    partitions: Mapping[int, PartitionStep]
 
 
 def mix_step(offered: Offered, rate: float, seconds: float) -> MixStep:
@@ -56,10 +83,8 @@ def mix_step(offered: Offered, rate: float, seconds: float) -> MixStep:
         seconds: how long it was.
     """
     by_kind: defaultdict[OperationKind, list[Response]] = defaultdict(list)
-    by_partition: defaultdict[int, list[Response]] = defaultdict(list)
     for one in offered.responses:
         by_kind[one.request.kind].append(one)
-        by_partition[place_of(one.request.partition)].append(one)
 
     def measured(responses: Sequence[Response], *, by_entity: bool = False) -> Step:
         due = sum(one.entities if by_entity else 1 for one in responses) / seconds
@@ -70,36 +95,69 @@ def mix_step(offered: Offered, rate: float, seconds: float) -> MixStep:
         total=measured(offered.responses),
         entities=measured(offered.responses, by_entity=True),
         kinds={kind: measured(by_kind[kind]) for kind in OperationKind if kind in by_kind},
-        partitions={
-            place: measured(by_partition[place], by_entity=True)
-            for place in _refusing(offered.responses, UNMEASURED * seconds)
-        },
+        partitions=_partitions(offered.responses, seconds),
     )
 
 
-def _refusing(responses: Sequence[Response], begin: float) -> list[int]:
-    """Return the partitions that refuse clearly more than their part of all refusals."""
+def _partitions(responses: Sequence[Response], seconds: float) -> dict[int, PartitionStep]:
+    begin, measured = UNMEASURED * seconds, (1 - UNMEASURED) * seconds
     sent: Counter[tuple[int, OperationKind]] = Counter()
     refused: Counter[tuple[int, OperationKind]] = Counter()
+    offered, achieved = Counter[int](), Counter[int]()
     for one in responses:
-        if one.request.due >= begin and one.status != UNSENT:
-            where = place_of(one.request.partition), one.request.kind
-            sent[where] += 1
-            refused[where] += one.status is not None
-    sent_of, refused_of, places = Counter[OperationKind](), Counter[OperationKind](), Counter[int]()
-    for (place, kind), number in refused.items():
-        sent_of[kind] += sent[place, kind]
-        refused_of[kind] += number
-        places[place] += number
-    found = []
-    for place, number in places.items():
-        requests = sum(sent[place, kind] for kind in sent_of)
-        # If a limit were of kinds, or of the account, refusals would be spread as requests are.
-        part = sum(refused_of[kind] * sent[place, kind] / sent_of[kind] for kind in sent_of)
-        unlikely = part + _DEVIATIONS * math.sqrt(part) + _LEAST_REFUSED
-        if number > MOST_REFUSED * requests and number >= unlikely:
-            found.append(place)
-    return sorted(found)
+        place, kind = place_of(one.request.partition), one.request.kind
+        if one.status is None and begin <= one.answered < seconds:
+            achieved[place] += one.entities
+        if one.request.due >= begin:
+            offered[place] += one.entities
+            if one.status != UNSENT:
+                sent[place, kind] += 1
+                refused[place, kind] += one.status is not None
+    if not refused.total():
+        return {}
+    shares = {
+        kind: sum(refused[place, kind] for place in offered)
+        / max(1, sum(sent[place, kind] for place in offered))
+        for kind in OperationKind
+    }
+    return {
+        place: PartitionStep(
+            offered[place] / measured,
+            achieved[place] / measured,
+            requests=sum(sent[place, kind] for kind in shares),
+            refused=sum(refused[place, kind] for kind in shares),
+            expected=sum(sent[place, kind] * share for kind, share in shares.items()),
+        )
+        for place in offered
+    }
+
+
+def refusing(steps: Sequence[MixStep]) -> dict[int, float]:
+    """Return the partitions that refuse clearly more than their part, and the entities a second they take.
+
+    Args:
+        steps: of one ramp: in another one, kinds are refused at other rates.
+    """
+    met: defaultdict[int, list[PartitionStep]] = defaultdict(list)
+    for step in steps:
+        for place, one in step.partitions.items():
+            met[place].append(one)
+    found = {}
+    for place, parts in sorted(met.items()):
+        if _is_clear(parts):
+            clear = [one for one in parts if _is_clear([one])]
+            # What comes through at the lowest rate that is too much is the limit, as in any ramp.
+            at = min(clear) if clear else max(parts, key=lambda one: one.refused - one.expected)
+            found[place] = min(at.achieved, at.offered)
+    return found
+
+
+def _is_clear(parts: Sequence[PartitionStep]) -> bool:
+    refused, expected = sum(one.refused for one in parts), sum(one.expected for one in parts)
+    return (
+        refused > MOST_REFUSED * sum(one.requests for one in parts)
+        and refused >= expected + _DEVIATIONS * math.sqrt(expected) + _LEAST_REFUSED
+    )
 
 
 def judge_kinds(steps: Sequence[MixStep]) -> dict[OperationKind, list[Judged]]:
@@ -121,10 +179,11 @@ def judge_mix(steps: Sequence[MixStep], varied: OperationKind | None = None) -> 
         over = {kind: found[number] for kind, found in by_kind.items()}
         over = {kind: one for kind, one in over.items() if one.limit is not Limit.NOTHING}
         reasons = [f"{kind}: {reason}" for kind, one in over.items() for reason in one.reasons]
-        reasons += [f"{partition_name(place)} refuses more than others" for place in step.partitions]
-        limits = {one.limit for one in over.values()} | ({Limit.SERVICE} if step.partitions else set())
+        partitions = refusing([step])
+        reasons += [f"{partition_name(place)} refuses more than others" for place in partitions]
+        limits = {one.limit for one in over.values()} | ({Limit.SERVICE} if partitions else set())
         # Refusals are the service's, however busy this machine is; else a busy machine explains the rest.
-        refused = bool(step.partitions) or any(one.refused for one in over.values())
+        refused = bool(partitions) or any(one.refused for one in over.values())
         limit = Limit.NOTHING
         if limits:
             limit = Limit.CLIENT if Limit.CLIENT in limits and not refused else Limit.SERVICE
@@ -139,29 +198,43 @@ def partition_name(place: int) -> str:
     return f"partition {place + 1}"
 
 
-def mix_saturation(
-    judged: Sequence[Judged], kinds: Mapping[OperationKind, Sequence[Judged]], mix: Mix
-) -> Saturation:
+def mix_saturation(steps: Sequence[MixStep], judged: Sequence[Judged], mix: Mix) -> Saturation:
     """Return where a mix saturated, in operations a second.
 
-    The kind that saturates first says it most exactly: where its own rate is known, so is that of the mix.
+    Args:
+        steps: of the ramp.
+        judged: the same, judged as a whole.
+        mix: their shares.
     """
-    found = ramp_saturation(judged)
+    found = saturation(judged)
     if found.saturated is None or found.limit is not Limit.SERVICE:
         return found
-    limiting = [
-        one.rate / mix.shares[kind]
-        for kind, steps in kinds.items()
-        if (one := ramp_saturation(steps)).limit is Limit.SERVICE and one.saturated is not None
+    # The kind that saturates first says it most exactly: where its own rate is known, so is that of the mix.
+    of_kinds = [
+        saturation([one for step, one in zip(steps, part, strict=True) if within(step, found)])
+        for part in judge_kinds(steps).values()
     ]
-    rate = min([found.saturated, *limiting])
-    return replace(found, rate=max(found.clean or 0.0, rate))
+    rates = [
+        one.rate / share
+        for one, share in zip(of_kinds, mix.shares.values(), strict=True)
+        if one.limit is Limit.SERVICE
+    ]
+    return replace(found, rate=max(found.clean or 0.0, min([found.saturated, *rates])))
 
 
-def partition_saturation(steps: Sequence[MixStep]) -> dict[int, float]:
-    """Return the entities a second that partitions took which refused more than others, by their number."""
-    met: defaultdict[int, list[Judged]] = defaultdict(list)
+def within(step: MixStep, found: Saturation) -> bool:
+    """Tell whether a step is no higher than the lowest one at which the mix was saturated."""
+    return found.saturated is None or step.rate <= found.saturated
+
+
+def limiting(steps: Sequence[MixStep], found: Saturation) -> tuple[str, ...]:
+    """Return the kinds and partitions that no longer held where the mix saturated."""
+    names: dict[str, None] = {}
+    for kind, judged in judge_kinds(steps).items():
+        for step, one in zip(steps, judged, strict=True):
+            if step.rate == found.saturated and one.limit is not Limit.NOTHING:
+                names[kind.replace("_", " ")] = None
     for step in steps:
-        for place, one in step.partitions.items():
-            met[place].append(Judged(one, Limit.SERVICE))
-    return {place: ramp_saturation(judged).rate for place, judged in sorted(met.items())}
+        if step.rate == found.saturated:
+            names |= {partition_name(place): None for place in refusing([step])}
+    return tuple(names)

@@ -23,7 +23,7 @@ MOST = 2.0
 _LOAD_SECONDS, _LOAD_SHARE = 2.0, 0.05
 """What is not measured at the beginning of a ramp, at most: seconds, and a share of its time and rows."""
 _LEAST_STEP_SECONDS = 1.0
-_REST_SECONDS = 1.0
+REST_SECONDS = 1.0
 """What a service that refused is given to recover."""
 
 
@@ -86,5 +86,5 @@ async def ramp(
             advance(load.sent - before)
             judged = judge(steps)
             if judged[-1].limit is not Limit.NOTHING:
-                await load.clock.sleep(_REST_SECONDS)
+                await load.clock.sleep(REST_SECONDS)
     return Ramped(steps, judged, "")
