@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,9 +19,12 @@ from rekey.stress.mixreport import MixReport
 from rekey.stress.run import Notes
 from rekey.stress.spread import Spread
 from rekey.stress.steps import Bounds, Limit
+from tests.declared import USERS, named
 from tests.fakeclock import FakeClock
 from tests.limiting import MixLimit, PlantedLimits
 from tests.memory import MemoryTableService
+from tests.scenarios.test_stress import Commands
+from tests.worlds import user
 
 ENDPOINT = "http://127.0.0.1:10002/devstoreaccount1"
 READ, QUERY, INSERT, UPDATE, DELETE, BATCH = OperationKind
@@ -141,3 +145,74 @@ async def test_the_table_is_removed_when_what_generates_load_fails(clock: FakeCl
         )
     assert world.service._tables == {}
     assert not notes.path.exists()
+
+
+# --- the command line -----------------------------------------------------------------------------------
+
+FILE = "[mix]\npoint_read = 80\ndelete = 20\n[rows]\ncount = 100\npartitions = 5\n"
+SHORT = ("--rows", "3000", "--step-seconds", "2", "--most", "200")
+
+
+@pytest.fixture
+def rekey(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Commands:
+    commands = Commands(tmp_path, capsys)
+    commands.fill(user(f"user{number}@example.com") for number in range(50))
+    return commands
+
+
+def mix_file(rekey: Commands, text: str = FILE) -> str:
+    path = rekey.project.folder / "mix.toml"
+    path.write_text(text, "utf-8")
+    return str(path)
+
+
+def test_a_report_has_each_kind_and_a_page_draws_it(rekey: Commands) -> None:
+    html = rekey.project.folder / "stress.html"
+    said = rekey("stress", "--mix", mix_file(rekey), *SHORT, "--html", str(html))
+    assert "spread over 5 partitions, as in mix.toml" in said and "point read" in said
+    assert f"The page is {html}." in said
+    assert max(map(len, said.splitlines())) <= max(100, len(str(html)) + 20)
+    page = html.read_text("utf-8")
+    # Throughput and rates of two stages; tables in memory have no latencies to draw.
+    assert page.count("<svg") == 4 and "<script" not in page
+    assert set(rekey.project.tables._tables) == {"users"}
+
+
+def test_one_document_has_everything_and_no_key(rekey: Commands) -> None:
+    name = mix_file(rekey, FILE.replace("partitions = 5\n", ""))
+    document = json.loads(rekey("stress", "Users", "--mix", name, *SHORT, "--json"))
+    assert "example.com" not in json.dumps(document)
+    assert [stage["stage"] for stage in document["stages"]] == ["one partition", "Users"]
+    for stage in document["stages"]:
+        assert stage["kinds"].keys() == {"point_read", "delete"}
+        assert all(step["kinds"].keys() == stage["kinds"].keys() for step in stage["steps"])
+    assert document["entities_sent"] <= 3000
+
+
+def test_a_design_gives_its_distribution(rekey: Commands) -> None:
+    rekey.project.script(named(USERS, "Users", "UsersV2"))
+    name = mix_file(rekey, FILE.replace("partitions = 5\n", ""))
+    assert "as in UsersV2" in rekey("stress", "--design", "0001", "--mix", name, *SHORT)
+
+
+def test_a_mistake_in_the_file_is_told_before_anything_is_asked(rekey: Commands) -> None:
+    calls = rekey.project.tables._calls
+    said = rekey("stress", "--mix", mix_file(rekey, FILE.replace("delete", "deletes")), code=2)
+    assert "mix.toml, line 3: [mix] deletes: unknown key" in said
+    said = rekey("stress", "Users", "--mix", mix_file(rekey), code=2)
+    assert "line 6: [rows] partitions: TABLE or --design says" in said
+    assert "not valid TOML (at line 2" in rekey("stress", "--mix", mix_file(rekey, "[mix]\nx = ="), code=2)
+    assert "there is no configuration file" in rekey("stress", "--mix", "none.toml", code=2)
+    assert rekey.project.tables._calls == calls
+
+
+def test_options_that_do_not_go_together_are_usage(rekey: Commands) -> None:
+    assert "--batch does not go with --mix" in rekey(
+        "stress", "--mix", mix_file(rekey), "--batch", "5", code=2
+    )
+    assert "--html goes with --mix" in rekey("stress", "Users", "--html", "x.html", code=2)
+
+
+def test_a_page_that_cannot_be_written_costs_no_result(rekey: Commands) -> None:
+    said = rekey("stress", "--mix", mix_file(rekey), *SHORT, "--html", "none/stress.html", code=2)
+    assert "one partition" in said and "--html" in said
