@@ -155,10 +155,10 @@ class Load:
         """Return the seconds since the beginning."""
         return self.clock.rising() - self._began
 
-    def share(self, stages: float) -> tuple[float, int]:
+    def share(self, stages: int) -> tuple[float, int]:
         """Return until which second, and up to which row, the first of so many stages may go."""
         seconds, rows = self.bounds.seconds - self.spent, self.bounds.rows - self.sent
-        return self.spent + seconds / stages, self.sent + int(rows / stages)
+        return self.spent + seconds / stages, self.sent + rows // stages
 
     async def send(self, requests: Sequence[Request]) -> Offered:
         """Send requests and wait for all answers. Raises as `Generator.offer` does."""

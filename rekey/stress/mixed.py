@@ -89,9 +89,8 @@ async def stress_mix(
         load = Load(generator, bounds, clock)
         for number, spread in enumerate([ONE_PARTITION, *spreads]):
             stage = _Stage(load, service.table(name), Population(spread, number, mix), spread, progress)
-            # Each kind may need a ramp of its own, but on one partition, which is about the partition.
-            left = len(spreads) - number
-            stages.append(await stage.run(of_each_kind=number > 0, later=left * len(mix.shares)))
+            # Kinds are not tried on one partition: that stage is about the partition.
+            stages.append(await stage.run(of_each_kind=number > 0, left=len(spreads) + 1 - number))
     return MixReport(name, removed, mix, load.sent, load.spent, tuple(stages))
 
 
@@ -109,16 +108,15 @@ class _Stage:
         self._mix = population.mix
         self._value = filling(self._mix.row_bytes)
 
-    async def run(self, *, of_each_kind: bool, later: int) -> MixStage:
-        """Load the rows, and try the mix; then each kind. `later`: ramps that other stages may need."""
+    async def run(self, *, of_each_kind: bool, left: int) -> MixStage:
+        """Load the rows, and try the mix; then each kind. `left`: stages to come, this one included."""
         mix = self._mix
         with self._progress.task(f"load rows for {self._spread.name}") as advance:
             await self._write(self._population.loading(), advance)
         whole = await self._ramp(
             lambda rate: {kind: share * rate for kind, share in mix.shares.items()},
             first=self._spread.expected / mix.entities / FIRST,
-            # Twice the part of a ramp of one kind: more has to be found.
-            share=(later + len(mix.shares) + 1) / 2 if of_each_kind else later + 1,
+            share=2 * left,  # half of what a stage may use: the rest is for each kind
         )
         found = mix_saturation(whole.steps, whole.judged, mix)
         judged: dict[OperationKind, list[Judged]] = {kind: [] for kind in mix.shares}
@@ -131,7 +129,7 @@ class _Stage:
         if of_each_kind and found.limit is Limit.SERVICE and found.clean is not None:
             rest = [kind for kind in mix.shares if saturation(judged[kind]).limit is Limit.NOTHING]
             for number, kind in enumerate(rest):
-                alone = await self._rising(kind, found.clean, later + len(rest) - number)
+                alone = await self._rising(kind, found.clean, left * (len(rest) - number))
                 for place, rate in refusing(alone.steps).items():
                     partitions[place] = min(rate, partitions.get(place, rate))
                 risen[kind] = alone.judged
@@ -177,7 +175,7 @@ class _Stage:
         rates: Callable[[float], dict[OperationKind, float]],
         *,
         first: float,
-        share: float,
+        share: int,
         varied: OperationKind | None = None,
     ) -> Ramped[MixStep]:
         """Offer rates one after the other until the mix no longer holds.
@@ -234,4 +232,5 @@ class _Stage:
         async def write(batch: Request) -> None:
             advance(await carry_out(self._table, batch, self._value))
 
-        await for_each(batches, write, limit=_LOADING)
+        # One at a time into one partition: together they would go beyond what it takes.
+        await for_each(batches, write, limit=min(_LOADING, self._population.spread.partitions))

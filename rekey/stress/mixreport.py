@@ -174,12 +174,12 @@ class MixStage:
                 f"the mix saturates at {carried} ({clean}no longer at {found.saturated:,.0f}/s, because of"
                 f" {limiting}); {target}"
             )
+        why = f"; the test ended with its {self.bounded}" if self.bounded else ""
         if found.limit is Limit.CLIENT:
             return (
-                f"this machine was the limit, not the service: it carries {carried} or more; {target}. More"
-                " processes ([load] processes), or another machine, offer more"
+                f"this machine was the limit, not the service: it carries {carried} or more{why}; {target}."
+                " More processes ([load] processes), or another machine, offer more"
             )
-        why = f"; the test ended with its {self.bounded}" if self.bounded else ""
         return f"carries {carried} or more{why}; {target}"
 
     def named(self) -> Iterator[tuple[str, float]]:

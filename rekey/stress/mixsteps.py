@@ -27,6 +27,7 @@ from rekey.stress.steps import (
     Limit,
     Saturation,
     Step,
+    judge,
     judge_all,
     measure,
     saturation,
@@ -179,6 +180,9 @@ def judge_mix(steps: Sequence[MixStep], varied: OperationKind | None = None) -> 
         over = {kind: found[number] for kind, found in by_kind.items()}
         over = {kind: one for kind, one in over.items() if one.limit is not Limit.NOTHING}
         reasons = [f"{kind}: {reason}" for kind, one in over.items() for reason in one.reasons]
+        if len(over) == len(by_kind) > 1:
+            # What meets all of them is told once.
+            reasons = [f"all kinds: {reason}" for reason in judge(step.total, None).reasons] or reasons
         partitions = refusing([step])
         reasons += [f"{partition_name(place)} refuses more than others" for place in partitions]
         limits = {one.limit for one in over.values()} | ({Limit.SERVICE} if partitions else set())

@@ -42,7 +42,7 @@ async def ramp(
     *,
     first: float,
     most: float,
-    share: float,
+    share: int,
     told: str,
     progress: Progress,
     entities: float = 1.0,

@@ -21,6 +21,7 @@ from tests.acceptance.support import Project, Ran, Running
 from tests.limiting import MixLimitProxy, PlantedLimits
 
 pytestmark = pytest.mark.azurite
+_LONGEST = 1200
 
 QUICK = """\
 [mix]
@@ -82,7 +83,8 @@ def through_limits(
         limits = PlantedLimits(time.monotonic, kinds, partitions)
         async with MixLimitProxy(f"http://127.0.0.1:{project.azurite.port}", limits, 4) as proxy:
             project.configure(tables=proxy.address + urlsplit(project.azurite.tables.endpoint).path)
-            return await asyncio.to_thread(project.run, "stress", "--mix", "mix.toml", *words, "--json")
+            running = project.start("stress", "--mix", "mix.toml", *words, "--json")
+            return await asyncio.to_thread(running.wait, _LONGEST)
 
     document = asyncio.run(run()).ended(0).document
     assert tables_of_tests(project) == set()
@@ -113,6 +115,7 @@ def test_planted_limits_of_a_kind_and_of_a_partition_are_found(project: Project)
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(_LONGEST)
 def test_planted_limits_of_all_kinds_are_found(project: Project) -> None:
     kinds = {
         OperationKind.POINT_READ: 60.0,
@@ -130,6 +133,7 @@ def test_planted_limits_of_all_kinds_are_found(project: Project) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(_LONGEST)
 def test_a_planted_limit_of_a_partition_is_found_with_all_kinds(project: Project) -> None:
     words = ("--step-seconds", "4", "--seconds", "600", "--most", "600")
     _, stage = through_limits(project, {}, {"1.0000006": 40.0}, *words)["stages"]

@@ -1,5 +1,4 @@
-"""The file of a mix is checked with line and cure; its requests have its shares, and rows that are there; what
-refuses is told apart: a kind, or a partition."""
+"""The file of a mix is checked with line and cure; its requests have its shares; what refuses is told apart."""
 
 from __future__ import annotations
 
