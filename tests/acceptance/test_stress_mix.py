@@ -135,7 +135,7 @@ def test_planted_limits_of_all_kinds_are_found(project: Project) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(_LONGEST)
 def test_a_planted_limit_of_a_partition_is_found_with_all_kinds(project: Project) -> None:
-    words = ("--step-seconds", "4", "--seconds", "600", "--most", "600")
+    words = ("--step-seconds", "4", "--seconds", "300", "--most", "600")
     _, stage = through_limits(project, {}, {"1.0000006": 40.0}, *words)["stages"]
     assert stage["partitions_below_target"].keys() == {"partition 7"}
     assert abs(stage["partitions_below_target"]["partition 7"] - 40) <= 4, stage

@@ -1,4 +1,4 @@
-"""The file of a mix is checked with line and cure; its requests have its shares; what refuses is told apart."""
+"""The file of a mix is checked with line and cure; requests have its shares; what refuses is told apart."""
 
 from __future__ import annotations
 
