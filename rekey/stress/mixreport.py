@@ -17,7 +17,7 @@ from typing import Any
 from rekey.core.limits import PARTITION_TARGET
 from rekey.present.text import counted, size, table, wrapped
 from rekey.stress.mix import Mix, OperationKind
-from rekey.stress.mixsteps import MixStep, partition_name
+from rekey.stress.mixsteps import MixStep, judge_kinds, partition_name
 from rekey.stress.report import step_json
 from rekey.stress.spread import Spread
 from rekey.stress.steps import Judged, Limit, Saturation, Step, saturation
@@ -117,6 +117,7 @@ class MixStage:
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object; rates in operations a second unless they are said to be of entities."""
+        by_kind = judge_kinds(self.steps)
         return {
             "stage": self.spread.name,
             "partitions": self.partitions,
@@ -135,11 +136,9 @@ class MixStage:
                 {
                     **step_json(one),
                     "entities": round(step.entities.achieved, 1),
-                    "kinds": {
-                        str(kind): step_json(Judged(part, Limit.NOTHING)) for kind, part in step.kinds.items()
-                    },
+                    "kinds": {str(kind): step_json(steps[number]) for kind, steps in by_kind.items()},
                 }
-                for step, one in zip(self.steps, self.judged, strict=True)
+                for number, (step, one) in enumerate(zip(self.steps, self.judged, strict=True))
             ],
         }
 
