@@ -5,7 +5,7 @@ Rules kept here:
 * A mix no longer holds when one of its kinds does not, or one of its partitions.
 * A kind is judged as a ramp is (`steps`), by its own refusals, throughput and latency.
 * A partition is named only when it refuses clearly more than its part of all refusals of a kind: a limit of a
-  kind, or of the account, shows in all partitions alike. Where all partitions are at their limit at once, that
+  kind, or of the account, shows in all partitions alike. Where all partitions are at their limits, that
   is not told apart; the stage with one partition shows it.
 """
 
