@@ -1,4 +1,4 @@
-"""The declaration: what one migration script says, as a value.
+"""The declaration: the content of one migration script, as a value.
 
 Rules kept here:
 
@@ -8,7 +8,8 @@ Rules kept here:
 * Everything that can be wrong without looking at a row is refused here, with field and cure.
 * `reverse=True` (the default) promises a way back after cutover; it is refused when old keys could not be
   found again from a target row alone, or when an operation has no inverse that the way back needs.
-* With an opaque key the mapping is sealed unless it is said to be plain, which the canonical form leaves out.
+* With an opaque key the mapping is sealed unless the script says `mapping="plain"`. The canonical form names
+  the mapping only when it is sealed.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ POINTER = frozenset({MAIN_PARTITION_KEY, MAIN_ROW_KEY})
 
 @dataclass(frozen=True)
 class _Filled:
-    """A table that the migration fills: what `Target` and `Index` have in common."""
+    """A table that the migration fills: base of `Target` and `Index`."""
 
     table: str
     partition_key: Expression = field(kw_only=True)
@@ -130,7 +131,7 @@ class Target(_Filled):
         return self._holder_of(PARTITION_KEY), self._holder_of(ROW_KEY)
 
     def _holder_of(self, key: str) -> str | None:
-        # a key cannot change, a copied property can: so the key comes first
+        # a row's key cannot change, a copied property can: so a key that holds it comes first
         if self.partition_key == Prop(key):
             return PARTITION_KEY
         if self.row_key == Prop(key):
@@ -142,12 +143,12 @@ class Target(_Filled):
 class Index(_Filled):
     """A further table, filled from the same source rows; its rows point to the main row.
 
-    Every row holds `MainPartitionKey` and `MainRowKey`, and what `properties` asks for.
+    Every row holds `MainPartitionKey` and `MainRowKey`, and the properties that `properties` makes.
 
     Args:
         table: its name.
-        each: `keys.split(…)`: one index row for each item, which `keys.item()` is in the keys. Without it,
-            one index row for each source row.
+        each: `keys.split(…)`: one index row for each item; `keys.item()` is that item in the keys. Without
+            `each`, one index row for each source row.
         partition_key: PartitionKey of the index row.
         row_key: RowKey of the index row.
         properties: property operations that give the row more than the pointer: `props.keep`, `copy`,
@@ -201,7 +202,7 @@ class Index(_Filled):
 
 @dataclass(frozen=True)
 class Migration:
-    """What one migration script declares, under the name `migration`.
+    """The declaration of one migration script, under the name `migration` in the script.
 
     Args:
         source: the old table.
@@ -262,7 +263,7 @@ class Migration:
 
     @property
     def is_sealed(self) -> bool:
-        """Whether old keys stand sealed in the restricted store and the state file."""
+        """Whether old keys stand encrypted in the restricted store and the state file."""
         return self.mapping == "sealed"
 
     def key_expressions(self) -> Iterator[tuple[str, Expression]]:
@@ -275,7 +276,7 @@ class Migration:
 
     @property
     def key_inputs(self) -> frozenset[str]:
-        """The properties that any key is made of; `*` when a custom function may read any."""
+        """The properties that the keys are made of; `*` among them when a custom function may read any."""
         return frozenset[str]().union(*(expression.inputs() for _, expression in self.key_expressions()))
 
     def canonical(self) -> dict[str, Any]:
@@ -350,7 +351,7 @@ class Declared:
         script_id: the file's stem.
         path: the file.
         doc: the script's doc string, "" if it has none.
-        depends: ids of the scripts that must be done before: what `__depends__` says, and those that fill
+        depends: ids of the scripts that must be done before: those in `__depends__`, and the one that fills
             this script's source table.
         migration: the declaration.
         digest: its digest.
