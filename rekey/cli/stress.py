@@ -30,20 +30,19 @@ from rekey.plan.planfile import write_output
 from rekey.project.config import Config, load_config, read_toml
 from rekey.state.filelock import FileLock
 from rekey.stress.load import Generator, InProcess
-from rekey.stress.mix import Mix, read_mix
-from rekey.stress.mixed import stress_mix
-from rekey.stress.mixreport import MixReport
-from rekey.stress.page import mix_page
-from rekey.stress.processes import open_loaded, processes
+from rekey.stress.mix import Mix, inserts, read_mix
+from rekey.stress.notes import Notes
+from rekey.stress.page import stress_page
+from rekey.stress.processes import load_processes, open_loaded
 from rekey.stress.report import StressReport
-from rekey.stress.run import Notes, spread_of_design, spread_of_table
+from rekey.stress.run import Bounds
 from rekey.stress.run import stress as run
+from rekey.stress.shares import spread_of_design, spread_of_table
 from rekey.stress.spread import Spread
-from rekey.stress.steps import Bounds
 from rekey.tables.base import TableService
 
 _DEFAULT = Bounds()
-_MOST_BATCH = 100
+_BATCH, _MOST_BATCH = 10, 100
 
 
 def _bound(
@@ -63,7 +62,7 @@ def _bound(
     "--design", metavar="SCRIPT", help="Spread rows as this script would, instead of as TABLE has them."
 )
 @file_option("--mix", help="Send the operations that this file says, instead of inserts.")
-@file_option("--html", help="With --mix: write a page with plots that loads nothing. It never holds keys.")
+@file_option("--html", help="Write a page with plots that loads nothing. It never holds keys.")
 @flag("--exact", help="Read every row for the distribution, instead of a sample.")
 @_bound("--seconds", click.FloatRange(1), _DEFAULT.seconds, "Length of the whole test, at most.")
 @_bound("--rows", click.IntRange(1), _DEFAULT.rows, "Rows sent in the whole test, at most.")
@@ -71,7 +70,7 @@ def _bound(
 @click.option(
     "--batch",
     type=click.IntRange(1, _MOST_BATCH),
-    show_default=f"{_DEFAULT.batch}, or what the script says in load=",
+    show_default=f"{_BATCH}, or what the script says in load=",
     help="Rows in a request.",
 )
 @click.option(
@@ -107,7 +106,7 @@ def stress(
     each kind is judged by itself, and partitions that take less than 2,000 entities/s are named. TABLE and
     --design are optional then.
     """
-    subject: str | Declared | None = table
+    subject: str | Declared | Path | None = table
     load: Mapping[str, float] = {}
     if table is not None and design is None:
         problem = table_name_problem(table)
@@ -120,92 +119,76 @@ def stress(
         raise click.UsageError("give either TABLE or --design SCRIPT, or --mix FILE")
     if mix is not None and batch is not None:
         raise click.UsageError("--batch does not go with --mix: [batch] rows in the file says it")
-    if mix is None and html is not None:
-        raise click.UsageError("--html goes with --mix")
     config = load_config(shell.config_path)
-    mixed = None if mix is None else _read_mix(mix, spread_given=subject is not None)
-    rows_together = min(_MOST_BATCH, round(load.get("rows_per_batch", _DEFAULT.batch)))
-    wanted = replace(_DEFAULT, batch=batch or rows_together, **bounds)  # type: ignore[arg-type]  # click's
+    if mix is None:
+        operations = inserts(batch or min(_MOST_BATCH, round(load.get("rows_per_batch", _BATCH))))
+    else:
+        absent = "write one: the runbook on stress tests has an example; or name another one"
+        operations = read_mix(read_toml(mix.absolute(), absent=absent), spread_given=subject is not None)
+        # What a script declares are rows that are written, not its operations.
+        load, subject = {}, subject or mix
     if not owned:
         shell.do(_refuse_others(shell, config))
     notes = Notes(config.state)
+    wanted = replace(_DEFAULT, **bounds)  # type: ignore[arg-type]  # click's
     try:
         with FileLock(notes.path):
-            report = shell.do(_stress(shell, config, subject, wanted, notes, exact, mixed))
+            report = shell.do(_stress(shell, config, subject, operations, wanted, notes, exact))
     except Locked:
         raise Locked(
             "another stress test of this project is running",
             kept="everything: this command did nothing",
             hint="wait until it ends, or stop it with Ctrl-C: it removes its table",
         ) from None
-    if isinstance(report, MixReport):
-        return _emit_mix(shell, report, html)
     report = replace(report, declared=load.get("writes_per_second"))
-    code = ExitCode.FINDINGS if report.too_little else ExitCode.DONE
-    return shell.emit(report.as_json(), report.as_text(), code)
-
-
-def _read_mix(path: Path, *, spread_given: bool) -> tuple[Mix, str]:
-    """Return the mix of a file, and the file's name."""
-    absent = "write one: the runbook on stress tests has an example; or name another one"
-    return read_mix(read_toml(path.absolute(), absent=absent), spread_given=spread_given), path.name
-
-
-def _emit_mix(shell: Shell, report: MixReport, html: Path | None) -> ExitCode:
     document, text = report.as_json(), report.as_text()
     if html is not None:
         try:
-            write_output(mix_page(report), html, option="--html")
+            write_output(stress_page(report), html, option="--html")
         except RekeyError:
             shell.tell_before_error(document, text)  # it took minutes to find out
             raise
         document["page"] = str(html)
         text += f"The page is {html}.\n"
-    return shell.emit(document, text)
+    return shell.emit(document, text, ExitCode.FINDINGS if report.too_little else ExitCode.DONE)
 
 
 async def _stress(
     shell: Shell,
     config: Config,
-    subject: str | Declared | None,
+    subject: str | Declared | Path | None,
+    mix: Mix,
     bounds: Bounds,
     notes: Notes,
     exact: bool,
-    mixed: tuple[Mix, str] | None,
-) -> StressReport | MixReport:
+) -> StressReport:
     """Read the distribution, and run the test."""
-    progress = shell.progress()
+
+    @asynccontextmanager
+    async def generators(name: str) -> AsyncIterator[Generator]:
+        if mix.processes > 1:
+            async with load_processes(mix.processes, config.tables, name, mix.row_bytes) as started:
+                yield started
+            return
+        loaded = _loaded(shell, config)
+        try:
+            yield InProcess(loaded.table(name), shell.clock, mix.row_bytes)
+        finally:
+            await loaded.close()
+
     async with shell.connect(config) as accounts:
-        spreads, refused = await _spreads(shell, config, accounts.tables, subject, mixed, exact)
-        how: dict[str, Any] = {
-            "notes": notes,
-            "endpoint": config.tables.endpoint,
-            "clock": shell.clock,
-            "progress": progress,
-        }
-        report: StressReport | MixReport
-        if mixed is not None:
-            mix, _ = mixed
-
-            @asynccontextmanager
-            async def generators(name: str) -> AsyncIterator[Generator]:
-                if mix.processes > 1:
-                    async with processes(mix.processes, config.tables, name, mix.row_bytes) as started:
-                        yield started
-                    return
-                loaded = _loaded(shell, config)
-                try:
-                    yield InProcess(loaded.table(name), shell.clock, row_bytes=mix.row_bytes)
-                finally:
-                    await loaded.close()
-
-            report = await stress_mix(accounts.tables, generators, mix, spreads, bounds, **how)
-        else:
-            loaded = _loaded(shell, config)
-            try:
-                report = await run(accounts.tables, loaded, spreads, bounds, **how)
-            finally:
-                await loaded.close()
+        spreads, refused = await _spreads(shell, config, accounts.tables, subject, mix, exact)
+        report = await run(
+            accounts.tables,
+            generators,
+            mix,
+            spreads,
+            bounds,
+            notes=notes,
+            endpoint=config.tables.endpoint,
+            clock=shell.clock,
+            progress=shell.progress(),
+        )
     return replace(report, refused_rows=refused)
 
 
@@ -213,14 +196,13 @@ async def _spreads(
     shell: Shell,
     config: Config,
     tables: TableService,
-    subject: str | Declared | None,
-    mixed: tuple[Mix, str] | None,
+    subject: str | Declared | Path | None,
+    mix: Mix,
     exact: bool,
 ) -> tuple[tuple[Spread, ...], int]:
     """Return the distributions to try, and the rows that the script refuses."""
-    if subject is None and mixed is not None:
-        mix, name = mixed
-        return (Spread(name, (1,) * (mix.partitions or 1)),), 0
+    if isinstance(subject, Path) and mix.partitions is not None:
+        return (Spread(subject.name, (mix.rows // mix.partitions,) * mix.partitions),), 0
     name = subject.migration.source if isinstance(subject, Declared) else str(subject)
     table, refused, progress = tables.table(name), 0, shell.progress()
     try:

@@ -1,7 +1,7 @@
-"""Stress tests: at which rate a partition, and a planned distribution of keys, saturate.
+"""Stress tests: at which rate a partition, and a distribution of rows, saturate under a mix of operations.
 
-`run.py` makes the test table and tries inserts; `mixed.py` tries an application's mix: `mix.py` reads its
-file, `requests.py` plans its requests, `processes.py` sends them from several processes. `ramp.py` ramps up;
-`load.py` offers rates; `spread.py` says where rows go; `steps.py` and `mixsteps.py` judge; `report.py`,
-`mixreport.py` and `page.py` tell what was found.
+`run.py` makes the test table (`notes.py`) and raises the rate of the `mix.py` on one partition, then on each
+distribution (`spread.py`, read by `shares.py`). `requests.py` plans the requests of a step, `load.py` sends
+them, from several processes if asked (`processes.py`); `steps.py` measures and `judge.py` judges the step.
+`report.py` and `page.py` show what was found.
 """

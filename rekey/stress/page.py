@@ -1,4 +1,4 @@
-"""A stress test with a mix as one page for people: figures and plots. Pure.
+"""A stress test as one page for people: figures and plots. Pure.
 
 Rules kept here:
 
@@ -10,15 +10,15 @@ from __future__ import annotations
 from rekey.core.limits import PARTITION_TARGET
 from rekey.present.page import page
 from rekey.present.plots import AFTER, BEFORE, DARK, LIGHT, Series, columns
-from rekey.stress.mixreport import HOW_KINDS_ARE_FOUND, KINDS_HEAD, STEPS_HEAD, MixReport, MixStage
+from rekey.stress.report import HOW_KINDS_ARE_FOUND, KINDS_HEAD, STEPS_HEAD, Stage, StressReport
 
 
-def mix_page(report: MixReport) -> str:
+def stress_page(report: StressReport) -> str:
     """Return the page of a report."""
     return page(
         "stress.html",
         report=report,
-        plots={"ramp": _ramp, "rates": _rates, "latencies": _latencies},
+        plots={"ramp": _ramp, "latencies": _latencies},
         kinds_head=KINDS_HEAD,
         steps_head=STEPS_HEAD,
         how=HOW_KINDS_ARE_FOUND,
@@ -26,31 +26,23 @@ def mix_page(report: MixReport) -> str:
     )
 
 
-def _ramp(stage: MixStage) -> str:
-    """Return what came through of what was offered, by rate."""
-    steps = sorted(stage.steps, key=lambda step: step.rate)
+def _ramp(stage: Stage) -> str:
+    """Return the plot of the rate that was carried, by the rate that was offered."""
+    steps = sorted((one.step for one in stage.steps), key=lambda step: step.offered)
     series = [
-        Series("offered", [round(step.rate) for step in steps], BEFORE),
-        Series("answered well", [round(step.total.achieved) for step in steps], AFTER),
+        Series("offered", [round(step.offered) for step in steps], BEFORE),
+        Series("answered with success", [round(step.achieved) for step in steps], AFTER),
     ]
-    labels = [f"{step.rate:,.0f}" for step in steps]
-    return columns(labels, series, f"Throughput of {stage.spread.name}", "operations a second offered")
+    labels = [f"{step.offered:,.0f}" for step in steps]
+    return columns(labels, series, f"Throughput of {stage.spread.name}", "offered a second")
 
 
-def _rates(stage: MixStage) -> str:
-    """Return the rate that each kind carries."""
-    kinds = [one.kind.replace("_", " ") for one in stage.kinds]
-    values = [round(one.saturation.rate) for one in stage.kinds]
-    series = [Series("operations a second", values, AFTER)]
-    return columns(kinds, series, "What each kind of operation carries", "kind of operation", values=True)
-
-
-def _latencies(stage: MixStage) -> str:
-    """Return the percentiles of each kind's latency at the highest rate at which the mix held."""
-    found = [(one.kind.replace("_", " "), one.clean) for one in stage.kinds if one.clean is not None]
+def _latencies(stage: Stage) -> str:
+    """Return the plot of each kind's percentiles of latency at the highest rate at which the mix held."""
+    kinds = stage.clean.kinds if stage.clean is not None else {}
     series = [
-        Series(name, [round(1000 * (getattr(step, name) or 0.0), 1) for _, step in found], colour)
+        Series(name, [round(1000 * (getattr(step, name) or 0.0), 1) for step in kinds.values()], colour)
         for name, colour in (("p50", LIGHT), ("p95", AFTER), ("p99", DARK))
     ]
     title = "Latency of each kind of operation, in milliseconds"
-    return columns([kind for kind, _ in found], series, title, "kind of operation", values=True)
+    return columns([kind.label for kind in kinds], series, title, "kind of operation", values=True)

@@ -1,4 +1,4 @@
-"""Requests of a stress test and what came of them, and which rows they are about. Pure.
+"""Requests of a stress test, their responses, and the made-up rows that they are about. Pure.
 
 Rules kept here:
 
@@ -6,7 +6,7 @@ Rules kept here:
 * Kinds of operations are spaced evenly, each by itself; partitions get their shares in every stretch (see
   `spread`), for each kind anew.
 * A delete is of a row that is there: one that was inserted by an earlier step, or is loaded before this one.
-  Rows that are read, updated and queried are never deleted. So no request can fail because of the others.
+  Rows that are read, updated and queried are never deleted. So no request can fail because of another one.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from typing import NamedTuple
 
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row
 from rekey.stress.mix import Mix, OperationKind
-from rekey.stress.spread import Spread, Turns, partition_key, place_of, row_key
+from rekey.stress.spread import Spread, Turns
 
 _SILVER = math.sqrt(2) - 1
 _FIRST_NEW = 1_000_000_000
 """The number of the first row that is inserted while the test runs: it sorts after those loaded before."""
 _MOST_BATCH = 100
+_INSERTING = (OperationKind.INSERT, OperationKind.BATCH)
 
 
 class Request(NamedTuple):
@@ -33,33 +34,44 @@ class Request(NamedTuple):
     Attributes:
         due: seconds after the beginning of a step.
         kind: what it does.
-        partition: PartitionKey.
+        stage: number of the distribution that is tried; it keeps partitions of several ones apart.
+        place: number of the partition, from 0.
         number: of its row; the first one of a batch; of a range query, the first row it may return.
         size: rows of a batch, `$top` of a range query; else 1.
     """
 
     due: float
     kind: OperationKind
-    partition: str
+    stage: int
+    place: int
     number: int
     size: int = 1
 
     @property
     def key(self) -> EntityKey:
         """Return the key of its row."""
-        return EntityKey(self.partition, row_key(self.number))
+        return self._key(self.number)
 
-    def rows(self, filling: str) -> list[Row]:
-        """Return the rows that it writes."""
-        written = 1 if self.kind is OperationKind.RANGE_QUERY else self.size
-        return [
-            {PARTITION_KEY: self.partition, ROW_KEY: row_key(number), "Value": filling}
-            for number in range(self.number, self.number + written)
-        ]
+    @property
+    def before(self) -> EntityKey:
+        """Return a key that sorts directly before its row."""
+        return self._key(self.number - 1)
+
+    def rows(self, row_bytes: int) -> list[Row]:
+        """Return the rows that it inserts or replaces, each so large as the service stores it.
+
+        Text takes two bytes a character there; keys and names take the rest.
+        """
+        value = "x" * ((row_bytes - 64) // 2)
+        keys = map(self._key, range(self.number, self.number + self.size))
+        return [{PARTITION_KEY: key.partition, ROW_KEY: key.row, "Value": value} for key in keys]
+
+    def _key(self, number: int) -> EntityKey:
+        return EntityKey(f"{self.stage}.{self.place:07d}", f"{number:010d}")
 
 
 UNSENT = -1
-"""The status of what was due while as many requests as allowed were waiting for their answers."""
+"""Status of a request that was due while as many as allowed were waiting for their responses."""
 
 
 class Response(NamedTuple):
@@ -68,8 +80,8 @@ class Response(NamedTuple):
     Attributes:
         request: the request.
         sent, answered: seconds after the beginning of the step.
-        status: None when it was done; else the HTTP status of the error, 0 without an answer, `UNSENT`.
-        entities: rows that were written or returned; of what failed, those that were asked for.
+        status: None when it succeeded; else the HTTP status of the error, 0 without a response, `UNSENT`.
+        entities: rows that were written or returned; of a failed request, those that were asked for.
     """
 
     request: Request
@@ -80,22 +92,24 @@ class Response(NamedTuple):
 
 
 class Offered(NamedTuple):
-    """What came of all requests of a step; `processor`: share of one core that was used to send them."""
+    """The responses to all requests of a step; `processor`: share of one core that was used to send them."""
 
     responses: list[Response]
     processor: float
 
 
 class Population:
-    """The rows of one distribution in the test table, as far as they are known to be there."""
+    """The rows of one distribution in the test table."""
 
     def __init__(self, spread: Spread, stage: int, mix: Mix) -> None:
-        """Take the distribution, and a number that keeps partitions of several stages apart."""
-        self.spread = spread.folded(mix.rows)
+        """Create it, with no row loaded yet. `stage` keeps partitions of several distributions apart."""
+        self.spread = spread.folded(mix.rows) if mix.rows else spread
         self.mix = mix
         self._stage = stage
-        self._loaded = [max(1, round(mix.rows * n / self.spread.rows)) for n in self.spread.counts]
-        self._turns = {kind: Turns(self.spread) for kind in OperationKind}
+        self._loaded = [
+            max(1, round(mix.rows * n / self.spread.rows)) for n in self.spread.counts if mix.rows
+        ]
+        self._turns = {kind: Turns(self.spread) for kind in mix.shares}
         self._reads = 0
         self._new = _FIRST_NEW
         self._there: defaultdict[int, deque[int]] = defaultdict(deque)
@@ -113,11 +127,11 @@ class Population:
     def plan(
         self, rates: Mapping[OperationKind, float], seconds: float
     ) -> tuple[list[Request], list[Request]]:
-        """Return the batches to load before a step, and the requests of the step as they are due.
+        """Return the batches to load before a step, and its requests, ordered by when they are due.
 
         Args:
             rates: operations a second of each kind.
-            seconds: how long.
+            seconds: length of the step.
         """
         loading: list[Request] = []
         streams = []
@@ -128,7 +142,7 @@ class Population:
                 for place, wanted in Counter(places).items():
                     loading += self._supply(place, wanted)
             # Each kind begins at another moment, so that they do not come in bursts.
-            offset = (order + 0.5) / len(rates)
+            offset = order / len(rates)
             streams.append(
                 [
                     self._request((number + offset) * seconds / count, kind, place)
@@ -139,38 +153,31 @@ class Population:
 
     def done(self, responses: Iterable[Response]) -> None:
         """Take note of rows that were inserted: later steps may delete them."""
-        if OperationKind.DELETE not in self.mix.shares:
-            return
-        for one in responses:
-            asked = one.request
-            if one.status is None and asked.kind in (OperationKind.INSERT, OperationKind.BATCH):
-                numbers = range(asked.number, asked.number + asked.size)
-                self._there[place_of(asked.partition)].extend(numbers)
+        if OperationKind.DELETE in self.mix.shares:
+            for asked in (one.request for one in responses if one.status is None):
+                if asked.kind in _INSERTING:
+                    self._there[asked.place].extend(range(asked.number, asked.number + asked.size))
 
     def _supply(self, place: int, wanted: int) -> Iterator[Request]:
-        """Yield what must be loaded so that so many rows of a partition can be deleted."""
+        """Yield the batches to load so that so many rows of a partition can be deleted."""
         there = self._there[place]
-        lacking = wanted - len(there)
-        if lacking > 0:
+        if (lacking := wanted - len(there)) > 0:
             first = self._numbers(lacking)
             there.extend(range(first, first + lacking))
             yield from self._batches(place, first, lacking)
 
     def _request(self, due: float, kind: OperationKind, place: int) -> Request:
-        count = 1
-        if kind in (OperationKind.INSERT, OperationKind.BATCH):
-            count = self.mix.entities_of(kind)
-            number = self._numbers(count)
+        size = self.mix.entities_of(kind)
+        if kind in _INSERTING:
+            number = self._numbers(size)
         elif kind is OperationKind.DELETE:
             number = self._there[place].popleft()
         else:
-            if kind is OperationKind.RANGE_QUERY:
-                count = self.mix.top
             # So that as many rows follow as a range query asks for.
-            choices = max(1, self._loaded[place] - count + 1)
+            choices = max(1, self._loaded[place] - size + 1)
             self._reads += 1
             number = math.floor(self._reads * _SILVER % 1.0 * choices)
-        return Request(due, kind, partition_key(self._stage, place), number, count)
+        return Request(due, kind, self._stage, place, number, size)
 
     def _numbers(self, count: int) -> int:
         first, self._new = self._new, self._new + count
@@ -178,7 +185,6 @@ class Population:
 
     def _batches(self, place: int, first: int, count: int) -> Iterator[Request]:
         """Yield the batches that insert so many rows of a partition."""
-        partition = partition_key(self._stage, place)
         for number in range(first, first + count, _MOST_BATCH):
             size = min(_MOST_BATCH, first + count - number)
-            yield Request(0.0, OperationKind.BATCH, partition, number, size)
+            yield Request(0.0, OperationKind.BATCH, self._stage, place, number, size)

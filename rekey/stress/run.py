@@ -1,48 +1,83 @@
-"""One stress test: a table of its own, a ramp on one partition, then one for each distribution.
+"""One stress test: a table of its own, a ramp on one partition, then ramps for each distribution.
 
 The published procedure ("Designing a scalable partitioning strategy for Azure Table storage"): make a test
 table, load it, aim peak load at a single partition, and look at the throughput against the partition's
-target; then do it with the distribution that is planned.
+target; then do it with the distribution that is planned, with "all the required queries and storage
+operations".
 
 Rules kept here:
 
-* Nothing is written but the test table, and it is removed however the test ends. It is noted, durably, before
-  it is made, and the note goes after the table: what a killed stress test left is found by the next one. Only
-  what is noted is ever removed. A note names the endpoint, too: a table of another account is left alone. The
-  caller holds the lock of the notes, so that what is noted is of no test that still runs.
-* Of a row of the application only its partition is counted; no value leaves this module. A planned
-  distribution needs no secret: which rows share a partition does not depend on it.
+* Nothing is written but the test table, which `notes` removes however the test ends.
+* Rows are loaded before anything is measured, by a connection that tries again. A step whose requests would
+  need rows that are not there loads them first.
+* Where the mix saturates, one of its kinds does. What the others carry is found out afterwards, with one kind
+  rising and the others at a rate that the mix carries with ease.
+* Time and rows are bounded for the whole test; stages that are still to come get their part.
+* Connecting, and what the service does for new partitions, is not measured.
 """
 
 from __future__ import annotations
 
-import contextlib
-import re
-import secrets
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 
 from rekey.core.clock import Clock
-from rekey.core.progress import Progress
-from rekey.declaration.mapper import Mapper
-from rekey.declaration.migration import Migration, required_secrets
-from rekey.errors import MachineFailed, RekeyError, RowRefused, ServiceError
-from rekey.inspect.inventory import SampleSize, read_sample, read_whole
-from rekey.model import PARTITION_KEY, Row
-from rekey.project.privatefiles import write_whole
-from rekey.stress.load import InProcess, Load
-from rekey.stress.ramp import FIRST, MOST, ramp
-from rekey.stress.report import Stage, StressReport
-from rekey.stress.spread import ONE_PARTITION, ROW_BYTES, MadeUp, Spread, SpreadCount
-from rekey.stress.steps import Bounds, judge_all
+from rekey.core.concurrency import for_each
+from rekey.core.progress import Advance, Progress
+from rekey.stress.judge import (
+    RISE,
+    Judged,
+    Limit,
+    judge_kinds,
+    judge_ramp,
+    next_rate,
+    refusing,
+    saturation,
+)
+from rekey.stress.load import Generator, carry_out
+from rekey.stress.mix import Mix, OperationKind
+from rekey.stress.notes import Notes
+from rekey.stress.report import KindFound, Stage, StressReport
+from rekey.stress.requests import Offered, Population, Request
+from rekey.stress.spread import ONE_PARTITION, Spread
+from rekey.stress.steps import Step, measure
 from rekey.tables.base import Table, TableService
+
+_FIRST, _MOST = 1 / 8, 2.0
+"""A ramp begins and ends at these parts of what the targets allow, if nothing ends it before."""
+_HELD = 0.5
+"""Part of what the mix carries that the other kinds are held at while one rises."""
+_WARM_SECONDS, _WARM_SHARE = 2.0, 0.05
+"""What is not measured at the beginning of a ramp, at most: seconds, and a share of its time and rows."""
+_LEAST_STEP_SECONDS = 1.0
+_REST_SECONDS = 1.0
+"""Time that a service that refused is given to recover."""
+_LOADING = 8
+"""Batches that load rows at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Bounds of a stress test.
+
+    Attributes:
+        seconds: of the whole test.
+        rows: entities sent or asked for in the whole test.
+        step_seconds: of one step.
+        most: entities a second to offer at most; None: twice what the targets allow.
+    """
+
+    seconds: float = 300.0
+    rows: int = 300_000
+    step_seconds: float = 5.0
+    most: float | None = None
 
 
 async def stress(
     service: TableService,
-    loaded: TableService,
+    generators: Callable[[str], AbstractAsyncContextManager[Generator]],
+    mix: Mix,
     spreads: Sequence[Spread],
     bounds: Bounds,
     *,
@@ -50,185 +85,161 @@ async def stress(
     endpoint: str,
     clock: Clock,
     progress: Progress,
-    processor: Callable[[], float] = time.process_time,
 ) -> StressReport:
     """Run one stress test. The caller holds the lock of the notes.
 
     Args:
-        service: the account: makes and removes the test table.
-        loaded: the same account, by a connection that tries nothing again.
+        service: the account: makes, loads and removes the test table.
+        generators: opens a load generator for the table of a name, on connections that try nothing again.
+        mix: operations to send.
         spreads: distributions to try after the single partition.
         bounds: of time, rows and load.
         notes: where test tables are noted.
         endpoint: the account's, for the notes.
         clock: tells when requests are due.
         progress: told of every step.
-        processor: seconds of processor that this process has used.
 
     Raises:
-        ServiceError: the account cannot be used; the test table is removed all the same.
+        ServiceError: the account cannot be used; the test table is removed before.
+        WorkersFailed: a process that generates load ended; the test table is removed before.
         MachineFailed: the notes cannot be written.
+        RekeyError: the test table could not be removed.
     """
     stages: list[Stage] = []
-    async with test_table(service, notes, endpoint) as (name, removed):
-        generator = InProcess(loaded.table(name), clock, row_bytes=ROW_BYTES, processor=processor)
-        load = Load(generator, bounds, clock)
+    async with notes.table(service, endpoint) as (name, removed), generators(name) as generator:
+        load = _Load(generator, bounds, clock)
         for number, spread in enumerate([ONE_PARTITION, *spreads]):
-            ramped = await ramp(
-                load,
-                partial(load.offer, MadeUp(spread, number)),
-                judge_all,
-                first=spread.expected / FIRST,
-                most=bounds.most or spread.expected * MOST,
-                share=len(spreads) + 1 - number,
-                told=spread.name,
-                progress=progress,
+            population = Population(spread, number, mix)
+            stage = _Stage(load, service.table(name), population, progress)
+            stages.append(await stage.run(len(spreads) + 1 - number))
+    return StressReport(name, removed, mix, load.sent, load.spent, tuple(stages))
+
+
+class _Load:
+    """The load of one test, and what is left of its time and rows."""
+
+    def __init__(self, generator: Generator, bounds: Bounds, clock: Clock) -> None:
+        self.bounds = bounds
+        self.clock = clock
+        self.sent = 0
+        self._generator = generator
+        self._began = clock.rising()
+
+    @property
+    def spent(self) -> float:
+        return self.clock.rising() - self._began
+
+    def share(self, parts: int) -> tuple[float, int]:
+        """Return the second, and the row, up to which the next of so many parts may go."""
+        seconds, rows = self.bounds.seconds - self.spent, self.bounds.rows - self.sent
+        return self.spent + seconds / parts, self.sent + rows // parts
+
+    async def send(self, requests: Sequence[Request]) -> Offered:
+        self.sent += sum(request.size for request in requests)
+        return await self._generator.offer(requests)
+
+
+class _Stage:
+    """One distribution that is tried."""
+
+    def __init__(self, load: _Load, table: Table, population: Population, progress: Progress) -> None:
+        self._load = load
+        self._table = table
+        self._population = population
+        self._progress = progress
+        self._mix = population.mix
+        self._spread = population.spread
+
+    async def run(self, left: int) -> Stage:
+        """Load the rows, and try the mix; then each kind of operation. `left`: stages to come, with this."""
+        mix, spread = self._mix, self._spread
+        if mix.rows:
+            with self._progress.task(f"load rows for {spread.name}") as advance:
+                await self._write(self._population.loading(), advance)
+        first = spread.expected * _FIRST / mix.entities(mix.operations)
+        # Half of what a stage may use is for ramps of each kind.
+        parts = 2 if len(mix.shares) > 1 else 1
+        ramped, bounded = await self._ramp(mix.operations, {}, first=first, parts=left * parts)
+        found, steps = saturation(ramped), [one.step for one in ramped]
+        partitions = refusing(steps)
+        if spread.table and found.saturated is not None:
+            # Beyond its saturation the mix overloads what all kinds have in common.
+            steps = [step for step in steps if step.offered <= found.saturated]
+        of_kinds, risen = judge_kinds(steps), dict[OperationKind, list[Judged]]()
+        # Kinds are not tried on one partition: that stage is about the partition.
+        if spread.table and found.limit is Limit.SERVICE and found.clean is not None:
+            rest = [kind for kind, judged in of_kinds.items() if saturation(judged).limit is Limit.NOTHING]
+            for number, kind in enumerate(rest):
+                held = {one: _HELD * found.clean * share for one, share in mix.shares.items() if one != kind}
+                first = found.clean * mix.shares[kind] * RISE
+                parts = left * (len(rest) - number)
+                risen[kind], _ = await self._ramp({kind: 1.0}, held, first=first, parts=parts)
+                for place, rate in refusing([one.step for one in risen[kind]]).items():
+                    partitions[place] = min(rate, partitions.get(place, rate))
+        kinds = (
+            KindFound(
+                kind, share, saturation([*of_kinds.get(kind, ()), *risen.get(kind, ())]), risen.get(kind, [])
             )
-            stages.append(Stage(spread, tuple(ramped.judged), ramped.bounded))
-    return StressReport(name, removed, load.sent, bounds.batch, load.spent, tuple(stages))
-
-
-@contextlib.asynccontextmanager
-async def test_table(
-    service: TableService, notes: Notes, endpoint: str
-) -> AsyncIterator[tuple[str, tuple[str, ...]]]:
-    """Make a test table, and remove it at the end; yield its name, and the tables that an earlier test left
-    and that are removed now. The caller holds the lock of the notes.
-
-    Raises:
-        ServiceError: the account cannot be used.
-        MachineFailed: the notes cannot be written.
-        RekeyError: the table could not be removed at the end.
-    """
-    removed = []
-    for left in notes.tables(endpoint):
-        if await service.delete_table(left):
-            removed.append(left)
-        notes.drop(left)
-    name = new_name()
-    notes.add(name, endpoint)
-    try:
-        await service.create_table(name)
-        yield name, tuple(removed)
-    finally:
-        try:
-            await service.delete_table(name)
-        except ServiceError as error:
-            raise RekeyError(
-                f"the test table could not be removed ({error.code or error.status})",
-                kept=f"the test table {name}, which holds made-up rows only",
-                hint="repeat the command, which removes it first; or delete it by hand",
-            ) from error
-        notes.drop(name)
-
-
-# --- distributions to try --------------------------------------------------------------------------------
-
-_SECRET = b"made up for counting only"
-
-
-async def spread_of_table(table: Table, *, exact: bool, progress: Progress) -> tuple[Spread, ...]:
-    """Return how a table's rows are spread. Raises TableMissing and service errors."""
-    count = SpreadCount(table.name)
-    await _read(table, lambda row: count.add(row[PARTITION_KEY]), exact=exact, progress=progress)
-    return (count.spread,)
-
-
-async def spread_of_design(
-    source: Table, migration: Migration, *, exact: bool, progress: Progress
-) -> tuple[tuple[Spread, ...], int]:
-    """Return how a script would spread the rows of its source over its targets, and the rows it refuses.
-
-    Raises:
-        TableMissing: there is no source.
-        ServiceError: it could not be read.
-    """
-    mapper = Mapper(migration, dict.fromkeys(required_secrets(migration), _SECRET))
-    counts = [SpreadCount(name) for name in migration.tables]
-    refused = 0
-
-    def take(row: Row) -> None:
-        nonlocal refused
-        try:
-            for mapped in mapper.map(row):
-                counts[mapped.table].add(mapped.row[PARTITION_KEY])
-        except RowRefused:
-            refused += 1
-
-    await _read(source, take, exact=exact, progress=progress)
-    return tuple(count.spread for count in counts), refused
-
-
-async def _read(table: Table, take: Callable[[Row], None], *, exact: bool, progress: Progress) -> None:
-    with progress.task(f"read partitions of {table.name}") as advance:
-
-        def taken(rows: Sequence[Row], _continues: bool) -> None:
-            for row in rows:
-                take(row)
-            advance(len(rows))
-
-        if exact:
-            await read_whole(table, taken)
-        else:
-            await read_sample(table, SampleSize(), taken)
-
-
-# --- test tables that are not removed yet -----------------------------------------------------------------
-
-PREFIX = "rekeystress"
-_SUFFIX = ".stress"
-_NOTE = re.compile(rf"({PREFIX}[0-9a-f]{{16}}) (\S+)")
-
-
-def new_name() -> str:
-    """Return a name for a test table, that no other test has."""
-    return PREFIX + secrets.token_hex(8)
-
-
-class Notes:
-    """The notes of one project."""
-
-    def __init__(self, state: Path) -> None:
-        """Take the path of the state file."""
-        self.path = state.with_name(state.name + _SUFFIX)
-
-    def tables(self, endpoint: str) -> list[str]:
-        """Return the noted tables of an account. Raises MachineFailed."""
-        return [name for name, where in self._read() if where == endpoint]
-
-    def add(self, name: str, endpoint: str) -> None:
-        """Note a table that is about to be made. Raises MachineFailed."""
-        self._write([*self._read(), (name, endpoint)])
-
-    def drop(self, name: str) -> None:
-        """Forget a table that is gone. Raises MachineFailed."""
-        left = [one for one in self._read() if one[0] != name]
-        if left:
-            self._write(left)
-        else:
-            self.path.unlink(missing_ok=True)
-
-    def _read(self) -> list[tuple[str, str]]:
-        try:
-            text = self.path.read_text("utf-8")
-        except FileNotFoundError:
-            return []
-        except (OSError, ValueError) as error:
-            raise self._failed("read", error) from None
-        # A line that was cut off stands for a table that was not made.
-        found = [_NOTE.fullmatch(line) for line in text.split("\n")[:-1]]
-        return [(one[1], one[2]) for one in found if one]
-
-    def _write(self, notes: list[tuple[str, str]]) -> None:
-        text = "".join(f"{name} {endpoint}\n" for name, endpoint in notes)
-        try:
-            write_whole(self.path, text.encode("utf-8"))
-        except OSError as error:
-            raise self._failed("written", error) from None
-
-    def _failed(self, what: str, error: Exception) -> MachineFailed:
-        return MachineFailed(
-            f"{self.path} cannot be {what} ({type(error).__name__})",
-            kept="everything; no test table was made",
-            hint="make the state file's folder writable: test tables are noted there before they are made",
+            for kind, share in mix.shares.items()
         )
+        return Stage(mix, spread, self._population.rows, tuple(ramped), tuple(kinds), partitions, bounded)
+
+    async def _ramp(
+        self,
+        varied: Mapping[OperationKind, float],
+        held: Mapping[OperationKind, float],
+        *,
+        first: float,
+        parts: int,
+    ) -> tuple[list[Judged], str]:
+        """Offer rates one after the other until one saturates, or a part of what is left is used up.
+
+        Args:
+            varied: operations of each kind in a rate of 1.
+            held: operations a second of other kinds, at any rate.
+            first: the first rate.
+            parts: what is left of time and rows is for so many ramps.
+
+        Returns:
+            The steps, and what ended the ramp early: `rows`, `seconds` or "".
+        """
+        load, bounds, mix = self._load, self._load.bounds, self._mix
+        unit, beside = mix.entities(varied), mix.entities(held)
+        most = (bounds.most or self._spread.expected * _MOST) / unit
+        until, upto = load.share(parts)
+        steps: list[Step] = []
+        judged: list[Judged] = []
+
+        async def offer(rate: float, seconds: float) -> Step:
+            rates = {**held, **{kind: part * rate for kind, part in varied.items()}}
+            loading, requests = self._population.plan(rates, seconds)
+            await self._write(loading, lambda _rows: None)
+            offered = await load.send(requests)
+            self._population.done(offered.responses)
+            return measure(offered, rate, seconds, varied, by_row=mix.by_row)
+
+        rising = f", {next(iter(varied)).label}" if held else ""
+        with self._progress.task(f"stress {self._spread.name}{rising}") as advance:
+            begin = min(first, most)
+            left_s, rows_s = until - load.spent, (upto - load.sent) / (begin * unit + beside)
+            await offer(begin, min(_WARM_SECONDS, _WARM_SHARE * left_s, _WARM_SHARE * rows_s))
+            several = self._spread.partitions > 1
+            while (rate := next_rate(judged, first=first, most=most, overload=several)) is not None:
+                left_s, rows_s = until - load.spent, (upto - load.sent) / (rate * unit + beside)
+                seconds = min(bounds.step_seconds, left_s, rows_s)
+                if seconds < min(_LEAST_STEP_SECONDS, bounds.step_seconds):
+                    return judged, "rows" if rows_s <= left_s else "seconds"
+                before = load.sent
+                steps.append(await offer(rate, seconds))
+                advance(load.sent - before)
+                judged = judge_ramp(steps)
+                if judged[-1].limit is not Limit.NOTHING:
+                    await load.clock.sleep(_REST_SECONDS)
+        return judged, ""
+
+    async def _write(self, batches: Iterable[Request], advance: Advance) -> None:
+        async def write(batch: Request) -> None:
+            advance(await carry_out(self._table, batch, self._mix.row_bytes))
+
+        # One at a time into one partition: together they would go beyond what it takes.
+        await for_each(batches, write, limit=min(_LOADING, self._spread.partitions))
