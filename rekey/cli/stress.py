@@ -33,7 +33,7 @@ from rekey.stress.load import Generator, InProcess
 from rekey.stress.mix import Mix, inserts, read_mix
 from rekey.stress.notes import Notes
 from rekey.stress.page import stress_page
-from rekey.stress.processes import load_processes, open_loaded
+from rekey.stress.processes import LoadProcesses, open_loaded
 from rekey.stress.report import StressReport
 from rekey.stress.run import Bounds
 from rekey.stress.run import stress as run
@@ -167,12 +167,12 @@ async def _stress(
     @asynccontextmanager
     async def generators(name: str) -> AsyncIterator[Generator]:
         if mix.processes > 1:
-            async with load_processes(mix.processes, config.tables, name, mix.row_bytes) as started:
+            async with LoadProcesses(mix.processes, config.tables, name) as started:
                 yield started
             return
         loaded = _loaded(shell, config)
         try:
-            yield InProcess(loaded.table(name), shell.clock, mix.row_bytes)
+            yield InProcess(loaded.table(name), shell.clock)
         finally:
             await loaded.close()
 

@@ -12,6 +12,7 @@ import math
 import re
 import tomllib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeAlias, TypeVar, get_type_hints
 
@@ -54,19 +55,14 @@ class Section:
     def _line(self, key: str) -> int:
         """Return the line where a key, or the table that lacks it, stands; 0 where neither does."""
         names = [name for name in (*self.name.split("."), key) if name]
-        lines = self.text_of_file.split("\n")
-        line = deepest = 0
+        lines, line, deepest = self.text_of_file.split("\n"), 0, 0
         # The parser tells no lines: the shortest beginning of the file that holds the key ends with its line.
         for number in range(1, len(lines) + 1):
-            try:
-                found: Any = tomllib.loads("\n".join(lines[:number]) + "\n")
-            except tomllib.TOMLDecodeError:
-                continue  # in the midst of a value of several lines
-            depth = 0
-            while depth < len(names) and isinstance(found, dict) and names[depth] in found:
-                found, depth = found[names[depth]], depth + 1
-            if depth > deepest:
-                line, deepest = number, depth
+            with suppress(tomllib.TOMLDecodeError):  # it may end within a value of several lines
+                depth, found = 0, tomllib.loads("\n".join(lines[:number]))
+                while depth < len(names) and isinstance(found, dict) and names[depth] in found:
+                    found, depth = found[names[depth]], depth + 1
+                line, deepest = (number, depth) if depth > deepest else (line, deepest)
         return line
 
     def allow(self, *keys: str) -> None:

@@ -19,13 +19,14 @@ Rules kept here:
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
+from rekey.core.plain import plain, told
 from rekey.stress.mix import OperationKind
-from rekey.stress.steps import PartitionStep, Step
+from rekey.stress.steps import Step
 
 RISE = 1.6
 CLOSE = 1.08
@@ -64,6 +65,7 @@ class Judged:
         reasons: the figures that show it.
         refused: the service itself showed it, by refusing.
         because_of: the kinds of operations, of several, and the partitions that are saturated.
+        kinds: the same for each kind; empty for one kind.
     """
 
     step: Step
@@ -71,6 +73,12 @@ class Judged:
     reasons: tuple[str, ...] = ()
     refused: bool = False
     because_of: tuple[str, ...] = ()
+    kinds: Mapping[OperationKind, Judged] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        kinds = {"kinds": plain(self.kinds)} if self.kinds else {}
+        return {**plain(self.step), "limit": str(self.limit), "reasons": list(self.reasons), **kinds}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +93,9 @@ class Saturation:
     """
 
     limit: Limit
-    rate: float
-    clean: float | None
-    saturated: float | None
+    rate: float = field(metadata=told(digits=1))
+    clean: float | None = field(metadata=told(digits=1))
+    saturated: float | None = field(metadata=told(digits=1))
 
 
 def judge(step: Step, baseline: float | None) -> Judged:
@@ -162,7 +170,7 @@ def _judged(step: Step, kinds: Mapping[OperationKind, Judged]) -> Judged:
     if limits:
         limit = Limit.CLIENT if Limit.CLIENT in limits and not refused else Limit.SERVICE
     names = tuple(kind.label for kind in over) if len(kinds) > 1 else ()
-    return Judged(step, limit, tuple(reasons), refused, names + partitions)
+    return Judged(step, limit, tuple(reasons), refused, names + partitions, kinds)
 
 
 def refusing(steps: Sequence[Step]) -> dict[int, float]:
@@ -171,30 +179,14 @@ def refusing(steps: Sequence[Step]) -> dict[int, float]:
     Args:
         steps: of one ramp: in another one, kinds are refused at other rates.
     """
-    met: defaultdict[int, list[PartitionStep]] = defaultdict(list)
-    for step in steps:
+    found: dict[int, float] = {}
+    # What comes through at the lowest rate that is too much is the limit, as in any ramp.
+    for step in sorted(steps, key=lambda step: step.offered):
         for place, one in step.partitions.items():
-            met[place].append(one)
-    found = {}
-    for place, parts in sorted(met.items()):
-        if _is_clear(parts):
-            clear = [one for one in parts if _is_clear([one])]
-            # What comes through at the lowest rate that is too much is the limit, as in any ramp.
-            at = min(clear, key=lambda one: one.offered) if clear else max(parts, key=_beyond)
-            found[place] = min(at.achieved, at.offered)
+            clear = one.expected + DEVIATIONS * math.sqrt(one.expected) + LEAST_REFUSED
+            if one.refused >= max(clear, MOST_REFUSED * one.requests):
+                found.setdefault(place, one.entities)
     return found
-
-
-def _beyond(part: PartitionStep) -> float:
-    return part.refused - part.expected
-
-
-def _is_clear(parts: Sequence[PartitionStep]) -> bool:
-    refused, expected = sum(one.refused for one in parts), sum(one.expected for one in parts)
-    return (
-        refused > MOST_REFUSED * sum(one.requests for one in parts)
-        and refused >= expected + DEVIATIONS * math.sqrt(expected) + LEAST_REFUSED
-    )
 
 
 def partition_name(place: int) -> str:

@@ -29,7 +29,7 @@ _AFTER_ROWS = "~"
 """Sorts after every made-up RowKey."""
 
 
-async def carry_out(table: Table, request: Request, row_bytes: int) -> int:
+async def carry_out(table: Table, request: Request) -> int:
     """Send one request; return how many entities were written or returned. Raises ServiceError."""
     match request.kind:
         case OperationKind.POINT_READ:
@@ -40,13 +40,13 @@ async def carry_out(table: Table, request: Request, row_bytes: int) -> int:
                 page = await anext(pages, None)
                 return len(page.rows) if page else 0
         case OperationKind.INSERT:
-            await table.insert(request.rows(row_bytes)[0])
+            await table.insert(request.rows[0])
         case OperationKind.UPDATE:
-            await table.replace(request.rows(row_bytes)[0])
+            await table.replace(request.rows[0])
         case OperationKind.DELETE:
             await table.delete(request.key)
         case OperationKind.BATCH:
-            await table.transact([Operation(Verb.INSERT, row) for row in request.rows(row_bytes)])
+            await table.transact([Operation(Verb.INSERT, row) for row in request.rows])
     return request.size
 
 
@@ -69,7 +69,6 @@ class InProcess:
         self,
         table: Table,
         clock: Clock,
-        row_bytes: int,
         *,
         processor: Callable[[], float] = time.process_time,
     ) -> None:
@@ -78,12 +77,10 @@ class InProcess:
         Args:
             table: the test table, by a connection that tries nothing again.
             clock: tells when requests are due.
-            row_bytes: size of the rows that are written.
             processor: seconds of processor that this process has used.
         """
         self._table = table
         self._clock = clock
-        self._row_bytes = row_bytes
         self._processor = processor
 
     async def offer(self, requests: Sequence[Request]) -> Offered:
@@ -100,7 +97,7 @@ class InProcess:
             status: int | None = None
             sent, entities = now(), request.size
             try:
-                entities = await carry_out(self._table, request, self._row_bytes)
+                entities = await carry_out(self._table, request)
             except _EXPECTED as error:
                 status = error.status
             finally:

@@ -9,16 +9,13 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any
 
 from rekey.core.plain import UNTOLD
 from rekey.project.sections import Section
-
-ROW_BYTES = 1024
-"""The service's targets are stated for rows of this size."""
 
 
 class OperationKind(StrEnum):
@@ -47,7 +44,6 @@ class Mix:
         batch_rows: rows that an entity group transaction inserts.
         rows: rows that the test table is loaded with before anything is measured.
         partitions: partitions of the test table, with equally many rows; None: a table or a script has them.
-        row_bytes: size of a row as the service stores it.
         processes: processes that generate the load.
         by_row: rates count rows, as the service's targets do; else operations.
     """
@@ -57,7 +53,6 @@ class Mix:
     batch_rows: int = 20
     rows: int = 20_000
     partitions: int | None = None
-    row_bytes: int = ROW_BYTES
     processes: int = 1
     by_row: bool = field(default=False, metadata=UNTOLD)
 
@@ -82,26 +77,14 @@ def inserts(batch_rows: int) -> Mix:
     return Mix({kind: 1.0}, batch_rows=batch_rows, rows=0, by_row=True)
 
 
-class _Setting(NamedTuple):
-    """A key of the file: where it is, how it is read, and between which bounds."""
-
-    section: str
-    key: str
-    default: int
-    least: int
-    most: int
-    read: Callable[[Section, str], int] = Section.count
-
-
 _SETTINGS = {
-    "top": _Setting("range_query", "top", 50, 1, 1_000),
-    "batch_rows": _Setting("batch", "rows", 20, 1, 100),
-    "rows": _Setting("rows", "count", 20_000, 1, 1_000_000),
-    "partitions": _Setting("rows", "partitions", 1, 1, 1_000_000),
-    # The rest of a row is one text: it has 64 KiB at most.
-    "row_bytes": _Setting("rows", "size", ROW_BYTES, 128, 60 * 1024, Section.size),
-    "processes": _Setting("load", "processes", 1, 1, 64),
+    "top": ("range_query", "top", 50, 1_000),
+    "batch_rows": ("batch", "rows", 20, 100),
+    "rows": ("rows", "count", 20_000, 1_000_000),
+    "partitions": ("rows", "partitions", 1, 1_000_000),
+    "processes": ("load", "processes", 1, 64),
 }
+"""Section, key, default and maximum of a `Mix`'s other fields."""
 
 
 def read_mix(document: Section, *, spread_given: bool) -> Mix:
@@ -114,7 +97,7 @@ def read_mix(document: Section, *, spread_given: bool) -> Mix:
     Raises:
         ConfigurationError: an unknown or missing key, a value of the wrong type or out of range.
     """
-    document.allow("mix", *dict.fromkeys(one.section for one in _SETTINGS.values()))
+    document.allow("mix", *dict.fromkeys(where for where, *_ in _SETTINGS.values()))
     mix = document.section("mix")
     if not mix.content:
         document.fail("mix", "is missing", "add a section [mix] with shares, for example point_read = 60")
@@ -122,24 +105,19 @@ def read_mix(document: Section, *, spread_given: bool) -> Mix:
     weights = {kind: mix.amount(kind) for kind in OperationKind if kind in mix.content}
     if not (total := sum(weights.values())):
         mix.fail("", "has no share above 0", "write for example point_read = 60")
-    found: dict[str, int] = {}
-    for name, (where, key, default, least, most, read) in _SETTINGS.items():
+    found: dict[str, Any] = {}
+    for name, (where, key, default, most) in _SETTINGS.items():
         section = document.section(where)
-        section.allow(*(one.key for one in _SETTINGS.values() if one.section == where))
-        found[name] = value = read(section, key) if key in section.content else default
+        section.allow(*(known for table, known, *_ in _SETTINGS.values() if table == where))
+        found[name] = section.count(key) if key in section.content else default
         most = found["rows"] if name == "partitions" else most
-        if not least <= value <= most:
-            unit = " bytes" if key == "size" else ""
-            section.fail(key, f"is not between {least:,} and {most:,}{unit}", "write an amount in that range")
+        if found[name] > most:
+            section.fail(key, f"is more than {most:,}", "write a smaller number")
     rows = document.section("rows")
-    if spread_given == ("partitions" in rows.content):
-        rows.fail(
-            "partitions",
-            *(
-                ("TABLE or --design has the distribution of rows", "remove it, or give --mix alone")
-                if spread_given
-                else ("is missing", "write for example partitions = 20 in [rows]; or give TABLE or --design")
-            ),
-        )
-    shares = {kind: weight / total for kind, weight in weights.items() if weight}
-    return Mix(shares, **found | ({"partitions": None} if spread_given else {}))  # type: ignore[arg-type]
+    if spread_given:
+        found["partitions"] = None
+        if "partitions" in rows.content:
+            rows.fail("partitions", "TABLE or --design has them", "remove it, or give --mix alone")
+    elif "partitions" not in rows.content:
+        rows.fail("partitions", "is missing", "write for example partitions = 20; or give TABLE or --design")
+    return Mix({kind: weight / total for kind, weight in weights.items() if weight}, **found)

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor
-from contextlib import asynccontextmanager
 from functools import cache
 
 from rekey.core.clock import SystemClock
@@ -45,18 +44,27 @@ def open_loaded(account: Account) -> AzureTableService:
 class LoadProcesses:
     """Load generator of several processes, each with its part of every step."""
 
-    def __init__(self, count: int, account: Account, table: str, row_bytes: int) -> None:
-        """Create the generator; the first step starts the processes.
-
-        Args:
-            count: number of processes.
-            account: the account that is loaded.
-            table: the test table.
-            row_bytes: size of the rows that are written.
-        """
+    def __init__(self, count: int, account: Account, table: str) -> None:
+        """Create the generator for the test table `table`; entering it starts `count` processes."""
         # Pools of one process each: a pool of several may give one of them two parts of a step.
         self._pools = [Processes(1) for _ in range(count)]
-        self._about = account, table, row_bytes
+        self._about = account, table
+        self._others = set(multiprocessing.active_children())
+
+    async def __aenter__(self) -> LoadProcesses:
+        """Start the processes and wait until they are ready. Raises WorkersFailed."""
+        try:
+            await self.offer([])
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Kill the processes."""
+        for process in set(multiprocessing.active_children()) - self._others:
+            process.kill()
+            process.join()
 
     async def offer(self, requests: Sequence[Request]) -> Offered:
         """Send requests, ordered by when they are due, and wait for all responses; see `Generator`."""
@@ -75,40 +83,18 @@ class LoadProcesses:
                 " processes lower",
             ) from None
         # What one process lacks in processor, another one cannot give it.
-        return Offered(
-            [response for part in offered for response in part.responses],
-            max(part.processor for part in offered),
-        )
-
-
-@asynccontextmanager
-async def load_processes(
-    count: int, account: Account, table: str, row_bytes: int
-) -> AsyncIterator[LoadProcesses]:
-    """Start processes, wait until they are ready, and kill them at the end. Arguments as of `LoadProcesses`.
-
-    Raises:
-        WorkersFailed: one of them did not start.
-    """
-    before = set(multiprocessing.active_children())
-    try:
-        generator = LoadProcesses(count, account, table, row_bytes)
-        await generator.offer([])
-        yield generator
-    finally:
-        for process in set(multiprocessing.active_children()) - before:
-            process.kill()
-            process.join()
+        processor = max(part.processor for part in offered)
+        return Offered([response for part in offered for response in part.responses], processor)
 
 
 # --- in such a process -----------------------------------------------------------------------------------
 
 
 @cache
-def _generator(account: Account, table: str, row_bytes: int) -> tuple[asyncio.Runner, InProcess]:
-    return asyncio.Runner(), InProcess(open_loaded(account).table(table), SystemClock(), row_bytes)
+def _generator(account: Account, table: str) -> tuple[asyncio.Runner, InProcess]:
+    return asyncio.Runner(), InProcess(open_loaded(account).table(table), SystemClock())
 
 
-def _offer(account: Account, table: str, row_bytes: int, requests: Sequence[Request]) -> Offered:
-    runner, generator = _generator(account, table, row_bytes)
+def _offer(account: Account, table: str, requests: Sequence[Request]) -> Offered:
+    runner, generator = _generator(account, table)
     return runner.run(generator.offer(requests))

@@ -12,14 +12,14 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rekey.core.limits import PARTITION_TARGET
-from rekey.core.plain import members, told
-from rekey.present.text import counted, size, table, wrapped
-from rekey.stress.judge import Judged, Limit, Saturation, judge_kinds, partition_name, saturation
+from rekey.core.plain import members, plain, told
+from rekey.present.text import counted, table, wrapped
+from rekey.stress.judge import Judged, Limit, Saturation, partition_name, saturation
 from rekey.stress.mix import Mix, OperationKind
 from rekey.stress.spread import Spread
 from rekey.stress.steps import Step
@@ -34,23 +34,6 @@ HOW_KINDS_ARE_FOUND = (
 
 
 @dataclass(frozen=True, slots=True)
-class KindFound:
-    """Result for one kind of operations.
-
-    Attributes:
-        kind: the kind.
-        share: of all operations.
-        saturation: where it saturates.
-        rising: the steps in which it rose while the others were held; none where the mix shows it.
-    """
-
-    kind: OperationKind
-    share: float
-    saturation: Saturation
-    rising: Sequence[Judged] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Stage:
     """Result for one distribution.
 
@@ -59,7 +42,8 @@ class Stage:
         spread: how rows were spread.
         loaded: rows that were loaded before.
         steps: of the whole mix, judged, in the order in which they were made.
-        kinds: the kinds of operations.
+        kinds: where each kind saturated.
+        rising: the steps in which a kind rose while the others were held; none where the mix shows it.
         refusing: entities a second of partitions that refused more than others, by their number.
         bounded: what ended it early, "" when nothing did: `rows`, `seconds`.
     """
@@ -68,7 +52,8 @@ class Stage:
     spread: Spread
     loaded: int
     steps: tuple[Judged, ...]
-    kinds: tuple[KindFound, ...]
+    kinds: Mapping[OperationKind, Saturation]
+    rising: Mapping[OperationKind, Sequence[Judged]]
     refusing: Mapping[int, float]
     bounded: str = ""
 
@@ -101,7 +86,7 @@ class Stage:
         """Return the entities a second of partitions that take less than the target, lowest first."""
         found = {partition_name(place): rate for place, rate in self.refusing.items()}
         # A limit of the partition meets every kind; a limit of a kind leaves the others alone.
-        if self.spread.partitions == 1 and {one.saturation.limit for one in self.kinds} == {Limit.SERVICE}:
+        if self.spread.partitions == 1 and {one.limit for one in self.kinds.values()} == {Limit.SERVICE}:
             found = {"one partition": self.entities}
         return {
             name: rate
@@ -111,38 +96,33 @@ class Stage:
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object; latencies in milliseconds."""
-        by_kind = judge_kinds([one.step for one in self.steps])
+        spread = self.spread
+        kinds = {
+            kind: {
+                "share": round(self.mix.shares[kind], 4),
+                "saturation": members(found),
+                **self._latencies(kind),
+                "rising": plain(self.rising.get(kind, [])),
+            }
+            for kind, found in self.kinds.items()
+        }
         return {
-            "stage": self.spread.name,
-            "partitions": self.spread.partitions,
-            "rows_looked_at": self.spread.rows,
+            "stage": spread.name,
+            "partitions": spread.partitions,
+            "rows_looked_at": spread.rows,
             "rows_loaded": self.loaded,
-            "largest_share": round(self.spread.largest_share, 4),
-            "target": round(self.spread.expected),
+            "largest_share": round(spread.largest_share, 4),
+            "target": round(spread.expected),
             "saturation": {
-                **_rounded(self.found),
+                **members(self.found),
                 "entities": round(self.entities, 1),
-                "of_target": round(self.entities / self.spread.expected, 3),
+                "of_target": round(self.entities / spread.expected, 3),
                 "because_of": self.because_of,
             },
             "bounded": self.bounded,
             "partitions_below_target": {name: round(rate, 1) for name, rate in self.below_target.items()},
-            "kinds": {
-                one.kind: {
-                    "share": round(one.share, 4),
-                    "saturation": _rounded(one.saturation),
-                    **_milliseconds(self._clean(one)),
-                    "rising": [_step_json(judged) for judged in one.rising],
-                }
-                for one in self.kinds
-            },
-            "steps": [
-                {
-                    **_step_json(one),
-                    "kinds": {kind: _step_json(judged[number]) for kind, judged in by_kind.items()},
-                }
-                for number, one in enumerate(self.steps)
-            ],
+            "kinds": kinds,
+            "steps": plain(self.steps),
         }
 
     def lines(self) -> list[str]:
@@ -198,41 +178,25 @@ class Stage:
 
     def kind_rows(self) -> Iterator[tuple[str, ...]]:
         """Yield a row of texts for each kind, under `KINDS_HEAD`."""
-        for one in self.kinds:
-            found = one.saturation
-            at_least = "" if found.limit is Limit.SERVICE else "at least "
+        for kind, found in self.kinds.items():
+            rate = f"{'' if found.limit is Limit.SERVICE else 'at least '}{found.rate:,.0f}"
             clean = "-" if found.clean is None else f"{found.clean:,.0f}"
-            rate = f"{at_least}{found.rate:,.0f}"
-            yield one.kind.label, f"{one.share:.1%}", rate, clean, *_latencies(self._clean(one))
+            share = f"{self.mix.shares[kind]:.1%}"
+            yield kind.label, share, rate, clean, *_texts(self._latencies(kind).values())
 
     def step_rows(self) -> Iterator[tuple[str, ...]]:
         """Yield a row of texts for each step, under `STEPS_HEAD`."""
         for step in (one.step for one in self.steps):
-            rates = f"{step.offered:,.0f}", f"{step.achieved:,.0f}"
-            yield *rates, *_latencies(step), f"{step.requests:,}", f"{step.refused:,}"
+            figures = *_texts(step.milliseconds.values()), f"{step.requests:,}", f"{step.refused:,}"
+            yield f"{step.offered:,.0f}", f"{step.achieved:,.0f}", *figures
 
-    def _clean(self, one: KindFound) -> Step | None:
-        return None if self.clean is None else self.clean.kinds[one.kind]
-
-
-def _rounded(value: Saturation | Step, digits: int = 1) -> dict[str, Any]:
-    found = members(value)
-    return {name: round(one, digits) if isinstance(one, float) else one for name, one in found.items()}
+    def _latencies(self, kind: OperationKind) -> dict[str, float | None]:
+        names = ("p50_ms", "p95_ms", "p99_ms")
+        return self.clean.kinds[kind].milliseconds if self.clean is not None else dict.fromkeys(names)
 
 
-def _milliseconds(step: Step | None) -> dict[str, float | None]:
-    seconds = {} if step is None else {"p50": step.p50, "p95": step.p95, "p99": step.p99}
-    found = {name: seconds.get(name) for name in ("p50", "p95", "p99")}
-    return {f"{name}_ms": None if value is None else round(value * 1000, 1) for name, value in found.items()}
-
-
-def _latencies(step: Step | None) -> Iterator[str]:
-    return ("-" if value is None else f"{value:,.1f}" for value in _milliseconds(step).values())
-
-
-def _step_json(one: Judged) -> dict[str, Any]:
-    judged = {"limit": str(one.limit), "reasons": list(one.reasons)}
-    return {**_rounded(one.step, 4), **_milliseconds(one.step), **judged}
+def _texts(milliseconds: Iterable[float | None]) -> Iterator[str]:
+    return ("-" if one is None else f"{one:,.1f}" for one in milliseconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,10 +264,10 @@ class StressReport:
     def told(self) -> str:
         """Return what was done, in a sentence."""
         mix = self.mix
-        how = f"rows of {size(mix.row_bytes)}, {mix.batch_rows} in a request,"
+        how = f"rows of 1 KiB, {mix.batch_rows} in a request,"
         if not mix.by_row:
             by = "one process" if mix.processes == 1 else f"{mix.processes} processes"
-            how = f"entities of {size(mix.row_bytes)} sent or asked for, by {by},"
+            how = f"entities of 1 KiB sent or asked for, by {by},"
         where = f"to the table {self.table}, which is removed"
         return f"{self.sent:,} made-up {how} in {self.seconds:.0f} s, {where}."
 

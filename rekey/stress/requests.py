@@ -5,16 +5,16 @@ Rules kept here:
 * A request is planned whole before it is sent: a process that sends it needs to know nothing else.
 * Kinds of operations are spaced evenly, each by itself; partitions get their shares in every stretch (see
   `spread`), for each kind anew.
-* A delete is of a row that is there: one that was inserted by an earlier step, or is loaded before this one.
-  Rows that are read, updated and queried are never deleted. So no request can fail because of another one.
+* A delete is of a row that was loaded for it before the step; rows that are read, updated and queried are
+  never deleted. So no request can fail because of another one.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row
@@ -25,6 +25,9 @@ _SILVER = math.sqrt(2) - 1
 _FIRST_NEW = 1_000_000_000
 """The number of the first row that is inserted while the test runs: it sorts after those loaded before."""
 _MOST_BATCH = 100
+_FILLING = "x" * ((1024 - 64) // 2)
+"""Makes a row 1 KiB, the size that the service's targets are stated for: text takes two bytes a character
+where it is stored; keys and names take the rest."""
 _INSERTING = (OperationKind.INSERT, OperationKind.BATCH)
 
 
@@ -57,14 +60,11 @@ class Request(NamedTuple):
         """Return a key that sorts directly before its row."""
         return self._key(self.number - 1)
 
-    def rows(self, row_bytes: int) -> list[Row]:
-        """Return the rows that it inserts or replaces, each so large as the service stores it.
-
-        Text takes two bytes a character there; keys and names take the rest.
-        """
-        value = "x" * ((row_bytes - 64) // 2)
+    @property
+    def rows(self) -> list[Row]:
+        """Return the rows that it inserts or replaces."""
         keys = map(self._key, range(self.number, self.number + self.size))
-        return [{PARTITION_KEY: key.partition, ROW_KEY: key.row, "Value": value} for key in keys]
+        return [{PARTITION_KEY: key.partition, ROW_KEY: key.row, "Value": _FILLING} for key in keys]
 
     def _key(self, number: int) -> EntityKey:
         return EntityKey(f"{self.stage}.{self.place:07d}", f"{number:010d}")
@@ -112,7 +112,6 @@ class Population:
         self._turns = {kind: Turns(self.spread) for kind in mix.shares}
         self._reads = 0
         self._new = _FIRST_NEW
-        self._there: defaultdict[int, deque[int]] = defaultdict(deque)
 
     @property
     def rows(self) -> int:
@@ -122,7 +121,7 @@ class Population:
     def loading(self) -> Iterator[Request]:
         """Yield the batches that load the rows."""
         for place, count in enumerate(self._loaded):
-            yield from self._batches(place, 0, count)
+            yield from self._batches(place, range(count))
 
     def plan(
         self, rates: Mapping[OperationKind, float], seconds: float
@@ -138,40 +137,30 @@ class Population:
         for order, (kind, rate) in enumerate(rates.items()):
             count = max(1, round(rate * seconds))
             places = [self._turns[kind].next() for _ in range(count)]
+            doomed = {}
             if kind is OperationKind.DELETE:
                 for place, wanted in Counter(places).items():
-                    loading += self._supply(place, wanted)
+                    numbers = self._numbers(wanted)
+                    loading += self._batches(place, numbers)
+                    doomed[place] = iter(numbers)
             # Each kind begins at another moment, so that they do not come in bursts.
             offset = order / len(rates)
             streams.append(
                 [
-                    self._request((number + offset) * seconds / count, kind, place)
+                    self._request((number + offset) * seconds / count, kind, place, doomed)
                     for number, place in enumerate(places)
                 ]
             )
         return loading, list(heapq.merge(*streams))
 
-    def done(self, responses: Iterable[Response]) -> None:
-        """Take note of rows that were inserted: later steps may delete them."""
-        if OperationKind.DELETE in self.mix.shares:
-            for asked in (one.request for one in responses if one.status is None):
-                if asked.kind in _INSERTING:
-                    self._there[asked.place].extend(range(asked.number, asked.number + asked.size))
-
-    def _supply(self, place: int, wanted: int) -> Iterator[Request]:
-        """Yield the batches to load so that so many rows of a partition can be deleted."""
-        there = self._there[place]
-        if (lacking := wanted - len(there)) > 0:
-            first = self._numbers(lacking)
-            there.extend(range(first, first + lacking))
-            yield from self._batches(place, first, lacking)
-
-    def _request(self, due: float, kind: OperationKind, place: int) -> Request:
+    def _request(
+        self, due: float, kind: OperationKind, place: int, doomed: Mapping[int, Iterator[int]]
+    ) -> Request:
         size = self.mix.entities_of(kind)
         if kind in _INSERTING:
-            number = self._numbers(size)
+            number = self._numbers(size).start
         elif kind is OperationKind.DELETE:
-            number = self._there[place].popleft()
+            number = next(doomed[place])
         else:
             # So that as many rows follow as a range query asks for.
             choices = max(1, self._loaded[place] - size + 1)
@@ -179,12 +168,12 @@ class Population:
             number = math.floor(self._reads * _SILVER % 1.0 * choices)
         return Request(due, kind, self._stage, place, number, size)
 
-    def _numbers(self, count: int) -> int:
+    def _numbers(self, count: int) -> range:
+        """Return the numbers of so many new rows."""
         first, self._new = self._new, self._new + count
-        return first
+        return range(first, self._new)
 
-    def _batches(self, place: int, first: int, count: int) -> Iterator[Request]:
-        """Yield the batches that insert so many rows of a partition."""
-        for number in range(first, first + count, _MOST_BATCH):
-            size = min(_MOST_BATCH, first + count - number)
-            yield Request(0.0, OperationKind.BATCH, self._stage, place, number, size)
+    def _batches(self, place: int, numbers: range) -> Iterator[Request]:
+        """Yield the batches that insert rows of a partition."""
+        for some in (numbers[at : at + _MOST_BATCH] for at in range(0, len(numbers), _MOST_BATCH)):
+            yield Request(0.0, OperationKind.BATCH, self._stage, place, some.start, len(some))

@@ -38,7 +38,7 @@ from rekey.stress.judge import (
 from rekey.stress.load import Generator, carry_out
 from rekey.stress.mix import Mix, OperationKind
 from rekey.stress.notes import Notes
-from rekey.stress.report import KindFound, Stage, StressReport
+from rekey.stress.report import Stage, StressReport
 from rekey.stress.requests import Offered, Population, Request
 from rekey.stress.spread import ONE_PARTITION, Spread
 from rekey.stress.steps import Step, measure
@@ -176,13 +176,8 @@ class _Stage:
                 risen[kind], _ = await self._ramp({kind: 1.0}, held, first=first, parts=parts)
                 for place, rate in refusing([one.step for one in risen[kind]]).items():
                     partitions[place] = min(rate, partitions.get(place, rate))
-        kinds = (
-            KindFound(
-                kind, share, saturation([*of_kinds.get(kind, ()), *risen.get(kind, ())]), risen.get(kind, [])
-            )
-            for kind, share in mix.shares.items()
-        )
-        return Stage(mix, spread, self._population.rows, tuple(ramped), tuple(kinds), partitions, bounded)
+        kinds = {kind: saturation([*of_kinds.get(kind, ()), *risen.get(kind, ())]) for kind in mix.shares}
+        return Stage(mix, spread, self._population.rows, tuple(ramped), kinds, risen, partitions, bounded)
 
     async def _ramp(
         self,
@@ -215,7 +210,6 @@ class _Stage:
             loading, requests = self._population.plan(rates, seconds)
             await self._write(loading, lambda _rows: None)
             offered = await load.send(requests)
-            self._population.done(offered.responses)
             return measure(offered, rate, seconds, varied, by_row=mix.by_row)
 
         rising = f", {next(iter(varied)).label}" if held else ""
@@ -239,7 +233,7 @@ class _Stage:
 
     async def _write(self, batches: Iterable[Request], advance: Advance) -> None:
         async def write(batch: Request) -> None:
-            advance(await carry_out(self._table, batch, self._mix.row_bytes))
+            advance(await carry_out(self._table, batch))
 
         # One at a time into one partition: together they would go beyond what it takes.
         await for_each(batches, write, limit=min(_LOADING, self._spread.partitions))

@@ -14,8 +14,9 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import quantiles
+from typing import Any
 
-from rekey.core.plain import UNTOLD
+from rekey.core.plain import UNTOLD, members
 from rekey.stress.mix import OperationKind
 from rekey.stress.requests import UNSENT, Offered, Response
 
@@ -29,14 +30,13 @@ class PartitionStep:
     """Requests of a step to one partition.
 
     Attributes:
-        offered, achieved: entities a second.
+        entities: entities a second that were read or written with success.
         requests: sent.
         refused: of those, refused or not answered.
         expected: its part of all refusals, if every kind were refused in all partitions alike.
     """
 
-    offered: float = 0.0
-    achieved: float = 0.0
+    entities: float = 0.0
     requests: int = 0
     refused: int = 0
     expected: float = 0.0
@@ -79,6 +79,18 @@ class Step:
     entities: float = 0.0
     kinds: Mapping[OperationKind, Step] = field(default_factory=dict, metadata=UNTOLD)
     partitions: Mapping[int, PartitionStep] = field(default_factory=dict, metadata=UNTOLD)
+
+    @property
+    def milliseconds(self) -> dict[str, float | None]:
+        """Return p50, p95 and p99 in milliseconds."""
+        times = {"p50_ms": self.p50, "p95_ms": self.p95, "p99_ms": self.p99}
+        return {name: None if one is None else round(one * 1000, 1) for name, one in times.items()}
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        found = members(self).items()
+        rounded = {name: round(one, 4) if isinstance(one, float) else one for name, one in found}
+        return {**rounded, **self.milliseconds}
 
 
 def measure(
@@ -147,13 +159,11 @@ def _partitions(
     for one in responses:
         partition = found[one.request.place]
         if one.status is None and begin <= one.answered < seconds:
-            partition.achieved += one.entities / measured
-        if one.request.due >= begin:
-            partition.offered += one.entities / measured
-            if one.status != UNSENT:
-                partition.requests += 1
-                partition.refused += one.status is not None
-                partition.expected += shares[one.request.kind]
+            partition.entities += one.entities / measured
+        if one.request.due >= begin and one.status != UNSENT:
+            partition.requests += 1
+            partition.refused += one.status is not None
+            partition.expected += shares[one.request.kind]
     return found
 
 

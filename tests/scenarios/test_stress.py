@@ -19,7 +19,7 @@ from rekey.state.filelock import FileLock
 from rekey.stress import load
 from rekey.stress.judge import Limit
 from rekey.stress.load import InProcess
-from rekey.stress.mix import ROW_BYTES, OperationKind, inserts
+from rekey.stress.mix import OperationKind, inserts
 from rekey.stress.notes import Notes, new_name
 from rekey.stress.report import StressReport
 from rekey.stress.requests import Population
@@ -68,7 +68,7 @@ async def tried(
 ) -> StressReport:
     @asynccontextmanager
     async def generators(name: str) -> AsyncIterator[InProcess]:
-        yield InProcess(service.table(name), clock, ROW_BYTES, processor=lambda: 0.0)
+        yield InProcess(service.table(name), clock, processor=lambda: 0.0)
 
     return await stress(
         service,
@@ -94,7 +94,7 @@ async def offered(service: MemoryTableService, clock: FakeClock, rate: float, se
     """Offer a rate to the table Tried, row by row."""
     rates = {OperationKind.INSERT: rate}
     _, requests = Population(ONE_PARTITION, 0, inserts(1)).plan(rates, seconds)
-    generator = InProcess(service.table("Tried"), clock, ROW_BYTES, processor=lambda: 0.0)
+    generator = InProcess(service.table("Tried"), clock, processor=lambda: 0.0)
     return measure(await generator.offer(requests), rate, seconds, rates)
 
 

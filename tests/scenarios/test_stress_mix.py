@@ -54,7 +54,7 @@ class World:
         @asynccontextmanager
         async def generators(name: str) -> AsyncIterator[Generator]:
             table = self.loaded.table(name)
-            yield InProcess(table, self.clock, mix.row_bytes, processor=lambda: 0.0)
+            yield InProcess(table, self.clock, processor=lambda: 0.0)
             self.at_end = self.service.dump(name)
 
         return await stress(
@@ -79,7 +79,7 @@ async def test_limits_of_kinds_are_found_each_by_itself(clock: FakeClock, notes:
     limits = {UPDATE: 30.0, READ: 150.0, DELETE: 45.0}
     world = World(clock, notes, planted(clock, kinds=limits))
     stage = (await world.tried()).stages[1]
-    found = {one.kind: one.saturation for one in stage.kinds}
+    found = stage.kinds
     for kind, limit in limits.items():
         assert found[kind].limit is Limit.SERVICE
         assert found[kind].rate == pytest.approx(limit, rel=0.1), kind

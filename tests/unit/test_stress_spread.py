@@ -30,7 +30,7 @@ def test_made_up_partitions_stand_in_the_order_in_which_real_ones_were_met() -> 
 
 def test_rows_are_new_and_of_the_size_of_the_targets() -> None:
     _, requests = Population(Spread("Users", (1, 1)), 2, inserts(10)).plan({OperationKind.BATCH: 20}, 1.0)
-    batches = [request.rows(1024) for request in requests]
+    batches = [request.rows for request in requests]
     assert len(batches) == 20
     assert every(len({row["PartitionKey"] for row in batch}) == 1 for batch in batches)
     keys = [(row["PartitionKey"], row["RowKey"]) for batch in batches for row in batch]
