@@ -19,7 +19,7 @@ from typing import Any
 from rekey.core.limits import PARTITION_TARGET
 from rekey.core.plain import members, plain, told
 from rekey.present.text import counted, table, wrapped
-from rekey.stress.judge import Judged, Limit, Saturation, partition_name, saturation
+from rekey.stress.judge import Judged, Limit, Saturation, partition_name, refusing, saturation
 from rekey.stress.mix import Mix, OperationKind
 from rekey.stress.spread import Spread
 from rekey.stress.steps import Step
@@ -44,7 +44,6 @@ class Stage:
         steps: of the whole mix, judged, in the order in which they were made.
         kinds: where each kind saturated.
         rising: the steps in which a kind rose while the others were held; none where the mix shows it.
-        refusing: entities a second of partitions that refused more than others, by their number.
         bounded: what ended it early, "" when nothing did: `rows`, `seconds`.
     """
 
@@ -54,7 +53,6 @@ class Stage:
     steps: tuple[Judged, ...]
     kinds: Mapping[OperationKind, Saturation]
     rising: Mapping[OperationKind, Sequence[Judged]]
-    refusing: Mapping[int, float]
     bounded: str = ""
 
     @property
@@ -84,7 +82,8 @@ class Stage:
     @property
     def below_target(self) -> dict[str, float]:
         """Return the entities a second of partitions that take less than the target, lowest first."""
-        found = {partition_name(place): rate for place, rate in self.refusing.items()}
+        steps = [one.step for some in (self.steps, *self.rising.values()) for one in some]
+        found = {partition_name(place): rate for place, rate in refusing(steps).items()}
         # A limit of the partition meets every kind; a limit of a kind leaves the others alone.
         if self.spread.partitions == 1 and {one.limit for one in self.kinds.values()} == {Limit.SERVICE}:
             found = {"one partition": self.entities}

@@ -32,7 +32,6 @@ from rekey.stress.judge import (
     judge_kinds,
     judge_ramp,
     next_rate,
-    refusing,
     saturation,
 )
 from rekey.stress.load import Generator, carry_out
@@ -161,7 +160,6 @@ class _Stage:
         parts = 2 if len(mix.shares) > 1 else 1
         ramped, bounded = await self._ramp(mix.operations, {}, first=first, parts=left * parts)
         found, steps = saturation(ramped), [one.step for one in ramped]
-        partitions = refusing(steps)
         if spread.table and found.saturated is not None:
             # Beyond its saturation the mix overloads what all kinds have in common.
             steps = [step for step in steps if step.offered <= found.saturated]
@@ -174,10 +172,8 @@ class _Stage:
                 first = found.clean * mix.shares[kind] * RISE
                 parts = left * (len(rest) - number)
                 risen[kind], _ = await self._ramp({kind: 1.0}, held, first=first, parts=parts)
-                for place, rate in refusing([one.step for one in risen[kind]]).items():
-                    partitions[place] = min(rate, partitions.get(place, rate))
         kinds = {kind: saturation([*of_kinds.get(kind, ()), *risen.get(kind, ())]) for kind in mix.shares}
-        return Stage(mix, spread, self._population.rows, tuple(ramped), kinds, risen, partitions, bounded)
+        return Stage(mix, spread, self._population.rows, tuple(ramped), kinds, risen, bounded)
 
     async def _ramp(
         self,

@@ -84,7 +84,7 @@ async def test_limits_of_kinds_are_found_each_by_itself(clock: FakeClock, notes:
         assert found[kind].limit is Limit.SERVICE
         assert found[kind].rate == pytest.approx(limit, rel=0.1), kind
     assert stage.found.rate == pytest.approx(30 / SHARES[UPDATE], rel=0.1)
-    assert stage.refusing == {}, "a kind is refused in all partitions alike"
+    assert stage.below_target == {}, "a kind is refused in all partitions alike"
     for kind in set(OperationKind) - set(limits):
         assert found[kind].limit is Limit.NOTHING, kind
 
