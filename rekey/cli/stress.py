@@ -6,8 +6,8 @@ Rules kept here:
 
 * An endpoint that does not say it is Azurite is loaded only with `--i-own-this-account`.
 * The application's tables are read, never written; the test has a table of its own, which it removes.
-* One stress test of a project at a time: what is noted as left over is of no test that still runs.
-* What is wrong with the file of a mix is said before anything is asked of the account.
+* One stress test of a project at a time: a table that is noted as left over is of no running test.
+* A mistake in the file of a mix is refused before the account is asked for anything.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _bound(
 @click.option(
     "--design", metavar="SCRIPT", help="Spread rows as this script would, instead of as TABLE has them."
 )
-@file_option("--mix", help="Send the operations that this file says, instead of inserts.")
+@file_option("--mix", help="Send the mix of operations that this file declares, instead of inserts.")
 @file_option("--html", help="Write a page with plots that loads nothing. It never holds keys.")
 @flag("--exact", help="Read every row for the distribution, instead of a sample.")
 @_bound("--seconds", click.FloatRange(1), _DEFAULT.seconds, "Length of the whole test, at most.")
@@ -118,14 +118,14 @@ def stress(
     elif mix is None or table is not None:
         raise click.UsageError("give either TABLE or --design SCRIPT, or --mix FILE")
     if mix is not None and batch is not None:
-        raise click.UsageError("--batch does not go with --mix: [batch] rows in the file says it")
+        raise click.UsageError("--batch does not go with --mix: write [batch] rows in the file")
     config = load_config(shell.config_path)
     if mix is None:
         operations = inserts(batch or min(_MOST_BATCH, round(load.get("rows_per_batch", _BATCH))))
     else:
         absent = "write one: the runbook on stress tests has an example; or name another one"
         operations = read_mix(read_toml(mix.absolute(), absent=absent), spread_given=subject is not None)
-        # What a script declares are rows that are written, not its operations.
+        # load= of a script declares written rows, which are no rate of the mix.
         load, subject = {}, subject or mix
     if not owned:
         shell.do(_refuse_others(shell, config))

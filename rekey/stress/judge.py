@@ -2,9 +2,9 @@
 
 Rules kept here:
 
-* Throughput, refusals and latency of a step are each a reason to call it saturated: refused requests,
-  throughput that falls behind the offer, responses that take several times as long as at the lowest rate.
-* When this machine did not send in time, or used up its processor, the step says nothing of the service.
+* A step is saturated when requests were refused, when fewer came through than were offered, or when responses
+  took several times as long as at the lowest rate. Each is a reason in the report.
+* When this machine did not send in time, or used up its processor, the step did not measure the service.
 * A step without refusals may be saturated by a hiccup of this machine: it is made again, and the better one
   counts.
 * Kinds of operations are judged each by itself. A step is saturated when one of its kinds is, or when one of
@@ -40,17 +40,17 @@ MOST_REFUSED = 0.01
 LEAST_ACHIEVED = 0.95
 """Share of what was offered below which a step is saturated."""
 KNEE_FACTOR, KNEE_SECONDS = 5.0, 0.25
-"""p95 is a knee when it is so many times that of the lowest rate, and at least so long."""
+"""p95 above this multiple of that at the lowest rate, and above these seconds, is a knee."""
 LEAST_REFUSED = 3
 DEVIATIONS = 4.0
-"""A partition is named from so many refused requests, and standard deviations, beyond its part."""
+"""Refused requests, plus standard deviations, beyond its part from which a partition is named."""
 LATE_SECONDS = 0.1
 BUSY_PROCESSOR = 0.9
 """This machine is the limit from these on: requests sent so late (p95), or so much of one core used."""
 
 
 class Limit(StrEnum):
-    """What a step ran into."""
+    """Limit that a step reached."""
 
     NOTHING = "nothing"
     SERVICE = "service"
@@ -59,15 +59,15 @@ class Limit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A step, and what it ran into.
+    """A step with the limit that it reached.
 
     Attributes:
         step: the step.
-        limit: what it ran into.
+        limit: the limit that it reached.
         reasons: the figures that show it.
-        refused: the service itself showed it, by refusing.
-        because_of: the kinds of operations, of several, and the partitions that are saturated.
-        kinds: the same for each kind; empty for one kind.
+        refused: the service refused requests.
+        because_of: names of the saturated kinds, if the mix has several, and of the saturated partitions.
+        kinds: the step of each kind, judged; empty in a step of one kind.
     """
 
     step: Step
@@ -88,7 +88,7 @@ class Saturation:
     """Rate at which a ramp saturated, in rows or operations a second.
 
     Attributes:
-        limit: what the ramp ran into; NOTHING: it ended before anything did.
+        limit: the limit that the ramp reached; NOTHING: it ended before it reached one.
         rate: the highest rate that was carried; with NOTHING and CLIENT the service carries more.
         clean: the highest rate without a sign of saturation, None when there was none.
         saturated: the lowest rate with one, None when there was none.
@@ -101,7 +101,7 @@ class Saturation:
 
 
 def judge(step: Step, baseline: float | None) -> Judged:
-    """Return what a step ran into.
+    """Return a step with the limit that it reached.
 
     Args:
         step: the step.
@@ -141,49 +141,43 @@ def judge_all(steps: Sequence[Step]) -> list[Judged]:
     return judged
 
 
-def judge_kinds(steps: Sequence[Step]) -> dict[OperationKind, list[Judged]]:
-    """Return the steps of a ramp, judged for each kind by itself."""
-    kinds = steps[0].kinds if steps else ()
-    return {kind: judge_all([step.kinds[kind] for step in steps]) for kind in kinds}
-
-
 def judge_ramp(steps: Sequence[Step]) -> list[Judged]:
     """Return the steps of a ramp, judged by all their kinds and partitions."""
-    by_kind = judge_kinds(steps)
-    return [
-        _judged(step, {kind: judged[number] for kind, judged in by_kind.items()})
-        for number, step in enumerate(steps)
-    ]
+    kinds = steps[0].kinds if steps else ()
+    by_kind = {kind: judge_all([step.kinds[kind] for step in steps]) for kind in kinds}
+    return [_judged(step, {kind: by_kind[kind][at] for kind in kinds}) for at, step in enumerate(steps)]
 
 
 def _judged(step: Step, kinds: Mapping[OperationKind, Judged]) -> Judged:
     over = {kind: one for kind, one in kinds.items() if one.limit is not Limit.NOTHING}
     partitions = tuple(partition_name(place) for place in refusing([step]))
-    reasons = [reason for one in over.values() for reason in one.reasons]
-    if len(kinds) > 1:
-        reasons = [f"{kind.label}: {reason}" for kind, one in over.items() for reason in one.reasons]
-        if len(over) == len(kinds):  # told once, not for each of them
-            reasons = [f"all kinds: {reason}" for reason in judge(step, None).reasons] or reasons
+    several = len(kinds) > 1
+    reasons = [
+        f"{kind.label}: {reason}" if several else reason
+        for kind, one in over.items()
+        for reason in one.reasons
+    ]
+    if several and len(over) == len(kinds):  # told once, not for each of them
+        reasons = [f"all kinds: {reason}" for reason in judge(step, None).reasons] or reasons
     reasons += [f"{name} refuses more than others" for name in partitions]
-    limits = {one.limit for one in over.values()} | ({Limit.SERVICE} if partitions else set())
     # Refusals are the service's, however busy this machine is; else a busy machine explains the rest.
     refused = bool(partitions) or any(one.refused for one in over.values())
-    limit = Limit.NOTHING
-    if limits:
-        limit = Limit.CLIENT if Limit.CLIENT in limits and not refused else Limit.SERVICE
-    names = tuple(kind.label for kind in over) if len(kinds) > 1 else ()
-    return Judged(step, limit, tuple(reasons), refused, names + partitions, kinds)
+    limit = Limit.SERVICE if over or refused else Limit.NOTHING
+    if not refused and any(one.limit is Limit.CLIENT for one in over.values()):
+        limit = Limit.CLIENT
+    because_of = (*(kind.label for kind in over if several), *partitions)
+    return Judged(step, limit, tuple(reasons), refused, because_of, kinds)
 
 
 def refusing(steps: Sequence[Step]) -> dict[int, float]:
     """Return the partitions that refuse clearly more than their part, and the entities a second they take."""
     met: defaultdict[int, list[float]] = defaultdict(list)
-    for step in steps:
+    # Requests that were sent late came in bursts, of which a partition refuses more than of a steady load.
+    for step in (one for one in steps if one.late <= LATE_SECONDS):
         for place, one in step.partitions.items():
             clear = one.expected + DEVIATIONS * math.sqrt(one.expected) + LEAST_REFUSED
             if one.refused >= max(clear, MOST_REFUSED * one.requests):
                 met[place].append(one.entities)
-    # A hiccup of this machine ends in a burst, of which a partition refuses more than of a steady load.
     return {place: median(rates) for place, rates in sorted(met.items())}
 
 
@@ -192,14 +186,14 @@ def partition_name(place: int) -> str:
     return f"partition {place + 1}"
 
 
-# --- where a ramp goes ------------------------------------------------------------------------------------
+# --- the ramp ---------------------------------------------------------------------------------------------
 
 
 def saturation(judged: Sequence[Judged]) -> Saturation:
     """Return where a ramp saturated.
 
-    What came through while more was offered is the limit of a service that refuses the surplus; it is taken
-    for the limit as far as it lies between the highest clean rate and the lowest that was not.
+    The rate that was achieved while more was offered is the limit of a service that refuses the surplus. It
+    is taken for the limit within the highest clean rate and the lowest saturated one.
     """
     clean_rates = {one.step.offered for one in judged if one.limit is Limit.NOTHING}
     over = [one for one in judged if one.step.offered not in clean_rates]
@@ -234,7 +228,7 @@ def next_rate(judged: Sequence[Judged], *, first: float, most: float, overload: 
     if found.clean is None:
         return found.saturated / 2 if found.saturated / 2 >= LEAST_RATE else None
     if found.limit is Limit.CLIENT or found.saturated / found.clean <= CLOSE:
-        # What this machine can send depends on what else it does: finer steps would only measure that.
+        # The rate of this machine depends on its other work: finer steps would only measure that.
         more = min(most, OVERLOAD * found.saturated)
         wanted = overload and any(one.refused for one in judged)
         return more if wanted and more > max(one.step.offered for one in judged) else None

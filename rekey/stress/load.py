@@ -4,7 +4,7 @@ Rules kept here:
 
 * Requests are due at fixed moments, whether earlier ones were answered or not, and latency counts from the
   moment a request was due: a stall of the service counts for all requests that would have met it.
-* Nothing is tried again: refusals are what is measured.
+* No request is sent again: refusals are measured.
 * Requests that wait for responses are bounded. One that is due while too many wait is not sent, and counted.
 """
 

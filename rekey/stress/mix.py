@@ -61,7 +61,7 @@ class Mix:
         return {OperationKind.RANGE_QUERY: self.top, OperationKind.BATCH: self.batch_rows}.get(kind, 1)
 
     def entities(self, rates: Mapping[OperationKind, float]) -> float:
-        """Return the entities that so many operations of each kind read or write, at most."""
+        """Return the entities a second that operations at these rates read or write, at most."""
         return sum(rate * self.entities_of(kind) for kind, rate in rates.items())
 
     @property
@@ -72,7 +72,7 @@ class Mix:
 
 
 def inserts(batch_rows: int) -> Mix:
-    """Return the mix that only inserts new rows, so many in a request."""
+    """Return the mix that only inserts new rows, `batch_rows` in each request."""
     kind = OperationKind.INSERT if batch_rows == 1 else OperationKind.BATCH
     return Mix({kind: 1.0}, batch_rows=batch_rows, rows=0, by_row=True)
 

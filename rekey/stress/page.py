@@ -2,7 +2,7 @@
 
 Rules kept here:
 
-* It says nothing that the report does not say, and holds no key.
+* It shows nothing but the report, and holds no key.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class LoadProcesses:
                 hint="see whether this machine has memory left, then repeat the command; or set [load]"
                 " processes lower",
             ) from None
-        # What one process lacks in processor, another one cannot give it.
+        # A process that used up its core is the limit, however idle the others are.
         processor = max(part.processor for part in offered)
         return Offered([response for part in offered for response in part.responses], processor)
 

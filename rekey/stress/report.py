@@ -1,13 +1,13 @@
-"""What a stress test found: as values, as JSON-able data, and as text for people. Pure.
+"""Results of a stress test: as values, as JSON-able data, and as text for people. Pure.
 
 Rules kept here:
 
 * No key of an application is in a report: a partition has a number, in the order of PartitionKeys.
 * Rates of a mix are operations a second, those of inserts rows a second; of partitions and of the account
   they are entities a second, as the service's targets are.
-* What a service carries at least and what it carries at most are told apart. It is said plainly when this
-  machine was the limit: then the service was not measured.
-* The first line of a stage says what was found; the steps after it show why.
+* The rate at which the service saturates, and a rate that it carries at least, are told apart. When this
+  machine was the limit, the report says that the service was not measured.
+* The first line of a stage is its result; the steps after it show why.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Stage:
         return lines
 
     def said(self) -> str:
-        """Return what was found, in a sentence."""
+        """Return the result in a sentence."""
         found, allowed = self.found, self.spread.expected
         carried = f"{found.rate:,.0f} rows/s"
         more = "More rows in a request (--batch)"
@@ -210,7 +210,7 @@ class StressReport:
         seconds: how long it took.
         stages: the single partition first.
         refused_rows: rows of the sample that the script cannot map.
-        declared: rows a second that the script says will be written (`load`), None when it says nothing.
+        declared: rows a second that the application writes, as the script declares in `load`; None without.
     """
 
     table: str
@@ -224,7 +224,7 @@ class StressReport:
 
     @property
     def too_little(self) -> tuple[Stage, ...]:
-        """Return the distributions that carry less than what is declared, where the service is the limit."""
+        """Return the distributions that carry less than `declared`, where the service is the limit."""
         if self.declared is None:
             return ()
         return tuple(
@@ -261,7 +261,7 @@ class StressReport:
         return "\n".join(lines) + "\n"
 
     def told(self) -> str:
-        """Return what was done, in a sentence."""
+        """Return how the test was made, in a sentence."""
         mix = self.mix
         how = f"rows of 1 KiB, {mix.batch_rows} in a request,"
         if not mix.by_row:

@@ -36,7 +36,7 @@ class Request(NamedTuple):
 
     Attributes:
         due: seconds after the beginning of a step.
-        kind: what it does.
+        kind: its kind of operation.
         stage: number of the distribution that is tried; it keeps partitions of several ones apart.
         place: number of the partition, from 0.
         number: of its row; the first one of a batch; of a range query, the first row it may return.
@@ -75,7 +75,7 @@ UNSENT = -1
 
 
 class Response(NamedTuple):
-    """What came of a request.
+    """Outcome of a request.
 
     Attributes:
         request: the request.
@@ -169,7 +169,7 @@ class Population:
         return Request(due, kind, self._stage, place, number, size)
 
     def _numbers(self, count: int) -> range:
-        """Return the numbers of so many new rows."""
+        """Return the numbers of `count` new rows."""
         first, self._new = self._new, self._new + count
         return range(first, self._new)
 

@@ -10,14 +10,15 @@ Rules kept here:
 * Nothing is written but the test table, which `notes` removes however the test ends.
 * Rows are loaded before anything is measured, by a connection that tries again. A step whose requests would
   need rows that are not there loads them first.
-* Where the mix saturates, one of its kinds does. What the others carry is found out afterwards, with one kind
-  rising and the others at a rate that the mix carries with ease.
+* Where the mix saturates, one of its kinds does. The limits of the others are found afterwards, with one kind
+  rising and the others held at a rate well below the mix's saturation.
 * Time and rows are bounded for the whole test; stages that are still to come get their part.
 * Connecting, and what the service does for new partitions, is not measured.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -29,7 +30,6 @@ from rekey.stress.judge import (
     RISE,
     Judged,
     Limit,
-    judge_kinds,
     judge_ramp,
     next_rate,
     saturation,
@@ -38,7 +38,7 @@ from rekey.stress.load import Generator, carry_out
 from rekey.stress.mix import Mix, OperationKind
 from rekey.stress.notes import Notes
 from rekey.stress.report import Stage, StressReport
-from rekey.stress.requests import Offered, Population, Request
+from rekey.stress.requests import Population, Request
 from rekey.stress.spread import ONE_PARTITION, Spread
 from rekey.stress.steps import Step, measure
 from rekey.tables.base import Table, TableService
@@ -48,7 +48,7 @@ _FIRST, _MOST = 1 / 8, 2.0
 _HELD = 0.5
 """Part of what the mix carries that the other kinds are held at while one rises."""
 _WARM_SECONDS, _WARM_SHARE = 2.0, 0.05
-"""What is not measured at the beginning of a ramp, at most: seconds, and a share of its time and rows."""
+"""Bounds of the beginning of a ramp, which is not measured: seconds, and a share of its time and rows."""
 _LEAST_STEP_SECONDS = 1.0
 _REST_SECONDS = 1.0
 """Time that a service that refused is given to recover."""
@@ -106,64 +106,54 @@ async def stress(
     """
     stages: list[Stage] = []
     async with notes.table(service, endpoint) as (name, removed), generators(name) as generator:
-        load = _Load(generator, bounds, clock)
+        test = _Test(service.table(name), generator, mix, bounds, clock, progress)
         for number, spread in enumerate([ONE_PARTITION, *spreads]):
-            population = Population(spread, number, mix)
-            stage = _Stage(load, service.table(name), population, progress)
-            stages.append(await stage.run(len(spreads) + 1 - number))
-    return StressReport(name, removed, mix, load.sent, load.spent, tuple(stages))
+            stages.append(await test.stage(Population(spread, number, mix), len(spreads) + 1 - number))
+    return StressReport(name, removed, mix, test.sent, test.spent, tuple(stages))
 
 
-class _Load:
-    """The load of one test, and what is left of its time and rows."""
+class _Test:
+    """One test, with the time and rows that it has used."""
 
-    def __init__(self, generator: Generator, bounds: Bounds, clock: Clock) -> None:
-        self.bounds = bounds
-        self.clock = clock
-        self.sent = 0
-        self._generator = generator
+    def __init__(
+        self,
+        table: Table,
+        generator: Generator,
+        mix: Mix,
+        bounds: Bounds,
+        clock: Clock,
+        progress: Progress,
+    ) -> None:
+        self._table, self._generator, self._mix = table, generator, mix
+        self._bounds, self._clock, self._progress = bounds, clock, progress
         self._began = clock.rising()
+        self.sent = 0
 
     @property
     def spent(self) -> float:
-        return self.clock.rising() - self._began
+        return self._clock.rising() - self._began
 
-    def share(self, parts: int) -> tuple[float, int]:
-        """Return the second, and the row, up to which the next of so many parts may go."""
-        seconds, rows = self.bounds.seconds - self.spent, self.bounds.rows - self.sent
-        return self.spent + seconds / parts, self.sent + rows // parts
+    async def stage(self, population: Population, left: int) -> Stage:
+        """Load the rows of a distribution, and try the mix, then each kind of operation.
 
-    async def send(self, requests: Sequence[Request]) -> Offered:
-        self.sent += sum(request.size for request in requests)
-        return await self._generator.offer(requests)
-
-
-class _Stage:
-    """One distribution that is tried."""
-
-    def __init__(self, load: _Load, table: Table, population: Population, progress: Progress) -> None:
-        self._load = load
-        self._table = table
-        self._population = population
-        self._progress = progress
-        self._mix = population.mix
-        self._spread = population.spread
-
-    async def run(self, left: int) -> Stage:
-        """Load the rows, and try the mix; then each kind of operation. `left`: stages to come, with this."""
-        mix, spread = self._mix, self._spread
+        Args:
+            population: the rows.
+            left: number of stages from this one on.
+        """
+        mix, spread = self._mix, population.spread
         if mix.rows:
             with self._progress.task(f"load rows for {spread.name}") as advance:
-                await self._write(self._population.loading(), advance)
+                await self._write(population.loading(), spread, advance)
         first = spread.expected * _FIRST / mix.entities(mix.operations)
         # Half of what a stage may use is for ramps of each kind.
         parts = 2 if len(mix.shares) > 1 else 1
-        ramped, bounded = await self._ramp(mix.operations, {}, first=first, parts=left * parts)
-        found, steps = saturation(ramped), [one.step for one in ramped]
-        if spread.table and found.saturated is not None:
-            # Beyond its saturation the mix overloads what all kinds have in common.
-            steps = [step for step in steps if step.offered <= found.saturated]
-        of_kinds, risen = judge_kinds(steps), dict[OperationKind, list[Judged]]()
+        ramped, bounded = await self._ramp(population, mix.operations, {}, first=first, parts=left * parts)
+        found, risen = saturation(ramped), dict[OperationKind, list[Judged]]()
+        # Beyond its saturation the mix overloads what all kinds have in common, as one partition always does.
+        ceiling = found.saturated if spread.table and found.saturated is not None else math.inf
+        of_kinds = {
+            kind: [one.kinds[kind] for one in ramped if one.step.offered <= ceiling] for kind in mix.shares
+        }
         # Kinds are not tried on one partition: that stage is about the partition.
         if spread.table and found.limit is Limit.SERVICE and found.clean is not None:
             rest = [kind for kind, judged in of_kinds.items() if saturation(judged).limit is Limit.NOTHING]
@@ -171,65 +161,72 @@ class _Stage:
                 held = {one: _HELD * found.clean * share for one, share in mix.shares.items() if one != kind}
                 first = found.clean * mix.shares[kind] * RISE
                 parts = left * (len(rest) - number)
-                risen[kind], _ = await self._ramp({kind: 1.0}, held, first=first, parts=parts)
-        kinds = {kind: saturation([*of_kinds.get(kind, ()), *risen.get(kind, ())]) for kind in mix.shares}
-        return Stage(mix, spread, self._population.rows, tuple(ramped), kinds, risen, bounded)
+                risen[kind], _ = await self._ramp(population, {kind: 1.0}, held, first=first, parts=parts)
+                of_kinds[kind] += risen[kind]
+        kinds = {kind: saturation(judged) for kind, judged in of_kinds.items()}
+        return Stage(mix, spread, population.rows, tuple(ramped), kinds, risen, bounded)
 
     async def _ramp(
         self,
+        population: Population,
         varied: Mapping[OperationKind, float],
         held: Mapping[OperationKind, float],
         *,
         first: float,
         parts: int,
     ) -> tuple[list[Judged], str]:
-        """Offer rates one after the other until one saturates, or a part of what is left is used up.
+        """Offer rates one after the other until one saturates, or its part of the bounds is used up.
 
         Args:
+            population: the rows.
             varied: operations of each kind in a rate of 1.
             held: operations a second of other kinds, at any rate.
             first: the first rate.
-            parts: what is left of time and rows is for so many ramps.
+            parts: number of equal parts of the time and rows that are left; the ramp has one.
 
         Returns:
-            The steps, and what ended the ramp early: `rows`, `seconds` or "".
+            The steps, and the bound that ended the ramp early: `rows`, `seconds` or "".
         """
-        load, bounds, mix = self._load, self._load.bounds, self._mix
-        unit, beside = mix.entities(varied), mix.entities(held)
-        most = (bounds.most or self._spread.expected * _MOST) / unit
-        until, upto = load.share(parts)
+        bounds, mix, spread = self._bounds, self._mix, population.spread
+        unit, fixed = mix.entities(varied), mix.entities(held)
+        most = (bounds.most or spread.expected * _MOST) / unit
+        until = self.spent + (bounds.seconds - self.spent) / parts
+        upto = self.sent + (bounds.rows - self.sent) // parts
         steps: list[Step] = []
         judged: list[Judged] = []
 
+        def left(rate: float) -> tuple[float, float]:
+            return until - self.spent, (upto - self.sent) / (rate * unit + fixed)
+
         async def offer(rate: float, seconds: float) -> Step:
             rates = {**held, **{kind: part * rate for kind, part in varied.items()}}
-            loading, requests = self._population.plan(rates, seconds)
-            await self._write(loading, lambda _rows: None)
-            offered = await load.send(requests)
+            loading, requests = population.plan(rates, seconds)
+            await self._write(loading, spread, lambda _rows: None)
+            self.sent += sum(request.size for request in requests)
+            offered = await self._generator.offer(requests)
             return measure(offered, rate, seconds, varied, by_row=mix.by_row)
 
         rising = f", {next(iter(varied)).label}" if held else ""
-        with self._progress.task(f"stress {self._spread.name}{rising}") as advance:
+        with self._progress.task(f"stress {spread.name}{rising}") as advance:
             begin = min(first, most)
-            left_s, rows_s = until - load.spent, (upto - load.sent) / (begin * unit + beside)
-            await offer(begin, min(_WARM_SECONDS, _WARM_SHARE * left_s, _WARM_SHARE * rows_s))
-            several = self._spread.partitions > 1
+            await offer(begin, min(_WARM_SECONDS, *(_WARM_SHARE * seconds for seconds in left(begin))))
+            several = spread.partitions > 1
             while (rate := next_rate(judged, first=first, most=most, overload=several)) is not None:
-                left_s, rows_s = until - load.spent, (upto - load.sent) / (rate * unit + beside)
+                left_s, rows_s = left(rate)
                 seconds = min(bounds.step_seconds, left_s, rows_s)
                 if seconds < min(_LEAST_STEP_SECONDS, bounds.step_seconds):
                     return judged, "rows" if rows_s <= left_s else "seconds"
-                before = load.sent
+                before = self.sent
                 steps.append(await offer(rate, seconds))
-                advance(load.sent - before)
+                advance(self.sent - before)
                 judged = judge_ramp(steps)
                 if judged[-1].limit is not Limit.NOTHING:
-                    await load.clock.sleep(_REST_SECONDS)
+                    await self._clock.sleep(_REST_SECONDS)
         return judged, ""
 
-    async def _write(self, batches: Iterable[Request], advance: Advance) -> None:
+    async def _write(self, batches: Iterable[Request], spread: Spread, advance: Advance) -> None:
         async def write(batch: Request) -> None:
             advance(await carry_out(self._table, batch))
 
         # One at a time into one partition: together they would go beyond what it takes.
-        await for_each(batches, write, limit=min(_LOADING, self._spread.partitions))
+        await for_each(batches, write, limit=min(_LOADING, spread.partitions))

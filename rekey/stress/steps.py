@@ -2,7 +2,7 @@
 
 Rules kept here:
 
-* Throughput goes by when responses came, all else by when requests were due.
+* Throughput counts responses by when they came; refusals and latency count requests by when they were due.
 * The beginning of a step is not measured; allowances that the service saved up for a burst go there.
 * Rates of a mix are operations a second; of inserts they are rows (entities) a second, as the service's
   targets are.
@@ -99,7 +99,7 @@ def measure(
     """Return the step that consists of some requests.
 
     Args:
-        offered: all responses, also those of what is not measured.
+        offered: all responses, also those of the beginning that is not measured.
         rate: rows or operations a second that were asked for.
         seconds: how long the step was.
         about: the kinds whose rate the ramp varies.
@@ -168,7 +168,7 @@ def _partitions(
 
 
 def percentile(values: Sequence[float], percent: int) -> float | None:
-    """Return the value below which so many per cent (1 to 99) of values lie, None when there are none."""
+    """Return the value below which `percent` (1 to 99) per cent of values lie, None without values."""
     if len(values) < 2:
         return values[0] if values else None
     return quantiles(values, n=100, method="inclusive")[percent - 1]

@@ -32,7 +32,7 @@ READ, QUERY, INSERT, UPDATE, DELETE, BATCH = OperationKind
 SHARES = {READ: 0.5, QUERY: 0.1, INSERT: 0.1, UPDATE: 0.15, DELETE: 0.1, BATCH: 0.05}
 MIX = Mix(SHARES, top=5, batch_rows=4, rows=200, partitions=5)
 EVEN = Spread("mix.toml", (1,) * 5)
-BOUNDS = Bounds(rows=10_000_000, seconds=100_000, step_seconds=4, most=800)
+BOUNDS = Bounds(rows=10_000_000, seconds=100_000, step_seconds=4, most=480)
 
 
 @pytest.fixture

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rekey.errors import ConfigurationError
 from rekey.project.config import read_toml
-from rekey.stress.judge import Limit, judge_kinds, judge_ramp, refusing, saturation
+from rekey.stress.judge import Limit, judge_ramp, refusing, saturation
 from rekey.stress.mix import Mix, OperationKind, read_mix
 from rekey.stress.requests import Offered, Population, Request, Response
 from rekey.stress.spread import Spread
@@ -181,7 +182,7 @@ def test_a_kind_that_refuses_names_no_partition() -> None:
     assert [one.limit for one in judged] == [Limit.NOTHING, Limit.SERVICE]
     assert judged[1].refused and all(reason.startswith("update: ") for reason in judged[1].reasons)
     assert judged[1].because_of == ("update",)
-    found = saturation(judge_kinds(steps)[UPDATE])
+    found = saturation([one.kinds[UPDATE] for one in judged])
     assert (found.clean, found.saturated, found.rate) == (50, 80, pytest.approx(60, rel=0.02))
     assert refusing(steps) == {}
 
@@ -192,6 +193,13 @@ def test_a_partition_that_refuses_is_named_with_what_it_takes() -> None:
     [judged] = judge_ramp([step])
     assert judged.limit is Limit.SERVICE
     assert "partition 4 refuses more than others" in judged.reasons
+
+
+def test_a_step_that_was_sent_late_names_no_partition() -> None:
+    """Requests that come in bursts are refused by a partition that carries the same rate evenly."""
+    step = stepped(200, {(None, 3): 3})
+    assert refusing([replace(step, late=0.2)]) == {}
+    assert refusing([step, replace(step, late=0.2)]) == refusing([step])
 
 
 def test_a_partition_is_named_also_where_a_kind_is_refused_everywhere() -> None:
