@@ -135,10 +135,12 @@ def test_planted_limits_of_all_kinds_are_found(project: Project) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(_LONGEST)
 def test_a_planted_limit_of_a_partition_is_found_with_all_kinds(project: Project) -> None:
-    words = ("--step-seconds", "4", "--seconds", "300", "--most", "600")
-    _, stage = through_limits(project, {}, {"1.0000006": 40.0}, *words)["stages"]
-    assert stage["partitions_below_target"].keys() == {"partition 7"}
-    assert abs(stage["partitions_below_target"]["partition 7"] - 40) <= 4, stage
+    """Low enough that Azurite carries all partitions at that rate, on a busy machine, too."""
+    (project.folder / "mix.toml").write_text(ALL.replace("partitions = 10", "partitions = 5"), "utf-8")
+    words = ("--step-seconds", "6", "--seconds", "300", "--most", "150")
+    _, stage = through_limits(project, {}, {"1.0000003": 15.0}, *words)["stages"]
+    assert stage["partitions_below_target"].keys() == {"partition 4"}
+    assert abs(stage["partitions_below_target"]["partition 4"] - 15) <= 1.5, stage
 
 
 def in_its_midst(project: Project) -> Running:
