@@ -140,7 +140,7 @@ class Stage:
         if (more := len(self.below_target) - _MOST_NAMED) > 0:
             lines.append(f"  and {more:,} partitions more")
         if len(self.kinds) > 1:
-            lines += table(KINDS_HEAD, self.kind_rows(), right=range(1, len(KINDS_HEAD)), indent="  ")
+            lines += ["", *table(KINDS_HEAD, self.kind_rows(), right=range(1, 7), indent="  "), ""]
         head, *rows = table(STEPS_HEAD, self.step_rows(), right=range(len(STEPS_HEAD)), indent="    ")
         lines.append(head)
         for line, judged in zip(rows, self.steps, strict=True):
