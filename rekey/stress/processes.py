@@ -69,11 +69,11 @@ class LoadProcesses:
     async def offer(self, requests: Sequence[Request]) -> Offered:
         """Send requests, ordered by when they are due, and wait for all responses; see `Generator`."""
         loop, count = asyncio.get_running_loop(), len(self._pools)
-        parts = [
-            loop.run_in_executor(pool, _offer, *self._about, requests[first::count])
-            for first, pool in enumerate(self._pools)
-        ]
-        try:
+        try:  # a pool whose process has ended refuses a part at once
+            parts = [
+                loop.run_in_executor(pool, _offer, *self._about, requests[first::count])
+                for first, pool in enumerate(self._pools)
+            ]
             offered = await asyncio.gather(*parts)
         except BrokenExecutor:
             raise WorkersFailed(
