@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from multiprocessing import active_children
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rekey.core.progress import Silent
 from rekey.errors import WorkersFailed
 from rekey.model import Row
+from rekey.project.config import Account
 from rekey.stress.judge import Limit
 from rekey.stress.load import Generator, InProcess
 from rekey.stress.mix import Mix, OperationKind
 from rekey.stress.notes import Notes
+from rekey.stress.processes import LoadProcesses
 from rekey.stress.report import StressReport
 from rekey.stress.run import Bounds, stress
 from rekey.stress.spread import Spread
@@ -146,6 +150,20 @@ async def test_the_table_is_removed_when_what_generates_load_fails(clock: FakeCl
         )
     assert world.service._tables == {}
     assert not notes.path.exists()
+
+
+async def test_a_process_that_ended_between_two_steps_is_told_and_none_is_left() -> None:
+    """A pool tells that its process has ended when it is given work, not only when it is waited for."""
+    before = set(active_children())
+    async with LoadProcesses(2, Account(ENDPOINT), "Tried") as generator:
+        started = [psutil.Process(one.pid) for one in set(active_children()) - before]
+        started[0].kill()
+        with pytest.raises(WorkersFailed, match="a process that generates load ended"):
+            while True:
+                await generator.offer([])
+        with pytest.raises(WorkersFailed, match="a process that generates load ended"):
+            await generator.offer([])
+    assert len(started) == 2 and psutil.wait_procs(started, timeout=10)[1] == []
 
 
 # --- the command line -----------------------------------------------------------------------------------
