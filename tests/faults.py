@@ -32,12 +32,14 @@ class Call:
         table: the table's name, "" for `server_time`.
         operations: the writes of the call; empty for reads and table calls.
         number: counts the calls of one service from 1.
+        read: the partition that a read is about, None for other calls and for reads of several.
     """
 
     action: str
     table: str
     operations: tuple[Operation, ...]
     number: int
+    read: str | None = None
 
     @property
     def writes(self) -> bool:

@@ -228,7 +228,9 @@ class MemoryTableService:
         rows = self._tables[name.lower()]
         return [rows.rows[place].as_read(None) for place in rows.order]
 
-    async def enter(self, action: str, table: str, operations: tuple[Operation, ...] = ()) -> Fault | None:
+    async def enter(
+        self, action: str, table: str, operations: tuple[Operation, ...] = (), read: str | None = None
+    ) -> Fault | None:
         """Pass the gate and learn what goes wrong with a call; latency passes on the clock.
 
         Raises the fault's error at once when the call is not applied; otherwise `leave` raises it.
@@ -239,7 +241,7 @@ class MemoryTableService:
         self.sent.add(_KINDS.get(action, Kind.WRITE).value)
         if action == "transact":
             self.sent.add(OPERATIONS, len(operations))
-        call = Call(action, table, operations, self._calls)
+        call = Call(action, table, operations, self._calls, read)
         await self.gate(call)
         fault = self.faults.decide(call)
         if fault is not None and fault.seconds:
@@ -289,7 +291,7 @@ class MemoryTable(Table):
         """Return a copy of the row, or None."""
         check_key_part(key.partition)
         check_key_part(key.row)
-        self._service.leave(await self._service.enter("get", self._name))
+        self._service.leave(await self._service.enter("get", self._name, read=key.partition))
         stored = self._service.rows(self._name).rows.get(key.order)
         return None if stored is None else stored.as_read(select)
 
@@ -323,8 +325,10 @@ class MemoryTable(Table):
             raise RequestRejected("a page has 1 to 1,000 rows", code="InvalidInput", status=400)
         since = None if modified_from is None else ticks_of(modified_from)
         rest = within
+        after, upto = within.after, within.upto
+        one = after.partition if after and upto and after.partition == upto.partition else None
         while True:
-            fault = await self._service.enter("page", self._name)
+            fault = await self._service.enter("page", self._name, read=one)
             limit = _page_limit(fault, page_rows)
             places, more = self._places(rest, since, limit)
             rows = self._service.rows(self._name).rows

@@ -1,42 +1,48 @@
 """`rekey stress`: at which rate a partition, and the distribution of a table or a design, saturate.
 
+With inserts, or with the application's own mix of operations.
+
 Rules kept here:
 
 * An endpoint that does not say it is Azurite is loaded only with `--i-own-this-account`.
 * The application's tables are read, never written; the test has a table of its own, which it removes.
-* One stress test of a project at a time: what is noted as left over is of no test that still runs.
+* One stress test of a project at a time: a table that is noted as left over is of no running test.
+* A mistake in the file of a mix is refused before the account is asked for anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import click
 
 from rekey.cli.project import open_project
-from rekey.cli.shell import Shell, command, flag, no_such_table
+from rekey.cli.shell import Shell, command, file_option, flag, no_such_table
 from rekey.core.limits import TABLE_NAME_CURE, table_name_problem
 from rekey.declaration.migration import Declared
 from rekey.doctor.observed import AccountSeen, Kind
-from rekey.errors import ConfigurationError, ExitCode, Locked, Refused, TableMissing
-from rekey.migration.opening import credential_for
-from rekey.project.config import Config, load_config
+from rekey.errors import ConfigurationError, ExitCode, Locked, Refused, RekeyError, TableMissing
+from rekey.plan.planfile import write_output
+from rekey.project.config import Config, load_config, read_toml
 from rekey.state.filelock import FileLock
-from rekey.stress.load import MOST_WAITING
+from rekey.stress.load import Generator, InProcess
+from rekey.stress.mix import Mix, inserts, read_mix
+from rekey.stress.notes import Notes
+from rekey.stress.page import stress_page
+from rekey.stress.processes import LoadProcesses, open_loaded
 from rekey.stress.report import StressReport
-from rekey.stress.run import Notes, spread_of_design, spread_of_table
+from rekey.stress.run import Bounds
 from rekey.stress.run import stress as run
-from rekey.stress.steps import Bounds
-from rekey.tables.azure import AzureTableService
+from rekey.stress.shares import spread_of_design, spread_of_table
+from rekey.stress.spread import Spread
 from rekey.tables.base import TableService
-from rekey.tables.requests import RetryPolicy
-from rekey.tables.transport import Timeouts
 
 _DEFAULT = Bounds()
-_MOST_BATCH = 100
-_ANSWER_SECONDS = 10
+_BATCH, _MOST_BATCH = 10, 100
 
 
 def _bound(
@@ -48,12 +54,15 @@ def _bound(
 @command(
     "stress",
     example="rekey stress Users\nrekey stress --design 0001 --seconds 120 --rows 100000"
-    "\nrekey stress Users --i-own-this-account --json",
+    "\nrekey stress Users --i-own-this-account --json"
+    "\nrekey stress --mix mix.toml --seconds 900 --html stress.html",
 )
 @click.argument("table", metavar="[TABLE]", required=False)
 @click.option(
     "--design", metavar="SCRIPT", help="Spread rows as this script would, instead of as TABLE has them."
 )
+@file_option("--mix", help="Send the mix of operations that this file declares, instead of inserts.")
+@file_option("--html", help="Write a page with plots that loads nothing. It never holds keys.")
 @flag("--exact", help="Read every row for the distribution, instead of a sample.")
 @_bound("--seconds", click.FloatRange(1), _DEFAULT.seconds, "Length of the whole test, at most.")
 @_bound("--rows", click.IntRange(1), _DEFAULT.rows, "Rows sent in the whole test, at most.")
@@ -61,7 +70,7 @@ def _bound(
 @click.option(
     "--batch",
     type=click.IntRange(1, _MOST_BATCH),
-    show_default=f"{_DEFAULT.batch}, or what the script says in load=",
+    show_default=f"{_BATCH}, or what the script says in load=",
     help="Rows in a request.",
 )
 @click.option(
@@ -79,6 +88,8 @@ def stress(
     shell: Shell,
     table: str | None,
     design: str | None,
+    mix: Path | None,
+    html: Path | None,
     exact: bool,
     owned: bool,
     batch: int | None,
@@ -90,28 +101,39 @@ def stress(
     up, and tells throughput against 2,000 rows/s, latencies, refusals, and where each saturates. Rows are
     made up; nothing of the application's tables is copied or written. The test table is removed, also after
     Ctrl-C; what a killed test left is removed by the next. Exit code 1: a design carries less than its load=.
+
+    With --mix the file gives shares of point reads, range queries, inserts, updates, deletes and batches;
+    each kind is judged by itself, and partitions that take less than 2,000 entities/s are named. TABLE and
+    --design are optional then.
     """
-    subject: str | Declared
+    subject: str | Declared | Path | None = table
     load: Mapping[str, float] = {}
     if table is not None and design is None:
         problem = table_name_problem(table)
         if problem is not None:
             raise click.UsageError(f"{problem}; {TABLE_NAME_CURE}")
-        subject = table
     elif design is not None and table is None:
         subject = open_project(shell).choose(design)
         load = subject.migration.load
-    else:
-        raise click.UsageError("give either TABLE or --design SCRIPT")
+    elif mix is None or table is not None:
+        raise click.UsageError("give either TABLE or --design SCRIPT, or --mix FILE")
+    if mix is not None and batch is not None:
+        raise click.UsageError("--batch does not go with --mix: write [batch] rows in the file")
     config = load_config(shell.config_path)
-    rows_together = min(_MOST_BATCH, round(load.get("rows_per_batch", _DEFAULT.batch)))
-    wanted = replace(_DEFAULT, batch=batch or rows_together, **bounds)  # type: ignore[arg-type]  # click's
+    if mix is None:
+        operations = inserts(batch or min(_MOST_BATCH, round(load.get("rows_per_batch", _BATCH))))
+    else:
+        absent = "write one: the runbook on stress tests has an example; or name another one"
+        operations = read_mix(read_toml(mix.absolute(), absent=absent), spread_given=subject is not None)
+        # load= of a script declares written rows, which are no rate of the mix.
+        load, subject = {}, subject or mix
     if not owned:
         shell.do(_refuse_others(shell, config))
     notes = Notes(config.state)
+    wanted = replace(_DEFAULT, **bounds)  # type: ignore[arg-type]  # click's
     try:
         with FileLock(notes.path):
-            report = shell.do(_stress(shell, config, subject, wanted, notes, exact))
+            report = shell.do(_stress(shell, config, subject, operations, wanted, notes, exact))
     except Locked:
         raise Locked(
             "another stress test of this project is running",
@@ -119,59 +141,92 @@ def stress(
             hint="wait until it ends, or stop it with Ctrl-C: it removes its table",
         ) from None
     report = replace(report, declared=load.get("writes_per_second"))
-    code = ExitCode.FINDINGS if report.too_little else ExitCode.DONE
-    return shell.emit(report.as_json(), report.as_text(), code)
+    document, text = report.as_json(), report.as_text()
+    if html is not None:
+        try:
+            write_output(stress_page(report), html, option="--html")
+        except RekeyError:
+            shell.tell_before_error(document, text)  # it took minutes to find out
+            raise
+        document["page"] = str(html)
+        text += f"The page is {html}.\n"
+    return shell.emit(document, text, ExitCode.FINDINGS if report.too_little else ExitCode.DONE)
 
 
 async def _stress(
-    shell: Shell, config: Config, subject: str | Declared, bounds: Bounds, notes: Notes, exact: bool
+    shell: Shell,
+    config: Config,
+    subject: str | Declared | Path | None,
+    mix: Mix,
+    bounds: Bounds,
+    notes: Notes,
+    exact: bool,
 ) -> StressReport:
     """Read the distribution, and run the test."""
-    progress = shell.progress()
-    name = subject if isinstance(subject, str) else subject.migration.source
-    async with shell.connect(config) as accounts:
-        loaded, table, refused = _loaded(shell, config), accounts.tables.table(name), 0
+
+    @asynccontextmanager
+    async def generators(name: str) -> AsyncIterator[Generator]:
+        if mix.processes > 1:
+            async with LoadProcesses(mix.processes, config.tables, name) as started:
+                yield started
+            return
+        loaded = _loaded(shell, config)
         try:
-            try:
-                if isinstance(subject, str):
-                    spreads = await spread_of_table(table, exact=exact, progress=progress)
-                else:
-                    declared = subject.migration
-                    spreads, refused = await spread_of_design(table, declared, exact=exact, progress=progress)
-            except TableMissing:
-                raise no_such_table(name, config) from None
-            spreads = tuple(spread for spread in spreads if spread.rows)
-            if not spreads:
-                raise ConfigurationError(
-                    f"the table {name} gives no rows to take a distribution from",
-                    hint="name a table with rows, or fill it with some that are like those to come",
-                )
-            report = await run(
-                accounts.tables,
-                loaded,
-                spreads,
-                bounds,
-                notes=notes,
-                endpoint=config.tables.endpoint,
-                clock=shell.clock,
-                progress=progress,
-            )
+            yield InProcess(loaded.table(name), shell.clock)
         finally:
             await loaded.close()
+
+    async with shell.connect(config) as accounts:
+        spreads, refused = await _spreads(shell, config, accounts.tables, subject, mix, exact)
+        report = await run(
+            accounts.tables,
+            generators,
+            mix,
+            spreads,
+            bounds,
+            notes=notes,
+            endpoint=config.tables.endpoint,
+            clock=shell.clock,
+            progress=shell.progress(),
+        )
     return replace(report, refused_rows=refused)
 
 
+async def _spreads(
+    shell: Shell,
+    config: Config,
+    tables: TableService,
+    subject: str | Declared | Path | None,
+    mix: Mix,
+    exact: bool,
+) -> tuple[tuple[Spread, ...], int]:
+    """Return the distributions to try, and the rows that the script refuses."""
+    if isinstance(subject, Path) and mix.partitions is not None:
+        return (Spread(subject.name, (mix.rows // mix.partitions,) * mix.partitions),), 0
+    name = subject.migration.source if isinstance(subject, Declared) else str(subject)
+    table, refused, progress = tables.table(name), 0, shell.progress()
+    try:
+        if isinstance(subject, Declared):
+            declared = subject.migration
+            spreads, refused = await spread_of_design(table, declared, exact=exact, progress=progress)
+        else:
+            spreads = await spread_of_table(table, exact=exact, progress=progress)
+    except TableMissing:
+        raise no_such_table(name, config) from None
+    spreads = tuple(spread for spread in spreads if spread.rows)
+    if not spreads:
+        raise ConfigurationError(
+            f"the table {name} gives no rows to take a distribution from",
+            hint="name a table with rows, or fill it with some that are like those to come",
+        )
+    return spreads, refused
+
+
 def _loaded(shell: Shell, config: Config) -> TableService:
-    """Return the account as it is loaded: nothing is tried again, and many requests wait side by side."""
+    """Return the account as it is loaded: a test's own tables, where it has some."""
     if shell.surroundings.connect is not None:
         return shell.connect(config).tables
-    return AzureTableService.open(
-        config.tables.endpoint,
-        credential_for(config.tables),
-        retry=RetryPolicy(attempts=1, connect_attempts=1),
-        timeouts=Timeouts(read=_ANSWER_SECONDS, service=_ANSWER_SECONDS),
-        connections=MOST_WAITING,
-    )
+    return open_loaded(config.tables)
 
 
 async def _refuse_others(shell: Shell, config: Config) -> None:

@@ -23,7 +23,6 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET
@@ -223,7 +222,7 @@ def load_config(path: Path) -> Config:
             key and the cure; never repeats a value.
     """
     path = Path(path).absolute()
-    document = Section(path, "", _read(path))
+    document = read_toml(path, absent="`rekey init` writes one; or name another with --config")
     document.allow(*(one.name for one in fields(Config) if one.name != "path"))
     return Config(
         path=path,
@@ -296,18 +295,25 @@ def account_key(account: Account) -> str | None:
     return value
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_toml(path: Path, *, absent: str) -> Section:
+    """Read a file of configuration, unchecked.
+
+    Args:
+        path: the file.
+        absent: what to do where there is none.
+
+    Raises:
+        ConfigurationError: absent, unreadable, not UTF-8, not TOML.
+    """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        return Section(path, "", tomllib.loads(text), text)
     except FileNotFoundError:
-        raise ConfigurationError(
-            f"there is no configuration file {path}",
-            hint="`rekey init` writes one; or name another with --config",
-        ) from None
+        raise ConfigurationError(f"there is no configuration file {path}", hint=absent) from None
     except OSError as error:
         raise ConfigurationError(
             f"the configuration file {path} cannot be read ({type(error).__name__})",
-            hint="make it a file that this user can read, or name another with --config",
+            hint="make it a file that this user can read, or name another one",
         ) from None
     except UnicodeDecodeError:
         raise ConfigurationError(f"{path} is not UTF-8", hint="save it as UTF-8") from None

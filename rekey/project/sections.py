@@ -2,7 +2,7 @@
 
 Rules kept here:
 
-* Values are never repeated in an error: a secret pasted into the file is not echoed.
+* Values are never repeated in an error: a secret pasted into the file is not echoed. Its line is named.
 * A duration or a size is written with its unit: `"24h"`, `"64MiB"`.
 """
 
@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import math
 import re
+import tomllib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeAlias, TypeVar, get_type_hints
 
@@ -34,17 +36,34 @@ class Section:
         path: the file, for messages.
         name: the table's dotted name, "" for the whole file.
         content: what the TOML parser returned for it.
+        text_of_file: the whole file, for the lines in messages; "" where there is none.
     """
 
-    def __init__(self, path: Path, name: str, content: dict[str, Any]) -> None:
+    def __init__(self, path: Path, name: str, content: dict[str, Any], text: str = "") -> None:
         self.path = path
         self.name = name
         self.content = content
+        self.text_of_file = text
 
     def fail(self, key: str, problem: str, cure: str) -> NoReturn:
-        """Raise a ConfigurationError that names file, table, key, problem and cure."""
+        """Raise a ConfigurationError that names file, line, table, key, problem and cure."""
         where = f"[{self.name}] {key}".strip() if self.name else f"[{key}]"
-        raise ConfigurationError(f"{self.path}: {where}: {problem}", hint=cure)
+        line = self._line(key)
+        place = f", line {line}" if line else ""
+        raise ConfigurationError(f"{self.path}{place}: {where}: {problem}", hint=cure)
+
+    def _line(self, key: str) -> int:
+        """Return the line where a key, or the table that lacks it, stands; 0 where neither does."""
+        names = [name for name in (*self.name.split("."), key) if name]
+        lines, line, deepest = self.text_of_file.split("\n"), 0, 0
+        # The parser tells no lines: the shortest beginning of the file that holds the key ends with its line.
+        for number in range(1, len(lines) + 1):
+            with suppress(tomllib.TOMLDecodeError):  # it may end within a value of several lines
+                depth, found = 0, tomllib.loads("\n".join(lines[:number]))
+                while depth < len(names) and isinstance(found, dict) and names[depth] in found:
+                    found, depth = found[names[depth]], depth + 1
+                line, deepest = (number, depth) if depth > deepest else (line, deepest)
+        return line
 
     def allow(self, *keys: str) -> None:
         """Raise ConfigurationError for a key other than these."""
@@ -61,7 +80,7 @@ class Section:
             self.fail(key, "is missing", f"add the section [{name}]; `rekey init` shows how")
         if not isinstance(value, dict):
             self.fail(key, "is not a section", f"write it as a section: [{name}]")
-        return Section(self.path, name, value)
+        return Section(self.path, name, value, self.text_of_file)
 
     def read(self, value: type[T]) -> T:
         """Read all keys of this section as the fields of a dataclass; one that is absent keeps its default.

@@ -1,67 +1,127 @@
-"""What a stress test found: as values, as JSON-able data, and as text for people. Pure.
+"""Results of a stress test: as values, as JSON-able data, and as text for people. Pure.
 
 Rules kept here:
 
-* No key of an application is in a report: partitions are counted, never named.
-* What a service carries at least and what it carries at most are told apart. It is said plainly when this
-  machine was the limit: then the service was not measured.
-* The first line of a stage says what was found; the steps after it show why.
+* No key of an application is in a report: a partition has a number, in the order of PartitionKeys.
+* Rates of a mix are operations a second, those of inserts rows a second; of partitions and of the account
+  they are entities a second, as the service's targets are.
+* The rate at which the service saturates, and a rate that it carries at least, are told apart. When this
+  machine was the limit, the report says that the service was not measured.
+* The first line of a stage is its result; the steps after it show why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from rekey.core.limits import PARTITION_TARGET
-from rekey.core.plain import members, told
-from rekey.present.text import counted, wrapped
+from rekey.core.plain import members, plain, told
+from rekey.present.text import counted, table, wrapped
+from rekey.stress.judge import Judged, Limit, Saturation, partition_name, refusing, saturation
+from rekey.stress.mix import Mix, OperationKind
 from rekey.stress.spread import Spread
-from rekey.stress.steps import Judged, Limit, Saturation, saturation
+from rekey.stress.steps import Step
 
-_HEAD = "    offered/s  achieved/s     p50 ms     p95 ms     p99 ms   requests    refused"
+_MOST_NAMED = 10
+KINDS_HEAD = ("operation", "share", "saturates at, /s", "clean at, /s", "p50 ms", "p95 ms", "p99 ms")
+STEPS_HEAD = ("offered/s", "achieved/s", "p50 ms", "p95 ms", "p99 ms", "requests", "refused")
+HOW_KINDS_ARE_FOUND = (
+    "Latencies of a kind are those at the highest rate at which the whole mix held. What a kind carries that"
+    " the mix did not saturate is found with the others at half of that rate."
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One ramp.
+    """Result for one distribution.
 
     Attributes:
+        mix: the operations.
         spread: how rows were spread.
-        steps: judged, in the order in which they were made.
+        loaded: rows that were loaded before.
+        steps: of the whole mix, judged, in the order in which they were made.
+        kinds: where each kind saturated.
+        rising: the steps in which a kind rose while the others were held; none where the mix shows it.
         bounded: what ended it early, "" when nothing did: `rows`, `seconds`.
     """
 
+    mix: Mix
     spread: Spread
+    loaded: int
     steps: tuple[Judged, ...]
+    kinds: Mapping[OperationKind, Saturation]
+    rising: Mapping[OperationKind, Sequence[Judged]]
     bounded: str = ""
 
     @property
     def found(self) -> Saturation:
-        """Return where it saturated."""
+        """Return where the mix saturated."""
         return saturation(self.steps)
 
-    def as_json(self) -> dict[str, Any]:
-        """Return a JSON object; rates in rows a second, latencies in milliseconds."""
-        found = self.found
-        rates = {"rate": found.rate, "clean": found.clean, "saturated": found.saturated}
-        rounded = {name: None if rate is None else round(rate, 1) for name, rate in rates.items()}
+    @property
+    def entities(self) -> float:
+        """Return the entities a second that were carried at most."""
+        achieved = sum(one.step.achieved for one in self.steps)
+        return self.found.rate * sum(one.step.entities for one in self.steps) / achieved if achieved else 0.0
+
+    @property
+    def because_of(self) -> tuple[str, ...]:
+        """Return the kinds, of several, and the partitions that saturated the mix."""
+        at = self.found.saturated
+        return (
+            *dict.fromkeys(name for one in self.steps if one.step.offered == at for name in one.because_of),
+        )
+
+    @property
+    def clean(self) -> Step | None:
+        """Return the step of the highest rate at which the whole mix held."""
+        return next((one.step for one in reversed(self.steps) if one.step.offered == self.found.clean), None)
+
+    @property
+    def below_target(self) -> dict[str, float]:
+        """Return the entities a second of partitions that take less than the target, lowest first."""
+        steps = [one.step for some in (self.steps, *self.rising.values()) for one in some]
+        found = {partition_name(place): rate for place, rate in refusing(steps).items()}
+        # A limit of the partition meets every kind; a limit of a kind leaves the others alone.
+        if self.spread.partitions == 1 and {one.limit for one in self.kinds.values()} == {Limit.SERVICE}:
+            found = {"one partition": self.entities}
         return {
-            "stage": self.spread.name,
-            "partitions": self.spread.partitions,
-            "rows_looked_at": self.spread.rows,
-            "largest_share": round(self.spread.largest_share, 4),
-            "target": round(self.spread.expected),
+            name: rate
+            for name, rate in sorted(found.items(), key=lambda one: one[1])
+            if rate < PARTITION_TARGET
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object; latencies in milliseconds."""
+        spread = self.spread
+        kinds = {
+            kind: {
+                "share": round(self.mix.shares[kind], 4),
+                "saturation": members(found),
+                **self._latencies(kind),
+                "rising": plain(self.rising.get(kind, [])),
+            }
+            for kind, found in self.kinds.items()
+        }
+        return {
+            "stage": spread.name,
+            "partitions": spread.partitions,
+            "rows_looked_at": spread.rows,
+            "rows_loaded": self.loaded,
+            "largest_share": round(spread.largest_share, 4),
+            "target": round(spread.expected),
             "saturation": {
-                "limit": str(found.limit),
-                "rate": rounded["rate"],
-                "of_target": round(found.rate / self.spread.expected, 3),
-                "clean": rounded["clean"],
-                "saturated": rounded["saturated"],
+                **members(self.found),
+                "entities": round(self.entities, 1),
+                "of_target": round(self.entities / spread.expected, 3),
+                "because_of": self.because_of,
             },
             "bounded": self.bounded,
-            "steps": [_step_json(one) for one in self.steps],
+            "partitions_below_target": {name: round(rate, 1) for name, rate in self.below_target.items()},
+            "kinds": kinds,
+            "steps": plain(self.steps),
         }
 
     def lines(self) -> list[str]:
@@ -73,51 +133,69 @@ class Stage:
                 f"spread as in {spread.table}: {counted(spread.partitions, 'partition')} among"
                 f" {counted(spread.rows, 'row')}, the largest with {spread.largest_share:.1%}"
             )
-        lines = [*wrapped(about, rest="  "), *wrapped(self._said(), first="  ", rest="    "), _HEAD]
-        for judged in self.steps:
-            step = judged.step
-            times = (
-                f"{'-' if seconds is None else f'{seconds * 1000:,.1f}':>11}"
-                for seconds in (step.p50, step.p95, step.p99)
-            )
-            figures = f"    {step.offered:>9,.0f}{step.achieved:>12,.0f}{''.join(times)}"
-            lines.append(f"{figures}{step.requests:>11,}{step.refused:>11,}")
+        lines = [*wrapped(about, rest="  "), *wrapped(self.said(), first="  ", rest="    ")]
+        for name, rate in [*self.below_target.items()][:_MOST_NAMED]:
+            said = f"{name} takes {rate:,.0f} entities/s, less than the target of {PARTITION_TARGET:,}"
+            lines += wrapped(said, first="  ", rest="    ")
+        if (more := len(self.below_target) - _MOST_NAMED) > 0:
+            lines.append(f"  and {more:,} partitions more")
+        if len(self.kinds) > 1:
+            lines += ["", *table(KINDS_HEAD, self.kind_rows(), right=range(1, 7), indent="  "), ""]
+        head, *rows = table(STEPS_HEAD, self.step_rows(), right=range(len(STEPS_HEAD)), indent="    ")
+        lines.append(head)
+        for line, judged in zip(rows, self.steps, strict=True):
+            lines.append(line)
             for reason in judged.reasons:
                 lines += wrapped(reason, first=" " * 15 + "- ", rest=" " * 19)
         return lines
 
-    def _said(self) -> str:
-        """Return what was found, in a sentence."""
+    def said(self) -> str:
+        """Return the result in a sentence."""
         found, allowed = self.found, self.spread.expected
-        target = f"the service's targets allow {allowed:,.0f}/s"
+        carried = f"{found.rate:,.0f} rows/s"
+        more = "More rows in a request (--batch)"
+        if not self.mix.by_row:
+            carried = f"{found.rate:,.0f} operations/s, {self.entities:,.0f} entities/s"
+            more = "More processes ([load] processes)"
+        target = f"the service's targets allow {allowed:,.0f}{'' if self.mix.by_row else ' entities'}/s"
         if found.limit is Limit.SERVICE:
             between = f"clean at {found.clean:,.0f}/s, " if found.clean is not None else ""
             refused = sum(one.step.refused for one in self.steps)
             said = f", {counted(refused, 'request')} refused with 503" if refused else ""
+            said += f", because of {', '.join(self.because_of)}" if self.because_of else ""
             return (
-                f"saturates at {found.rate:,.0f} rows/s ({between}no longer at"
-                f" {found.saturated:,.0f}/s{said}); {target}: {found.rate / allowed:.0%} of that"
+                f"saturates at {carried} ({between}no longer at {found.saturated:,.0f}/s{said}); {target}:"
+                f" {self.entities / allowed:.0%} of that"
             )
         if found.limit is Limit.CLIENT:
             return (
-                f"this machine was the limit, not the service: it carries {found.rate:,.0f} rows/s or more;"
-                f" {target}. More rows in a request (--batch), or another machine, offers more"
+                f"this machine was the limit, not the service: it carries {carried} or more; {target}."
+                f" {more}, or another machine, offers more"
             )
         why = f"; the test ended with its {self.bounded}" if self.bounded else ""
-        return f"carries {found.rate:,.0f} rows/s or more{why}; {target}"
+        return f"carries {carried} or more{why}; {target}"
+
+    def kind_rows(self) -> Iterator[tuple[str, ...]]:
+        """Yield a row of texts for each kind, under `KINDS_HEAD`."""
+        for kind, found in self.kinds.items():
+            rate = f"{'' if found.limit is Limit.SERVICE else 'at least '}{found.rate:,.0f}"
+            clean = "-" if found.clean is None else f"{found.clean:,.0f}"
+            share = f"{self.mix.shares[kind]:.1%}"
+            yield kind.label, share, rate, clean, *_texts(self._latencies(kind).values())
+
+    def step_rows(self) -> Iterator[tuple[str, ...]]:
+        """Yield a row of texts for each step, under `STEPS_HEAD`."""
+        for step in (one.step for one in self.steps):
+            figures = *_texts(step.milliseconds.values()), f"{step.requests:,}", f"{step.refused:,}"
+            yield f"{step.offered:,.0f}", f"{step.achieved:,.0f}", *figures
+
+    def _latencies(self, kind: OperationKind) -> dict[str, float | None]:
+        names = ("p50_ms", "p95_ms", "p99_ms")
+        return self.clean.kinds[kind].milliseconds if self.clean is not None else dict.fromkeys(names)
 
 
-def _step_json(one: Judged) -> dict[str, Any]:
-    step = asdict(one.step)
-    for name in ("p50", "p95", "p99"):
-        seconds = step.pop(name)
-        step[f"{name}_ms"] = None if seconds is None else round(seconds * 1000, 1)
-    return {
-        **{name: round(value, 3) if isinstance(value, float) else value for name, value in step.items()},
-        "late": round(one.step.late, 4),
-        "limit": str(one.limit),
-        "reasons": list(one.reasons),
-    }
+def _texts(milliseconds: Iterable[float | None]) -> Iterator[str]:
+    return ("-" if one is None else f"{one:,.1f}" for one in milliseconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,18 +205,18 @@ class StressReport:
     Attributes:
         table: the test table, which is gone.
         removed: tables that an earlier stress test had left, and which are gone now.
-        sent: rows sent.
-        batch: rows in a request.
+        mix: the operations.
+        sent: entities that were sent or asked for, without rows that were loaded before.
         seconds: how long it took.
         stages: the single partition first.
         refused_rows: rows of the sample that the script cannot map.
-        declared: rows a second that the script says will be written (`load`), None when it says nothing.
+        declared: rows a second that the application writes, as the script declares in `load`; None without.
     """
 
     table: str
     removed: tuple[str, ...] = field(metadata=told("removed_leftovers"))
+    mix: Mix
     sent: int = field(metadata=told("rows_sent"))
-    batch: int = field(metadata=told("rows_per_request"))
     seconds: float = field(metadata=told(digits=1))
     stages: tuple[Stage, ...]
     refused_rows: int = field(default=0, metadata=told("rows_refused"))
@@ -146,7 +224,7 @@ class StressReport:
 
     @property
     def too_little(self) -> tuple[Stage, ...]:
-        """Return the distributions that carry less than what is declared, where the service is the limit."""
+        """Return the distributions that carry less than `declared`, where the service is the limit."""
         if self.declared is None:
             return ()
         return tuple(
@@ -158,7 +236,12 @@ class StressReport:
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object."""
         carried = None if self.declared is None else not self.too_little
-        return {**members(self), "partition_target": PARTITION_TARGET, "declared_is_carried": carried}
+        return {
+            **members(self),
+            "rows_per_request": self.mix.entities(self.mix.shares),
+            "partition_target": PARTITION_TARGET,
+            "declared_is_carried": carried,
+        }
 
     def as_text(self) -> str:
         """Return the report for people."""
@@ -170,14 +253,22 @@ class StressReport:
             lines += [*stage.lines(), ""]
         for said in self._against_declared():
             lines += wrapped(said, rest="  ")
+        if len(self.mix.shares) > 1:
+            lines += wrapped(HOW_KINDS_ARE_FOUND, rest="  ")
         if self.refused_rows:
             lines.append(f"{self.refused_rows:,} rows of the sample cannot be mapped and were left out.")
-        lines += wrapped(
-            f"{self.sent:,} made-up rows of 1 KiB, {self.batch} in a request, in {self.seconds:.0f} s,"
-            f" to the table {self.table}, which is removed.",
-            rest="  ",
-        )
+        lines += wrapped(self.told(), rest="  ")
         return "\n".join(lines) + "\n"
+
+    def told(self) -> str:
+        """Return how the test was made, in a sentence."""
+        mix = self.mix
+        how = f"rows of 1 KiB, {mix.batch_rows} in a request,"
+        if not mix.by_row:
+            by = "one process" if mix.processes == 1 else f"{mix.processes} processes"
+            how = f"entities of 1 KiB sent or asked for, by {by},"
+        where = f"to the table {self.table}, which is removed"
+        return f"{self.sent:,} made-up {how} in {self.seconds:.0f} s, {where}."
 
     def _against_declared(self) -> Iterator[str]:
         if self.declared is None:

@@ -1,57 +1,82 @@
-"""One stress test: a table of its own, a ramp on one partition, then one for each distribution.
+"""One stress test: a table of its own, a ramp on one partition, then ramps for each distribution.
 
 The published procedure ("Designing a scalable partitioning strategy for Azure Table storage"): make a test
 table, load it, aim peak load at a single partition, and look at the throughput against the partition's
-target; then do it with the distribution that is planned.
+target; then do it with the distribution that is planned, with "all the required queries and storage
+operations".
 
 Rules kept here:
 
-* Nothing is written but the test table, and it is removed however the test ends. It is noted, durably, before
-  it is made, and the note goes after the table: what a killed stress test left is found by the next one. Only
-  what is noted is ever removed. A note names the endpoint, too: a table of another account is left alone. The
-  caller holds the lock of the notes, so that what is noted is of no test that still runs.
-* Of a row of the application only its partition is counted; no value leaves this module. A planned
-  distribution needs no secret: which rows share a partition does not depend on it.
+* Nothing is written but the test table, which `notes` removes however the test ends.
+* Rows are loaded before anything is measured, by a connection that tries again. A step whose requests would
+  need rows that are not there loads them first.
+* Where the mix saturates, one of its kinds does. The limits of the others are found afterwards, with one kind
+  rising and the others held at a rate well below the mix's saturation.
 * Time and rows are bounded for the whole test; stages that are still to come get their part.
+* Connecting, and what the service does for new partitions, is not measured.
 """
 
 from __future__ import annotations
 
-import contextlib
-import re
-import secrets
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from pathlib import Path
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 
 from rekey.core.clock import Clock
-from rekey.core.progress import Progress
-from rekey.declaration.mapper import Mapper
-from rekey.declaration.migration import Migration, required_secrets
-from rekey.errors import MachineFailed, RekeyError, RowRefused, ServiceError
-from rekey.inspect.inventory import SampleSize, read_sample, read_whole
-from rekey.model import PARTITION_KEY, Row
-from rekey.project.privatefiles import write_whole
-from rekey.stress.load import Load
+from rekey.core.concurrency import for_each
+from rekey.core.progress import Advance, Progress
+from rekey.stress.judge import (
+    RISE,
+    Judged,
+    Limit,
+    judge_ramp,
+    next_rate,
+    saturation,
+)
+from rekey.stress.load import Generator, carry_out
+from rekey.stress.mix import Mix, OperationKind
+from rekey.stress.notes import Notes
 from rekey.stress.report import Stage, StressReport
-from rekey.stress.spread import ONE_PARTITION, MadeUp, Spread, SpreadCount
-from rekey.stress.steps import Bounds, Judged, Limit, Step, judge_all, next_rate
+from rekey.stress.requests import Population, Request
+from rekey.stress.spread import ONE_PARTITION, Spread
+from rekey.stress.steps import Step, measure
 from rekey.tables.base import Table, TableService
 
-_FIRST = 8.0
-"""A ramp begins at this part of what the targets allow."""
-_MOST = 2.0
-"""And ends at so many times as much, if nothing ends it before."""
-_LOAD_SECONDS, _LOAD_SHARE = 2.0, 0.05
-"""What is not measured at the beginning of a ramp, at most: seconds, and a share of its time and rows."""
+_FIRST, _MOST = 1 / 8, 2.0
+"""A ramp begins and ends at these parts of what the targets allow, if nothing ends it before."""
+_HELD = 0.5
+"""Part of what the mix carries that the other kinds are held at while one rises."""
+_WARM_SECONDS, _WARM_SHARE = 2.0, 0.05
+"""Bounds of the beginning of a ramp, which is not measured: seconds, and a share of its time and rows."""
 _LEAST_STEP_SECONDS = 1.0
 _REST_SECONDS = 1.0
-"""What a service that refused is given to recover."""
+"""Time that a service that refused is given to recover."""
+_LOADING = 8
+"""Batches that load rows at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Bounds of a stress test.
+
+    Attributes:
+        seconds: of the whole test.
+        rows: entities sent or asked for in the whole test.
+        step_seconds: of one step.
+        most: entities a second to offer at most; None: twice what the targets allow.
+    """
+
+    seconds: float = 300.0
+    rows: int = 300_000
+    step_seconds: float = 5.0
+    most: float | None = None
 
 
 async def stress(
     service: TableService,
-    loaded: TableService,
+    generators: Callable[[str], AbstractAsyncContextManager[Generator]],
+    mix: Mix,
     spreads: Sequence[Spread],
     bounds: Bounds,
     *,
@@ -59,192 +84,149 @@ async def stress(
     endpoint: str,
     clock: Clock,
     progress: Progress,
-    processor: Callable[[], float] = time.process_time,
 ) -> StressReport:
     """Run one stress test. The caller holds the lock of the notes.
 
     Args:
-        service: the account: makes and removes the test table.
-        loaded: the same account, by a connection that tries nothing again.
+        service: the account: makes, loads and removes the test table.
+        generators: opens a load generator for the table of a name, on connections that try nothing again.
+        mix: operations to send.
         spreads: distributions to try after the single partition.
         bounds: of time, rows and load.
         notes: where test tables are noted.
         endpoint: the account's, for the notes.
         clock: tells when requests are due.
         progress: told of every step.
-        processor: seconds of processor that this process has used.
 
     Raises:
-        ServiceError: the account cannot be used; the test table is removed all the same.
+        ServiceError: the account cannot be used; the test table is removed before.
+        WorkersFailed: a process that generates load ended; the test table is removed before.
         MachineFailed: the notes cannot be written.
+        RekeyError: the test table could not be removed.
     """
-    removed = []  # what earlier stress tests left
-    for name in notes.tables(endpoint):
-        if await service.delete_table(name):
-            removed.append(name)
-        notes.drop(name)
     stages: list[Stage] = []
-    async with _test_table(service, notes, endpoint) as name:
-        load = Load(loaded.table(name), bounds, clock, processor=processor)
+    async with notes.table(service, endpoint) as (name, removed), generators(name) as generator:
+        test = _Test(service.table(name), generator, mix, bounds, clock, progress)
         for number, spread in enumerate([ONE_PARTITION, *spreads]):
-            stages.append(await _ramp(load, spread, number, len(spreads) + 1 - number, progress))
-    return StressReport(name, tuple(removed), load.sent, bounds.batch, load.spent, tuple(stages))
+            stages.append(await test.stage(Population(spread, number, mix), len(spreads) + 1 - number))
+    return StressReport(name, removed, mix, test.sent, test.spent, tuple(stages))
 
 
-@contextlib.asynccontextmanager
-async def _test_table(service: TableService, notes: Notes, endpoint: str) -> AsyncIterator[str]:
-    name = new_name()
-    notes.add(name, endpoint)
-    try:
-        await service.create_table(name)
-        yield name
-    finally:
-        try:
-            await service.delete_table(name)
-        except ServiceError as error:
-            raise RekeyError(
-                f"the test table could not be removed ({error.code or error.status})",
-                kept=f"the test table {name}, which holds made-up rows only",
-                hint="repeat the command, which removes it first; or delete it by hand",
-            ) from error
-        notes.drop(name)
+class _Test:
+    """One test, with the time and rows that it has used."""
 
+    def __init__(
+        self,
+        table: Table,
+        generator: Generator,
+        mix: Mix,
+        bounds: Bounds,
+        clock: Clock,
+        progress: Progress,
+    ) -> None:
+        self._table, self._generator, self._mix = table, generator, mix
+        self._bounds, self._clock, self._progress = bounds, clock, progress
+        self._began = clock.rising()
+        self.sent = 0
 
-async def _ramp(load: Load, spread: Spread, number: int, stages: int, progress: Progress) -> Stage:
-    """Offer rates one after the other until it saturates, or `1/stages` of what is left is used up."""
-    until, upto = load.share(stages)
-    rows = MadeUp(spread, number)
-    first, most = spread.expected / _FIRST, load.bounds.most or spread.expected * _MOST
-    bounded = ""
-    steps: list[Step] = []
-    judged: list[Judged] = []
-    with progress.task(f"stress {spread.name}") as advance:
-        # The first rows are not measured: what connecting and making partitions takes goes there.
-        rate = min(first, most)
-        shares = _LOAD_SHARE * (until - load.spent), _LOAD_SHARE * (upto - load.sent) / rate
-        await load.offer(rows, rate, min(_LOAD_SECONDS, *shares))
-        while (next_one := next_rate(judged, first=first, most=most)) is not None:
-            left_s, rows_s = until - load.spent, (upto - load.sent) / next_one
-            seconds = min(load.bounds.step_seconds, left_s, rows_s)
-            if seconds < min(_LEAST_STEP_SECONDS, load.bounds.step_seconds):
-                bounded = "rows" if rows_s <= left_s else "seconds"
-                break
-            before = load.sent
-            steps.append(await load.offer(rows, next_one, seconds))
-            advance(load.sent - before)
-            judged = judge_all(steps)
-            if judged[-1].limit is not Limit.NOTHING:
-                await load.clock.sleep(_REST_SECONDS)
-    return Stage(spread, tuple(judged), bounded)
+    @property
+    def spent(self) -> float:
+        return self._clock.rising() - self._began
 
+    async def stage(self, population: Population, left: int) -> Stage:
+        """Load the rows of a distribution, and try the mix, then each kind of operation.
 
-# --- distributions to try --------------------------------------------------------------------------------
+        Args:
+            population: the rows.
+            left: number of stages from this one on.
+        """
+        mix, spread = self._mix, population.spread
+        if mix.rows:
+            with self._progress.task(f"load rows for {spread.name}") as advance:
+                await self._write(population.loading(), spread, advance)
+        first = spread.expected * _FIRST / mix.entities(mix.operations)
+        # Half of what a stage may use is for ramps of each kind.
+        parts = 2 if len(mix.shares) > 1 else 1
+        ramped, bounded = await self._ramp(population, mix.operations, {}, first=first, parts=left * parts)
+        found, risen = saturation(ramped), dict[OperationKind, list[Judged]]()
+        # Beyond its saturation the mix overloads what all kinds have in common, as one partition always does.
+        ceiling = found.saturated if spread.table and found.saturated is not None else math.inf
+        of_kinds = {
+            kind: [one.kinds[kind] for one in ramped if one.step.offered <= ceiling] for kind in mix.shares
+        }
+        # Kinds are not tried on one partition: that stage is about the partition.
+        if spread.table and found.limit is Limit.SERVICE and found.clean is not None:
+            rest = [kind for kind, judged in of_kinds.items() if saturation(judged).limit is Limit.NOTHING]
+            for number, kind in enumerate(rest):
+                held = {one: _HELD * found.clean * share for one, share in mix.shares.items() if one != kind}
+                first = found.clean * mix.shares[kind] * RISE
+                parts = left * (len(rest) - number)
+                risen[kind], _ = await self._ramp(population, {kind: 1.0}, held, first=first, parts=parts)
+                of_kinds[kind] += risen[kind]
+        kinds = {kind: saturation(judged) for kind, judged in of_kinds.items()}
+        return Stage(mix, spread, population.rows, tuple(ramped), kinds, risen, bounded)
 
-_SECRET = b"made up for counting only"
+    async def _ramp(
+        self,
+        population: Population,
+        varied: Mapping[OperationKind, float],
+        held: Mapping[OperationKind, float],
+        *,
+        first: float,
+        parts: int,
+    ) -> tuple[list[Judged], str]:
+        """Offer rates one after the other until one saturates, or its part of the bounds is used up.
 
+        Args:
+            population: the rows.
+            varied: operations of each kind in a rate of 1.
+            held: operations a second of other kinds, at any rate.
+            first: the first rate.
+            parts: number of equal parts of the time and rows that are left; the ramp has one.
 
-async def spread_of_table(table: Table, *, exact: bool, progress: Progress) -> tuple[Spread, ...]:
-    """Return how a table's rows are spread. Raises TableMissing and service errors."""
-    count = SpreadCount(table.name)
-    await _read(table, lambda row: count.add(row[PARTITION_KEY]), exact=exact, progress=progress)
-    return (count.spread,)
+        Returns:
+            The steps, and the bound that ended the ramp early: `rows`, `seconds` or "".
+        """
+        bounds, mix, spread = self._bounds, self._mix, population.spread
+        unit, fixed = mix.entities(varied), mix.entities(held)
+        most = (bounds.most or spread.expected * _MOST) / unit
+        until = self.spent + (bounds.seconds - self.spent) / parts
+        upto = self.sent + (bounds.rows - self.sent) // parts
+        steps: list[Step] = []
+        judged: list[Judged] = []
 
+        def left(rate: float) -> tuple[float, float]:
+            return until - self.spent, (upto - self.sent) / (rate * unit + fixed)
 
-async def spread_of_design(
-    source: Table, migration: Migration, *, exact: bool, progress: Progress
-) -> tuple[tuple[Spread, ...], int]:
-    """Return how a script would spread the rows of its source over its targets, and the rows it refuses.
+        async def offer(rate: float, seconds: float) -> Step:
+            rates = {**held, **{kind: part * rate for kind, part in varied.items()}}
+            loading, requests = population.plan(rates, seconds)
+            await self._write(loading, spread, lambda _rows: None)
+            self.sent += sum(request.size for request in requests)
+            offered = await self._generator.offer(requests)
+            return measure(offered, rate, seconds, varied, by_row=mix.by_row)
 
-    Raises:
-        TableMissing: there is no source.
-        ServiceError: it could not be read.
-    """
-    mapper = Mapper(migration, dict.fromkeys(required_secrets(migration), _SECRET))
-    counts = [SpreadCount(name) for name in migration.tables]
-    refused = 0
+        rising = f", {next(iter(varied)).label}" if held else ""
+        with self._progress.task(f"stress {spread.name}{rising}") as advance:
+            begin = min(first, most)
+            await offer(begin, min(_WARM_SECONDS, *(_WARM_SHARE * seconds for seconds in left(begin))))
+            several = spread.partitions > 1
+            while (rate := next_rate(judged, first=first, most=most, overload=several)) is not None:
+                left_s, rows_s = left(rate)
+                seconds = min(bounds.step_seconds, left_s, rows_s)
+                if seconds < min(_LEAST_STEP_SECONDS, bounds.step_seconds):
+                    return judged, "rows" if rows_s <= left_s else "seconds"
+                before = self.sent
+                steps.append(await offer(rate, seconds))
+                advance(self.sent - before)
+                judged = judge_ramp(steps)
+                if judged[-1].limit is not Limit.NOTHING:
+                    await self._clock.sleep(_REST_SECONDS)
+        return judged, ""
 
-    def take(row: Row) -> None:
-        nonlocal refused
-        try:
-            for mapped in mapper.map(row):
-                counts[mapped.table].add(mapped.row[PARTITION_KEY])
-        except RowRefused:
-            refused += 1
+    async def _write(self, batches: Iterable[Request], spread: Spread, advance: Advance) -> None:
+        async def write(batch: Request) -> None:
+            advance(await carry_out(self._table, batch))
 
-    await _read(source, take, exact=exact, progress=progress)
-    return tuple(count.spread for count in counts), refused
-
-
-async def _read(table: Table, take: Callable[[Row], None], *, exact: bool, progress: Progress) -> None:
-    with progress.task(f"read partitions of {table.name}") as advance:
-
-        def taken(rows: Sequence[Row], _continues: bool) -> None:
-            for row in rows:
-                take(row)
-            advance(len(rows))
-
-        if exact:
-            await read_whole(table, taken)
-        else:
-            await read_sample(table, SampleSize(), taken)
-
-
-# --- test tables that are not removed yet -----------------------------------------------------------------
-
-PREFIX = "rekeystress"
-_SUFFIX = ".stress"
-_NOTE = re.compile(rf"({PREFIX}[0-9a-f]{{16}}) (\S+)")
-
-
-def new_name() -> str:
-    """Return a name for a test table, that no other test has."""
-    return PREFIX + secrets.token_hex(8)
-
-
-class Notes:
-    """The notes of one project."""
-
-    def __init__(self, state: Path) -> None:
-        """Take the path of the state file."""
-        self.path = state.with_name(state.name + _SUFFIX)
-
-    def tables(self, endpoint: str) -> list[str]:
-        """Return the noted tables of an account. Raises MachineFailed."""
-        return [name for name, where in self._read() if where == endpoint]
-
-    def add(self, name: str, endpoint: str) -> None:
-        """Note a table that is about to be made. Raises MachineFailed."""
-        self._write([*self._read(), (name, endpoint)])
-
-    def drop(self, name: str) -> None:
-        """Forget a table that is gone. Raises MachineFailed."""
-        left = [one for one in self._read() if one[0] != name]
-        if left:
-            self._write(left)
-        else:
-            self.path.unlink(missing_ok=True)
-
-    def _read(self) -> list[tuple[str, str]]:
-        try:
-            text = self.path.read_text("utf-8")
-        except FileNotFoundError:
-            return []
-        except (OSError, ValueError) as error:
-            raise self._failed("read", error) from None
-        # A line that was cut off stands for a table that was not made.
-        found = [_NOTE.fullmatch(line) for line in text.split("\n")[:-1]]
-        return [(one[1], one[2]) for one in found if one]
-
-    def _write(self, notes: list[tuple[str, str]]) -> None:
-        text = "".join(f"{name} {endpoint}\n" for name, endpoint in notes)
-        try:
-            write_whole(self.path, text.encode("utf-8"))
-        except OSError as error:
-            raise self._failed("written", error) from None
-
-    def _failed(self, what: str, error: Exception) -> MachineFailed:
-        return MachineFailed(
-            f"{self.path} cannot be {what} ({type(error).__name__})",
-            kept="everything; no test table was made",
-            hint="make the state file's folder writable: test tables are noted there before they are made",
-        )
+        # One at a time into one partition: together they would go beyond what it takes.
+        await for_each(batches, write, limit=min(_LOADING, spread.partitions))

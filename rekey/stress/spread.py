@@ -1,8 +1,8 @@
-"""How rows spread over partitions: shares of a table, and rows made up so that they have the same. Pure.
+"""Distribution of rows over partitions: shares of a table, and made-up partitions with the same shares. Pure.
 
 Rules kept here:
 
-* Nothing of an application's row is kept but how many rows its partition had: keys and values are made up.
+* Of an application's row only its partition is counted: keys and values are made up.
 * Made-up partitions stand in the order in which the real ones were met, so that neighbours stay neighbours.
 * Which partition is next is decided by a sequence that gives each its share in every stretch (the fractional
   parts of multiples of the golden ratio), not by lot: a limit that is found does not depend on a draw.
@@ -17,11 +17,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET
-from rekey.model import PARTITION_KEY, ROW_KEY, Row
 
 MOST_PARTITIONS = 50_000
-ROW_BYTES = 1024
-"""The service's targets are stated for rows of this size."""
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -30,9 +27,9 @@ class Spread:
     """Shares of partitions.
 
     Attributes:
-        table: whose they are; "" for a single partition.
-        counts: rows met of each partition, in the order in which the partitions were met.
-        others: rows met of partitions beyond these; one row each.
+        table: the table or file that has them; "" for a single partition.
+        counts: rows of each partition, in the order in which the partitions were met.
+        others: rows of partitions beyond these; one row each.
     """
 
     table: str
@@ -41,17 +38,17 @@ class Spread:
 
     @property
     def name(self) -> str:
-        """Return what a stage with these shares is called."""
+        """Return the name of a stage with these shares."""
         return self.table or "one partition"
 
     @property
     def rows(self) -> int:
-        """Return the rows that the shares rest on."""
+        """Return the rows from which the shares were counted."""
         return sum(self.counts) + self.others
 
     @property
     def partitions(self) -> int:
-        """Return how many partitions were met."""
+        """Return the number of partitions."""
         return len(self.counts) + self.others
 
     @property
@@ -64,9 +61,19 @@ class Spread:
         """Return the rows a second that the service's targets allow: of the account, and of the largest."""
         return min(ACCOUNT_TARGET, PARTITION_TARGET / self.largest_share) if self.rows else 0.0
 
+    def folded(self, most: int) -> Spread:
+        """Return the shares of at most `most` partitions: neighbours are merged, equally many at a time."""
+        counts = (*self.counts, *(1,) * self.others)
+        size = math.ceil(len(counts) / most)
+        return Spread(self.table, tuple(sum(counts[at : at + size]) for at in range(0, len(counts), size)))
+
+
+ONE_PARTITION = Spread("", (1,))
+"""Everything in one partition."""
+
 
 class SpreadCount:
-    """Counts rows by partition."""
+    """Counter of rows by partition."""
 
     def __init__(self, table: str) -> None:
         self.table = table
@@ -86,39 +93,19 @@ class SpreadCount:
         return Spread(self.table, tuple(self._counts.values()), self._others)
 
 
-ONE_PARTITION = Spread("", (1,))
-"""Everything in one partition."""
+class Turns:
+    """Sequence of partitions in which each has its share."""
 
-
-class MadeUp:
-    """Rows made up for a test table, each in the partition whose turn it is."""
-
-    def __init__(self, spread: Spread, stage: int) -> None:
-        """Take the shares, and a number that keeps partitions of several stages apart. Raises ValueError."""
+    def __init__(self, spread: Spread) -> None:
+        """Begin the sequence. Raises ValueError when there are no rows."""
         if not spread.rows:
             raise ValueError("there are no rows to take shares from")
         self._ends = list(accumulate(spread.counts))
         self._rows = spread.rows
-        self._stage = stage
         self._turn = 0
-        self._made = 0
 
-    def partition(self) -> str:
-        """Return the PartitionKey whose turn it is."""
+    def next(self) -> int:
+        """Return the number of the next partition, from 0."""
         self._turn += 1
         place = math.floor(self._turn * _GOLDEN % 1.0 * self._rows)
-        listed = self._ends and place < self._ends[-1]
-        return f"{self._stage}.{bisect_right(self._ends, place) if listed else place:07d}"
-
-    def rows(self, count: int) -> list[Row]:
-        """Return so many new rows of one partition."""
-        partition = self.partition()
-        first, self._made = self._made, self._made + count
-        return [
-            {PARTITION_KEY: partition, ROW_KEY: f"{number:010d}", "Value": _FILLING}
-            for number in range(first, first + count)
-        ]
-
-
-_FILLING = "x" * ((ROW_BYTES - 64) // 2)
-"""Text takes two bytes a character where it is stored; keys and names take the rest."""
+        return bisect_right(self._ends, place) if self._ends and place < self._ends[-1] else place

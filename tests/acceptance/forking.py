@@ -40,9 +40,11 @@ _PROCESSES.set_forkserver_preload(
 )
 
 
-def forked(target: Callable[..., None], *arguments: Any, name: str | None = None) -> BaseProcess:
-    """Start a process that calls a function; it does not outlive the tests."""
-    process = _PROCESSES.Process(target=target, args=arguments, name=name, daemon=True)
+def forked(
+    target: Callable[..., None], *arguments: Any, name: str | None = None, daemon: bool = True
+) -> BaseProcess:
+    """Start a process that calls a function. A daemon ends with the tests, and may start no process."""
+    process = _PROCESSES.Process(target=target, args=arguments, name=name, daemon=daemon)
     process.start()
     return process
 
@@ -138,7 +140,8 @@ def _answer(asked: socket.socket, message: bytes, descriptors: list[int]) -> Non
     """Run one command to its end, and tell its exit code as a shell does."""
     with asked:
         words, cwd, environment = json.loads(message)
-        process = forked(rekey, words, cwd, environment, [_Passed(one) for one in descriptors])
+        streams = [_Passed(one) for one in descriptors]
+        process = forked(rekey, words, cwd, environment, streams, daemon=False)
         for descriptor in descriptors:
             os.close(descriptor)
         process.join()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,16 @@ from rekey.errors import CredentialRefused, RekeyError, ServiceError
 from rekey.model import Row
 from rekey.state.filelock import FileLock
 from rekey.stress import load
-from rekey.stress.load import Load
+from rekey.stress.judge import Limit
+from rekey.stress.load import InProcess
+from rekey.stress.mix import OperationKind, inserts
+from rekey.stress.notes import Notes, new_name
 from rekey.stress.report import StressReport
-from rekey.stress.run import Notes, new_name, spread_of_design, spread_of_table, stress
-from rekey.stress.spread import ONE_PARTITION, MadeUp, Spread
-from rekey.stress.steps import Bounds, Limit, Step
+from rekey.stress.requests import Population
+from rekey.stress.run import Bounds, stress
+from rekey.stress.shares import spread_of_design, spread_of_table
+from rekey.stress.spread import ONE_PARTITION, Spread
+from rekey.stress.steps import Step, measure
 from rekey.tables.probe import Heard
 from tests.declared import USERS, named
 from tests.every import every
@@ -58,17 +64,22 @@ async def tried(
     *,
     spreads: Iterable[Spread] = (EVEN,),
     bounds: Bounds | None = None,
+    batch: int = 25,
 ) -> StressReport:
+    @asynccontextmanager
+    async def generators(name: str) -> AsyncIterator[InProcess]:
+        yield InProcess(service.table(name), clock, processor=lambda: 0.0)
+
     return await stress(
         service,
-        service,
+        generators,
+        inserts(batch),
         list(spreads),
-        bounds or Bounds(batch=25),
+        bounds or Bounds(),
         notes=notes,
         endpoint=ENDPOINT,
         clock=clock,
         progress=Silent(),
-        processor=lambda: 0.0,
     )
 
 
@@ -81,8 +92,10 @@ def tables_of(service: MemoryTableService) -> set[str]:
 
 async def offered(service: MemoryTableService, clock: FakeClock, rate: float, seconds: float) -> Step:
     """Offer a rate to the table Tried, row by row."""
-    load = Load(service.table("Tried"), Bounds(batch=1), clock, processor=lambda: 0.0)
-    return await load.offer(MadeUp(ONE_PARTITION, 0), rate, seconds)
+    rates = {OperationKind.INSERT: rate}
+    _, requests = Population(ONE_PARTITION, 0, inserts(1)).plan(rates, seconds)
+    generator = InProcess(service.table("Tried"), clock, processor=lambda: 0.0)
+    return measure(await generator.offer(requests), rate, seconds, rates)
 
 
 async def test_latency_counts_from_when_a_request_was_due(clock: FakeClock) -> None:
@@ -150,8 +163,10 @@ async def test_the_limit_of_a_partition_is_found(
     clock: FakeClock, notes: Notes, limit: float, batch: int
 ) -> None:
     service = service_with(clock, limit=limit)
-    bounds = Bounds(step_seconds=4, batch=batch)
-    report = await tried(service, notes, clock, spreads=[Spread("Users", (1, 1, 1, 1))], bounds=bounds)
+    bounds = Bounds(step_seconds=4)
+    report = await tried(
+        service, notes, clock, spreads=[Spread("Users", (1, 1, 1, 1))], bounds=bounds, batch=batch
+    )
     one, spread = report.stages
     assert one.found.limit is spread.found.limit is Limit.SERVICE
     assert one.found.rate == pytest.approx(limit, rel=0.1)
@@ -167,18 +182,20 @@ async def test_a_hot_partition_limits_its_design(clock: FakeClock, notes: Notes)
 
 
 async def test_without_a_limit_it_ends_at_twice_the_targets(clock: FakeClock, notes: Notes) -> None:
-    bounds = Bounds(rows=10_000_000, seconds=10_000, batch=100)
-    report = await tried(service_with(clock), notes, clock, spreads=[Spread("Users", (1, 1))], bounds=bounds)
+    bounds = Bounds(rows=10_000_000, seconds=10_000)
+    report = await tried(
+        service_with(clock), notes, clock, spreads=[Spread("Users", (1, 1))], bounds=bounds, batch=100
+    )
     assert [stage.found.limit for stage in report.stages] == [Limit.NOTHING] * 2
     assert [stage.found.rate for stage in report.stages] == pytest.approx([4_000, 8_000], rel=0.01)
 
 
 async def test_rows_and_seconds_are_shared_by_the_stages(clock: FakeClock, notes: Notes) -> None:
-    few = await tried(service_with(clock), notes, clock, bounds=Bounds(rows=8_000, batch=25))
+    few = await tried(service_with(clock), notes, clock, bounds=Bounds(rows=8_000))
     assert few.sent <= 8_000
     assert [stage.bounded for stage in few.stages] == ["rows", "rows"]
     assert every(stage.steps for stage in few.stages)
-    short = await tried(service_with(clock), notes, clock, bounds=Bounds(seconds=20, batch=25))
+    short = await tried(service_with(clock), notes, clock, bounds=Bounds(seconds=20))
     assert short.seconds <= 21
     assert [stage.bounded for stage in short.stages] == ["seconds", "seconds"]
     assert every(stage.steps for stage in short.stages)
@@ -190,7 +207,7 @@ async def test_rows_and_seconds_are_shared_by_the_stages(clock: FakeClock, notes
 async def test_the_test_table_is_removed_and_no_other(clock: FakeClock, notes: Notes) -> None:
     service = service_with(clock, limit=300)
     await service.create_table("Users")
-    report = await tried(service, notes, clock, bounds=Bounds(rows=5_000, batch=25))
+    report = await tried(service, notes, clock, bounds=Bounds(rows=5_000))
     assert tables_of(service) == {"users"}
     assert report.table.startswith("rekeystress")
     assert not notes.path.exists()
@@ -230,12 +247,12 @@ async def test_a_table_that_was_left_is_removed_next_time(clock: FakeClock, note
     strange = new_name()
     await service.create_table(strange)
     with pytest.raises(RekeyError, match="could not be removed") as told:
-        await tried(service, notes, clock, bounds=Bounds(rows=2_000, batch=25))
+        await tried(service, notes, clock, bounds=Bounds(rows=2_000))
     [left] = notes.tables(ENDPOINT)
     assert left in told.value.kept
     assert tables_of(service) == {strange, left}
     stuck = False
-    report = await tried(service, notes, clock, bounds=Bounds(rows=2_000, batch=25))
+    report = await tried(service, notes, clock, bounds=Bounds(rows=2_000))
     assert report.removed == (left,)
     assert tables_of(service) == {strange}, "a table that was not noted is somebody else's"
 
@@ -245,7 +262,7 @@ async def test_a_note_of_another_account_is_left_alone(clock: FakeClock, notes: 
     notes.add(elsewhere, "https://other.table.core.windows.net")
     service = service_with(clock)
     await service.create_table(elsewhere)
-    report = await tried(service, notes, clock, bounds=Bounds(rows=2_000, batch=25))
+    report = await tried(service, notes, clock, bounds=Bounds(rows=2_000))
     assert report.removed == ()
     assert tables_of(service) == {elsewhere}
     assert notes.tables("https://other.table.core.windows.net") == [elsewhere]

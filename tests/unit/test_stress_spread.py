@@ -8,17 +8,17 @@ import pytest
 
 from rekey.core.limits import entity_bytes
 from rekey.stress import spread as spread_module
-from rekey.stress.spread import ONE_PARTITION, MadeUp, Spread, SpreadCount
+from rekey.stress.mix import OperationKind, inserts
+from rekey.stress.requests import Population
+from rekey.stress.spread import ONE_PARTITION, Spread, SpreadCount, Turns
 from tests.every import every
 
 
 def test_each_partition_gets_its_share_in_every_stretch() -> None:
-    rows = MadeUp(Spread("Users", (50, 30, 15, 5)), 1)
+    turns = Turns(Spread("Users", (50, 30, 15, 5)))
     for _ in range(5):
-        met = Counter(rows.partition() for _ in range(200))
-        assert [round(met[f"1.{number:07d}"] / 2) for number in range(4)] == pytest.approx(
-            [50, 30, 15, 5], abs=1
-        )
+        met = Counter(turns.next() for _ in range(200))
+        assert [round(met[number] / 2) for number in range(4)] == pytest.approx([50, 30, 15, 5], abs=1)
 
 
 def test_made_up_partitions_stand_in_the_order_in_which_real_ones_were_met() -> None:
@@ -29,8 +29,9 @@ def test_made_up_partitions_stand_in_the_order_in_which_real_ones_were_met() -> 
 
 
 def test_rows_are_new_and_of_the_size_of_the_targets() -> None:
-    made = MadeUp(Spread("Users", (1, 1)), 2)
-    batches = [made.rows(10) for _ in range(20)]
+    _, requests = Population(Spread("Users", (1, 1)), 2, inserts(10)).plan({OperationKind.BATCH: 20}, 1.0)
+    batches = [request.rows for request in requests]
+    assert len(batches) == 20
     assert every(len({row["PartitionKey"] for row in batch}) == 1 for batch in batches)
     keys = [(row["PartitionKey"], row["RowKey"]) for batch in batches for row in batch]
     assert len(set(keys)) == len(keys)
@@ -55,10 +56,10 @@ def test_partitions_beyond_the_bound_are_single_rows(
     found = count.spread
     assert found == Spread("Users", (2, 1), others=2)
     assert (found.rows, found.partitions, found.largest_share) == (5, 4, 0.4)
-    made = MadeUp(found, 0)
-    assert len({made.partition() for _ in range(100)}) == 4
+    turns = Turns(found)
+    assert len({turns.next() for _ in range(100)}) == 4
 
 
 def test_a_distribution_without_rows_is_refused() -> None:
     with pytest.raises(ValueError, match="no rows"):
-        MadeUp(Spread("Users", ()), 0)
+        Turns(Spread("Users", ()))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rekey.stress.steps import Judged, Limit, Step, judge, judge_all, next_rate, percentile, saturation
+from rekey.stress.judge import Judged, Limit, judge, judge_all, next_rate, saturation
+from rekey.stress.steps import Step, percentile
 
 
 def step(
@@ -163,8 +164,9 @@ def test_below_the_least_rate_nothing_is_looked_for() -> None:
     assert len(ramp(0.5)) < 12
 
 
-def test_percentiles_are_of_nearest_rank() -> None:
-    values = [float(number) for number in range(1, 101)]
-    assert [percentile(values, share) for share in (0.5, 0.95, 0.99, 1.0)] == [50, 95, 99, 100]
-    assert percentile([], 0.5) is None
-    assert percentile([7.0], 0.01) == 7.0
+def test_percentiles_lie_between_neighbours_and_need_no_order() -> None:
+    values = [float(number) for number in range(101)]
+    assert [percentile(values[::-1], percent) for percent in (50, 95, 99)] == [50, 95, 99]
+    assert percentile([1.0, 2.0], 50) == 1.5
+    assert percentile([], 50) is None
+    assert percentile([7.0], 1) == 7.0
