@@ -6,21 +6,32 @@ Rules kept here:
   same rows. New rows hold key and properties only: no ETag, no Timestamp.
 * What the service would refuse (keys, size, number of properties) is refused here, before anything is
   written.
+* Secondary rows that share table and partition with their main row are few and small enough that one
+  transaction takes away all there were and writes all there shall be.
 * Everything that does not depend on the row is worked out once, in the constructor: `map` is the hot path.
 * Refusals name the place in the declaration, never a value of the row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
+
+import orjson
 
 from rekey.core.edm import STRING, edm_type
 from rekey.core.limits import check_key, check_row
 from rekey.declaration.keys.base import Evaluator, Expression, Literal, Scope
 from rekey.declaration.keys.hashes import Opaque
 from rekey.declaration.keys.pieces import ItemsOf
-from rekey.declaration.migration import MAIN_PARTITION_KEY, MAIN_ROW_KEY, Index, Migration, Target
+from rekey.declaration.migration import (
+    MAIN_PARTITION_KEY,
+    MAIN_ROW_KEY,
+    POINTER,
+    Index,
+    Migration,
+    Target,
+)
 from rekey.declaration.property_mapping import Step
 from rekey.errors import RowRefused
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row
@@ -30,6 +41,13 @@ _OLD_KEY_CURE = (
     " in the old view"
 )
 
+
+MOST_SECONDARY = 49
+"""Secondary rows in the partition of their main row: with it, as many taken away and as many written are the
+100 operations of a transaction."""
+MOST_TOGETHER_BYTES = 3 * 1024 * 1024
+"""What these rows and the main row may take as JSON: the keys and headers of 100 operations fit into what is
+left of the 4 MiB of a transaction."""
 
 _make = tuple.__new__
 
@@ -51,6 +69,8 @@ class Mapper:
             write can move rows.
         needs_timestamp: whether `map` needs rows that carry the service's Timestamp, i.e. rows that were
             read.
+        together: numbers of the tables whose rows stand in the main target's: 0 and those of secondary rows;
+            empty where there are none.
         timestamp_copies: for each table, the properties that hold the source's Timestamp. Once the target is
             the authority, writing back gives the source row another one: do not compare these then.
     """
@@ -69,6 +89,9 @@ class Mapper:
         self.tables = migration.tables
         self.reversible = migration.reverse
         self.content_derived = bool(migration.key_inputs - {PARTITION_KEY, ROW_KEY})
+        self.together = frozenset({0, *migration.secondary} if migration.secondary else ())
+        self._kinds = {prefix: number for number, prefix in migration.secondary.items()}
+        self._prefixes = tuple(self._kinds)
         self.timestamp_copies = tuple(one.property_mapping.from_timestamp for one in migration.filled)
         self.needs_timestamp = any(self.timestamp_copies) or TIMESTAMP in migration.key_inputs
         self._main_scope = Scope("target.properties", secrets)
@@ -88,7 +111,15 @@ class Mapper:
         made = [_make(TargetRow, (0, main))]  # as `rekey.model.key_of` makes a key
         for number, index in self._indexes:
             made.extend([TargetRow(number, made_row) for made_row in index.make_all(row, main)])
+        if self.together:
+            self._check_together(made)
         return made
+
+    def kind_of(self, row_key: str) -> int:
+        """Return the table number of a row of the main target's table: 0, or a kind of secondary rows."""
+        if not row_key.startswith(self._prefixes):
+            return 0
+        return next(number for prefix, number in self._kinds.items() if row_key.startswith(prefix))
 
     def target_keys(self, source_key: EntityKey) -> list[tuple[int, EntityKey]] | None:
         """Return the table and key of every row that a source key gives, without its row.
@@ -142,6 +173,23 @@ class Mapper:
         mapping = self.migration.target.property_mapping
         return mapping.undo(target_row, old_key, source_row, self._main.fill, self._main_scope)
 
+    def _check_together(self, made: Sequence[TargetRow]) -> None:
+        """Raise RowRefused where main and secondary rows could not be changed in one transaction."""
+        partition = made[0].row[PARTITION_KEY]
+        beside = [one for one in made if one.table in self.together and one.row[PARTITION_KEY] == partition]
+        problem = ""
+        if len(beside) > MOST_SECONDARY + 1:
+            problem = f"the row has more than {MOST_SECONDARY} secondary rows in its partition"
+        elif sum(len(orjson.dumps(one.row)) for one in beside) > MOST_TOGETHER_BYTES:
+            problem = f"the row and its secondary rows are larger than {MOST_TOGETHER_BYTES} bytes"
+        if problem:
+            raise RowRefused(
+                "row-too-large",
+                self.migration.indexes[beside[-1].table - 1].where,
+                f"{problem}, and could not be changed in one transaction",
+                cure="carry less (props.keep instead of keep_all), or give the index a table of its own",
+            )
+
     def _old_key(self, target_row: Row, holder: str | None, key: str) -> str:
         value = None if holder is None else target_row.get(holder)
         field = f"target.properties({holder})" if holder else "target.properties"
@@ -181,6 +229,8 @@ class _IndexMaker(_RowMaker):
 
     def __init__(self, index: Index, secrets: Mapping[str, bytes]) -> None:
         super().__init__(index, index.where, secrets)
+        carries = index.property_mapping.carries
+        self._hidden = [name for name in sorted(POINTER) if carries(name)]
         self._items: ItemsOf | None = None
         if index.each is not None:
             self._items = index.each.compile(Scope(f"{index.where}.each", secrets))
@@ -193,7 +243,15 @@ class _IndexMaker(_RowMaker):
         return list(dict.fromkeys(found))
 
     def make_all(self, row: Row, main: Row) -> list[Row]:
-        """Return the index rows of one source row, each key once."""
+        """Return the index rows of one source row, each key once. Raises RowRefused."""
+        for name in self._hidden:
+            if row.get(name) is not None:
+                raise RowRefused(
+                    "bad-property-name",
+                    f"{self._where}.properties",
+                    f"the row has a property {name}, which is the pointer to the main row in an index row",
+                    cure=f'drop or rename it there: props.drop("{name}")',
+                )
         pointer = {MAIN_PARTITION_KEY: main[PARTITION_KEY], MAIN_ROW_KEY: main[ROW_KEY]}
         if self._items is None:
             return [self.make(row, "", pointer)]
