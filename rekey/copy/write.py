@@ -7,6 +7,7 @@ Rules kept here:
 * A pass over rows of which many are there already writes what is absent or differs, and only that.
 * Only inserts-if-absent: a row that is there already is never overwritten from a scan, because what was
   scanned may be older than what stands there.
+* Main and secondary rows of one source row are inserted together, or left to propagate(k) together.
 * What the inserts meet decides: the same content under the same owner is done already; anything else is
   handed to propagate(k).
 * What fills no batch waits for the next windows, a few of them (`rekey.copy.batches`).
@@ -25,6 +26,7 @@ from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import attrgetter
 
 from rekey.copy.batches import BatchBuffer, Partitions, sort_out
 from rekey.copy.map import TURN_ROWS, Copied, CopyWindow, Write, map_window, mapping_writes, target_writes
@@ -36,6 +38,7 @@ from rekey.protocol.propagate import Propagator
 from rekey.protocol.replicas import same_content
 from rekey.tables.base import Table
 from rekey.tables.bulk import insert_absent, read_keys
+from rekey.tables.kinds import whole
 
 MAPPING_WINDOWS = 2
 TARGET_WINDOWS = 5
@@ -129,7 +132,12 @@ class BatchWriter:
         self._copier = copier
         propagator = copier.propagator
         self._mapping = BatchBuffer(propagator.mapping.table, MAPPING_WINDOWS)
-        self._targets = [BatchBuffer(table, TARGET_WINDOWS) for table in copier.targets]
+        together = propagator.mapper.together
+        apart = [{number} for number in range(len(copier.targets)) if number not in together]
+        self._targets = [
+            BatchBuffer(whole(copier.targets[min(numbers)]), TARGET_WINDOWS, numbers)
+            for numbers in [*([together] if together else []), *apart]
+        ]
         self._slots = asyncio.Semaphore(copier.concurrency)
         self._begun = 0
         self._newest = 0  # of those whose mapping rows were handed over
@@ -198,8 +206,8 @@ class BatchWriter:
             await self._durable(durable)
             durable = window.begin()
             async with self._packing:
-                for number, held in enumerate(self._targets):
-                    await self._hand_over(window, held, target_writes(window, number))
+                for held in self._targets:
+                    await self._hand_over(window, held, target_writes(window, held.numbers))
                 window.expected.clear()
                 self._packed(window)
             await self._durable(durable)
@@ -277,7 +285,8 @@ class BatchWriter:
             async with self._slots:
                 batch[0].window.copied.requests += 1
                 with taken:
-                    present = await insert_absent(held.table, batch)
+                    unit = attrgetter("source" if held.together else "key")
+                    present = await insert_absent(held.table, batch, unit)
             await self._judge(held, batch, present)
         except asyncio.CancelledError:
             raise
@@ -293,8 +302,11 @@ class BatchWriter:
         rows, is_mapping = self._copier.rows, held is self._mapping
         if present and is_mapping:
             await self._copier.propagator.mapping.learn(present.values())
+        met = {write.source for write in batch if write.key in present} if held.together else set()
         for write in batch if present else ():
             if (found := present.get(write.key)) is None:
+                if write.source in met:
+                    write.window.unsettled.add(write.source)  # not inserted, because of the row it goes with
                 continue
             if is_mapping:
                 is_right = rows.read_listing(found) == rows.read_listing(write.row)
@@ -304,7 +316,9 @@ class BatchWriter:
             if not is_right:
                 write.window.unsettled.add(write.source)
         if not is_mapping:
-            inserted = [write for write in batch if write.key not in present] if present else batch
+            inserted = batch
+            if present:
+                inserted = [one for one in batch if one.key not in present and one.source not in met]
             for window, count in _by_window(inserted):
                 window.copied.inserted += count
 

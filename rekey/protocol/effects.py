@@ -60,16 +60,23 @@ async def apply_for_etag(table: Table, operation: Operation) -> tuple[Outcome, s
 
     Raises what else the table answers.
     """
+    outcome, [etag] = await apply_for_etags(table, [operation])
+    return outcome, etag
+
+
+async def apply_for_etags(table: Table, operations: Sequence[Operation]) -> tuple[Outcome, list[str | None]]:
+    """Apply conditional operations, several as a transaction, which has one outcome. As `apply_for_etag`."""
     try:
-        return Outcome.DONE, await apply_operation(table, operation)
+        return Outcome.DONE, await apply_operations(table, operations)
     except (RowExists, RowMissing, ConditionFailed):
-        return Outcome.STALE, None
+        outcome = Outcome.STALE
     except Ambiguous:
-        return Outcome.OPEN, None
+        outcome = Outcome.OPEN
     except Unavailable as error:
-        if may_be_applied(error):
-            return Outcome.OPEN, None
-        raise
+        if not may_be_applied(error):
+            raise
+        outcome = Outcome.OPEN
+    return outcome, [None] * len(operations)
 
 
 async def apply_operation(table: Table, operation: Operation) -> str | None:

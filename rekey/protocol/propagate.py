@@ -11,6 +11,7 @@ Rules kept here (ADR 0017; each was found by searching all interleavings):
   round follows: absence is no version, so a row may have come and gone, and its key may have passed on.
 * A target key is claimed in the mapping before a row is written under it, and after a claim the round starts
   again, because the replicas must be read before the authority.
+* Main and secondary rows of one partition are written in one transaction (`replicas`).
 * Only rows that the source key owns are touched: a main row by its reverse row, an index row by its pointer.
 * A caller without an intent of its own for the key (the runner) announces it before the first write, and ends
   that only when no outcome stayed open: what is cut off, or still under way, is found in the journal.
@@ -28,8 +29,17 @@ from rekey.errors import Ambiguous, RowRefused, ServiceError, Unavailable
 from rekey.mapping.rows import TargetKey, pointer_of
 from rekey.mapping.store import MappingStore
 from rekey.model import ETAG, EntityKey, Row, key_of
-from rekey.protocol.effects import Outcome, apply_for_etag, in_turns
-from rekey.protocol.replicas import SOURCE_TABLE, Rows, difference, source_place
+from rekey.protocol.effects import Outcome, apply_for_etags, in_turns
+from rekey.protocol.replicas import (
+    SOURCE_TABLE,
+    Rows,
+    Writes,
+    difference,
+    pointed,
+    source_place,
+    transactions,
+    with_main,
+)
 from rekey.tables.allowance import while_also
 from rekey.tables.base import Operation, Table, Verb
 
@@ -156,7 +166,8 @@ class Propagator:
                 await self.mapping.claim(source_key, forward, unlisted, self.still_owns)
                 continue
             found = await self._owned(source_key, expected, found, listed)
-            writes = difference(expected, found, self.ignoring)
+            main = self._main_of(expected, found, authority)
+            writes = with_main(difference(expected, found, self.ignoring), main, self.mapper.together)
             if await self.apply_all(writes, tally) and await self._is_last(source_key, writes, authority):
                 return await tally.result()
         raise self.too_busy(source_key)
@@ -204,19 +215,22 @@ class Propagator:
         rows = await in_turns(gets, self.width)
         return dict(zip(targets, rows, strict=True))
 
-    async def apply_all(self, writes: Sequence[tuple[int, Operation]], tally: Tally) -> bool:
-        """Carry out conditional writes, `width` at a time; True when all are done."""
+    async def apply_all(self, writes: Writes, tally: Tally) -> bool:
+        """Carry out conditional writes, `width` requests at a time; True when all are done."""
 
-        async def apply(number: int, operation: Operation) -> bool:
-            outcome, _ = await apply_for_etag(self.table(number), operation)
-            tally.add(operation, outcome)
+        async def apply(group: Writes) -> bool:
+            operations = [operation for _, operation in group]
+            outcome, _ = await apply_for_etags(self.table(group[0][0].table), operations)
+            for operation in operations:
+                tally.add(operation, outcome)
             return bool(outcome)
 
         if writes:
             await tally.begin()
+        groups = transactions(writes, self.mapper.together)
         try:
             with while_also(tally.check):
-                return all(await in_turns([partial(apply, *write) for write in writes], self.width))
+                return all(await in_turns([partial(apply, group) for group in groups], self.width))
         except ServiceError as error:
             if not tally.open:
                 raise
@@ -249,9 +263,11 @@ class Propagator:
     async def _authority(self, source_key: EntityKey) -> Row | None:
         return await self.source.get(source_key)
 
-    async def _is_last(
-        self, source_key: EntityKey, writes: Sequence[tuple[int, Operation]], authority: Row | None
-    ) -> bool:
+    def _main_of(self, expected: Rows, found: Rows, _authority: Row | None) -> Row | None:
+        """Return the main target row as it was read, None where there is none or another is expected."""
+        return next((row for place, row in found.items() if place.table == 0 and place in expected), None)
+
+    async def _is_last(self, source_key: EntityKey, writes: Writes, authority: Row | None) -> bool:
         """Tell whether nothing is left to be done after a round whose writes are all done."""
         if not writes:
             return True
@@ -262,7 +278,19 @@ class Propagator:
 
     async def _read_replicas(self, _source_key: EntityKey, listed: frozenset[TargetKey]) -> Rows:
         """Return the rows that stand where replicas of a key may stand, by what its forward row lists."""
-        rows = await self.read(sorted(listed))
+        secondary = {one for one in listed if one.table in self.mapper.together and one.table > 0}
+        for _ in range(MAX_ROUNDS):
+            # Main rows first: while the ETag of one holds, what goes with it is what is read after it.
+            rows = await self.read(sorted(listed - secondary)) | await self.read(sorted(secondary))
+            alone = {
+                TargetKey(0, *main)
+                for place in secondary
+                for main in pointed([rows[place]], place.partition)
+                if TargetKey(0, *main) in listed and rows[TargetKey(0, *main)] is None
+            }
+            # A main row that is still not there is gone, and what points to it is left over, or gone as well.
+            if not any((await self.read(sorted(alone))).values()):
+                break
         return {target: row for target, row in rows.items() if row is not None}
 
     async def _unlisted(

@@ -100,6 +100,9 @@ class ReversePropagator(Propagator):
             return authority is not None and key_of(authority) == target.key
         return target in self.expected_of(source_key, authority, await self.source.get(source_key))
 
+    def _main_of(self, _expected: Rows, _found: Rows, authority: Row | None) -> Row | None:
+        return authority
+
     async def _authority(self, source_key: EntityKey) -> Row | None:
         """Return the main target row of a source key by what the mapping lists now."""
         return await self.authority(await self.mapping.forward(source_key))
