@@ -69,6 +69,7 @@ class Mapper:
             write can move rows.
         needs_timestamp: whether `map` needs rows that carry the service's Timestamp, i.e. rows that were
             read.
+        labels: what they are called where people read.
         together: numbers of the tables whose rows stand in the main target's: 0 and those of secondary rows;
             empty where there are none.
         timestamp_copies: for each table, the properties that hold the source's Timestamp. Once the target is
@@ -86,7 +87,7 @@ class Mapper:
             SecretMissing: a secret is absent or shorter than 16 bytes.
         """
         self.migration = migration
-        self.tables = migration.tables
+        self.tables, self.labels = migration.tables, migration.labels
         self.reversible = migration.reverse
         self.content_derived = bool(migration.key_inputs - {PARTITION_KEY, ROW_KEY})
         self.together = frozenset({0, *migration.secondary} if migration.secondary else ())
@@ -120,6 +121,15 @@ class Mapper:
         if not row_key.startswith(self._prefixes):
             return 0
         return next(number for prefix, number in self._kinds.items() if row_key.startswith(prefix))
+
+    @property
+    def read_once(self) -> list[int]:
+        """The numbers of tables to be read to see all rows once: those of secondary rows are read with 0."""
+        return [number for number in range(len(self.tables)) if number not in self.together - {0}]
+
+    def number_of(self, table: int, row: Row) -> int:
+        """Return the table number of a row that was read with all rows of the table with a number."""
+        return table if table or not self.together else self.kind_of(row[ROW_KEY])
 
     def target_keys(self, source_key: EntityKey) -> list[tuple[int, EntityKey]] | None:
         """Return the table and key of every row that a source key gives, without its row.

@@ -265,6 +265,20 @@ class Migration:
         index of secondary rows repeats the main target's."""
         return tuple(one.table for one in self.filled)
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What the tables are called where people read, by number: kinds of rows in one table are told apart,
+        `Races` and `Races AGE:`."""
+        return tuple(
+            f"{name} {self.secondary[number]}" if number in self.secondary else name
+            for number, name in enumerate(self.tables)
+        )
+
+    @property
+    def table_names(self) -> tuple[str, ...]:
+        """The names of the tables the migration fills, each once."""
+        return tuple(dict.fromkeys(self.tables))
+
     @cached_property
     def secondary(self) -> Mapping[int, str]:
         """What the RowKeys of secondary rows begin with, by table number; all other rows of the main target's

@@ -189,7 +189,7 @@ class Session:
             run_id=secrets.token_hex(16),
             digest=declared.digest,
             source=declared.migration.source,
-            targets=declared.migration.tables,
+            targets=declared.migration.table_names,
             fingerprints=prepared.fingerprints,
             id_key=new_key(),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -17,9 +18,13 @@ from rekey.phases import ControlPhase
 from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.rules import View
 from rekey.state.models import Segment
+from rekey.verify.count import count
+from rekey.verify.full import full
+from rekey.verify.sample import sample
 from tests.dualwriting import DualWorld, delete, insert, merge, replace, upsert
 from tests.faults import Call, FaultKind, NoFaults, SeededFaults
 from tests.memory import MemoryTableService
+from tests.verifying import context, filled
 from tests.worlds import RACES, World, go_on, halves, never, nothing, racer
 
 WHOLE = Segment(id=1, script_id="0001_users", purpose="backfill")
@@ -348,4 +353,61 @@ async def test_a_reader_never_sees_half_a_pair_whatever_happens_at_the_same_time
             world.propagator, since="2000-01-01T00:00:00Z", concurrency=4, advance=nothing, check=go_on
         )
     assert seen == []
+    world.assert_in_step()
+
+
+# --- verification -------------------------------------------------------------------------------------------
+
+
+async def test_verification_tells_both_kinds_and_reads_their_table_once(
+    memory: MemoryTableService, tmp_path: Path
+) -> None:
+    world = await filled(World(memory, RACES), racers(30))
+    read: list[str] = []
+
+    async def note(call: Call) -> None:
+        read.append(call.table) if call.action == "page" else None
+
+    memory.gate = note
+    ctx = context(world, tmp_path)
+    report = await full(ctx)
+    assert not report.findings
+    assert [(one.label, one.expected_rows, one.actual_rows) for one in report.tables] == [
+        ("RacesByKey", 30, 30),
+        ("RacesByKey AGE:", 30, 30),
+    ]
+    assert report.as_json()["tables"][1]["row_keys_begin"] == "AGE:"
+    assert read.count("RacesByKey") == 1
+    counted = await count(ctx)
+    assert [(one.table, one.expected, one.actual) for one in counted.tables] == [
+        ("RacesByKey", 30, 30),
+        ("RacesByKey AGE:", 30, 30),
+    ]
+    drawn = await sample(ctx, 10, seed=1)
+    assert [(one.table, one.population) for one in drawn.directions] == [
+        ("Races", 30),
+        ("RacesByKey", 30),
+        ("RacesByKey AGE:", 30),
+    ]
+
+
+async def test_every_difference_of_either_kind_is_found_and_mended(
+    memory: MemoryTableService, tmp_path: Path
+) -> None:
+    world = await filled(World(memory, RACES), racers(20))
+    table = memory.table("RacesByKey")
+    rows = {key_of(row): content_of(row) for row in memory.dump("RacesByKey")}
+    first, second, third = [key for key in rows if key.row.startswith("AGE:") and key.partition == "race0"][
+        :3
+    ]
+    await table.delete(first)
+    await table.replace({**rows[second], "Age": 99})
+    await table.insert({**rows[third], "RowKey": "AGE:999__foreign", "MainRowKey": "BIB:nowhere"})
+    await table.insert({"PartitionKey": "race0", "RowKey": "neither", "Name": "stray"})
+    main = next(key for key in rows if key.row.startswith("BIB:") and key.partition == "race1")
+    await table.delete(main)
+    report = await full(context(world, tmp_path), repair=True)
+    assert report.found.counts == {"altered": 1, "extra": 2, "missing": 2}
+    assert sorted({one.table for one in report.found.listed}) == ["RacesByKey", "RacesByKey AGE:"]
+    assert not (await full(context(world, tmp_path))).findings
     world.assert_in_step()
