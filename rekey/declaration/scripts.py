@@ -79,9 +79,6 @@ def load_script(path: Path) -> Declared:
             found,
             cure="write `migration = Migration(…)`; a module that is no script must begin with _",
         )
-    if migration.secondary:
-        cure = "give the index a table of its own"
-        raise DeclarationError(script_id, "indexes", "secondary rows cannot be carried out yet", cure=cure)
     return Declared(
         script_id=script_id,
         path=path,
