@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from rekey.copy.checkpoint import copy_segments
+from rekey.copy.scan import WindowSize
 from rekey.copy.sweep import settle_moved, sweep
+from rekey.declaration.scripts import load_script
 from rekey.errors import RekeyError, RequestRejected, WritesRefused
-from rekey.mapping.rows import TargetKey
+from rekey.mapping.rows import MAPPING_TABLE, TargetKey
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase
+from rekey.project.config import Limits
 from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.rules import View
 from rekey.state.models import Segment
+from rekey.tables.base import Operation, Verb
 from rekey.verify.count import count
 from rekey.verify.full import full
 from rekey.verify.sample import sample
+from tests.documents import ROOT
 from tests.dualwriting import DualWorld, delete, insert, merge, replace, upsert
 from tests.faults import Call, FaultKind, NoFaults, SeededFaults
+from tests.madeup import registrations
 from tests.memory import MemoryTableService
 from tests.verifying import context, filled
 from tests.worlds import RACES, World, go_on, halves, never, nothing, racer
@@ -48,13 +56,13 @@ def watch(world: World) -> tuple[list[EntityKey], list[Call]]:
     return seen, writes
 
 
-async def backfill(world: World) -> None:
+async def backfill(world: World, size: WindowSize | None = None) -> None:
     async with world.copier.writer() as writer:
         await copy_segments(
             world.source,
             [WHOLE],
             writer.copy,
-            size=world.window,
+            size=size or world.window,
             checkpoint=lambda _: None,
             stop_requested=never,
             advance=nothing,
@@ -78,6 +86,31 @@ async def test_a_backfill_writes_pairs_in_full_batches(memory: MemoryTableServic
     # 2,000 rows: 334, 333 and 333 pairs in three partitions
     assert [len(call.operations) for call in writes].count(100) == 18
     assert len(writes) == 21
+
+
+@pytest.mark.soak
+async def test_fifty_thousand_registrations_take_no_more_transactions_than_their_rows_need(
+    memory: MemoryTableService,
+) -> None:
+    migration = load_script(ROOT / "migrations/0004_race_registrations.py").migration
+    world = await World(memory, migration).prepare(registrations(50_000))
+    sizes = Counter[int]()
+
+    async def note(call: Call) -> None:
+        await asyncio.sleep(0)
+        if call.writes and call.table == "RegistrationsByKey":
+            sizes[len(call.operations)] += 1
+
+    memory.gate = note
+    size = WindowSize(rows=Limits().window_rows, bytes=Limits().window_bytes)
+    await backfill(world, size)
+    world.assert_in_step()
+    rows = Counter(row["PartitionKey"] for row in memory.dump("RegistrationsByKey"))
+    assert rows.total() == 100_000
+    needed = sum(-(-count // 100) for count in rows.values())
+    # The table is read at several places at a time: what one of them leaves over may wait no longer for another.
+    assert needed <= sizes.total() <= needed + len(rows)
+    assert all(-(-size // 2) * 2 == size for size in sizes), "pairs are never taken apart"
 
 
 async def test_where_one_row_of_a_pair_is_there_already_propagate_decides_about_both(
@@ -163,6 +196,31 @@ async def test_a_pair_that_is_deleted_while_it_is_mended_leaves_no_half(memory: 
     assert deleted
     await world.assert_quiet()
     assert memory.dump("RacesByKey") == []
+
+
+async def test_a_pair_that_comes_while_it_is_read_is_not_taken_for_a_row_left_over(
+    memory: MemoryTableService,
+) -> None:
+    """The main row was not there when it was read, its secondary row was: deleted alone, it leaves half."""
+    world = await World(memory, RACES).prepare([racer("01234", 55)])
+    await world.propagator.propagate(JOHN)
+    pair = [content_of(row) for row in memory.dump("RacesByKey")]
+    await world.source.delete(JOHN)
+    await world.propagator.propagate(JOHN)
+    seen, reads = list[EntityKey](), 0
+
+    async def come_between_the_reads(call: Call) -> None:
+        nonlocal reads
+        seen.extend(halves(world.mapper, memory.dump("RacesByKey")))
+        if call.action == "get" and call.table == "RacesByKey":
+            reads += 1
+            if reads == 2:  # a late copy, sent before the row was deleted
+                await memory.table("RacesByKey").transact([Operation(Verb.INSERT, row) for row in pair])
+
+    memory.gate = come_between_the_reads
+    await world.propagator.propagate(JOHN)
+    assert reads > 2
+    assert seen == memory.dump("RacesByKey") == []
 
 
 # --- clients ------------------------------------------------------------------------------------------------
@@ -253,6 +311,27 @@ async def test_in_cutover_a_secondary_row_is_part_of_its_main_rows_transaction(
     forward = await world.mapping.forward(JOHN)
     assert forward is not None
     assert TargetKey(1, "nyc", "AGE:056__01234") in forward.targets
+
+
+@pytest.mark.parametrize("verb", [insert, replace, upsert], ids=lambda verb: verb.__name__)
+async def test_a_secondary_row_is_listed_before_it_is_written_with_the_authority(
+    memory: MemoryTableService, verb: Callable[[Row], Operation]
+) -> None:
+    world = await DualWorld(memory, RACES).prepare([] if verb is insert else [racer("01234", 55)])
+    world.permits.move(ControlPhase.CUTOVER)
+    forward_key, listed = world.mapping.rows.forward_key(JOHN), list[frozenset[TargetKey]]()
+
+    async def look(call: Call) -> None:
+        await asyncio.sleep(0)
+        if call.action == "transact" and call.table == "RacesByKey":
+            [row] = [row for row in memory.dump(MAPPING_TABLE) if key_of(row) == forward_key]
+            listed.append(world.mapping.rows.read_listing(row)[1])
+
+    memory.gate = look
+    await world.writer(View.NEW).write([verb(new_row(world, racer("01234", 56)))])
+    [at_the_write] = listed
+    assert {TargetKey(0, "nyc", "BIB:01234__John"), TargetKey(1, "nyc", "AGE:056__01234")} <= at_the_write
+    await world.assert_quiet()
 
 
 async def test_a_transaction_counts_the_secondary_rows_of_its_rows(memory: MemoryTableService) -> None:
