@@ -222,15 +222,16 @@ class Authority(ABC):
         async def same_row() -> bool:
             return version_of(await self.table.get(key)) == work.etag
 
-        async def same_list() -> bool:
-            return _version(await self.mapping.forward(source_key)) == _version(work.forward)
-
         checks = [same_row()]
         if self.mapper.content_derived:
-            checks.append(same_list())
+            checks.append(self.same_list(work))
         if main is not None and (work.given.verb in CREATES or self.mapper.content_derived):
             checks.append(self.replicas.is_owner(source_key, main))
         return all(await side_by_side(checks))
+
+    async def same_list(self, work: Work) -> bool:
+        """Tell whether the forward row is as it is known."""
+        return _version(await self.mapping.forward(work.old_key)) == _version(work.forward)
 
     def bare(self, source_key: EntityKey) -> frozenset[TargetKey]:
         """Return the target keys that follow from the old key alone; empty where content decides."""

@@ -82,6 +82,8 @@ async def _write_conditionally(flow: Flow, work: Work) -> bool:
         return outcome
 
     together = flow.authority.mapper.together
+    if together and (unread or not await flow.authority.same_list(work)):
+        return False  # a secondary row that is not known may stand there
     groups = transactions(writes, together)
     seen = {**late, **early}
     if any(lacks_main(group, seen, together) for group in groups):

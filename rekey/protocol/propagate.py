@@ -26,7 +26,7 @@ from typing import ClassVar, Protocol
 
 from rekey.declaration.mapper import Mapper
 from rekey.errors import Ambiguous, RowRefused, ServiceError, Unavailable
-from rekey.mapping.rows import TargetKey, pointer_of
+from rekey.mapping.rows import Forward, TargetKey, pointer_of
 from rekey.mapping.store import MappingStore
 from rekey.model import ETAG, EntityKey, Row, key_of
 from rekey.protocol.effects import Outcome, apply_for_etags, in_turns
@@ -159,6 +159,8 @@ class Propagator:
                 return await tally.result()
             listed = forward.targets if forward else frozenset[TargetKey]()
             found = await self._read_replicas(source_key, listed)
+            if self.mapper.together and not await self._is_listed_as(source_key, forward):
+                continue
             authority = await self._authority(source_key)
             expected = self.expected_of(source_key, authority, found.get(source_place(source_key)))
             unlisted = await self._unlisted(source_key, expected, listed)
@@ -292,6 +294,12 @@ class Propagator:
             if not any((await self.read(sorted(alone))).values()):
                 break
         return {target: row for target, row in rows.items() if row is not None}
+
+    async def _is_listed_as(self, source_key: EntityKey, forward: Forward | None) -> bool:
+        """Tell whether the forward row is as it was read: else a main row that was read after it may have a
+        secondary row that it did not list."""
+        now = await self.mapping.forward(source_key)
+        return (now and now.etag) == (forward and forward.etag)
 
     async def _unlisted(
         self, source_key: EntityKey, expected: Rows, listed: frozenset[TargetKey]

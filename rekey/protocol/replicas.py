@@ -11,7 +11,7 @@ Rules kept here:
   stops a writer that read it before and would overwrite it.
 * Main and secondary rows of one partition are written in one transaction, and never a secondary row without
   its main row: a main row that is as it should be is written all the same, on its ETag, which so is the
-  version of all. Main rows are therefore read before their secondary rows.
+  version of all. So main rows are read before their secondary rows, and the list of these afterwards.
 * Where there is nothing to write because nothing was found, that has to be looked at once more.
 * A target row is expressed in the source only if mapping the source row forward again gives exactly this
   target row, key and content. What would lose anything is refused. Properties that hold the source's

@@ -108,7 +108,7 @@ async def test_fifty_thousand_registrations_take_no_more_transactions_than_their
     rows = Counter(row["PartitionKey"] for row in memory.dump("RegistrationsByKey"))
     assert rows.total() == 100_000
     needed = sum(-(-count // 100) for count in rows.values())
-    # The table is read at several places at a time: what one of them leaves over may wait no longer for another.
+    # The table is read at several places at a time: what one leaves over may not wait for long for another.
     assert needed <= sizes.total() <= needed + len(rows)
     assert all(-(-size // 2) * 2 == size for size in sizes), "pairs are never taken apart"
 

@@ -3,7 +3,8 @@
 Rules kept here:
 
 * A name says it all: "users, dual_write: old replace | new delete-if". Before the colon: whether target keys
-  depend on keys alone (`users`) or on content, with an index table (`posts`), and the phase; `absent` where
+  depend on keys alone (`users`) or on content, with an index table (`posts`) or secondary rows (`races`), and
+  the phase; `absent` where
   there is no row at the beginning, `tagged before` where it was copied with other tags at first. Then what
   each client does, in which view.
 * Users have no property that the mapping drops: what becomes of it is judged by the tests of the mapping.
@@ -38,7 +39,7 @@ from tests.simulation.witness import (
     Do,
     Step,
 )
-from tests.worlds import POSTS, USERS, post, user
+from tests.worlds import POSTS, RACES, USERS, post, racer, user
 
 MOST_STATES = 400_000
 
@@ -78,6 +79,20 @@ def post_steps(version: int) -> dict[str, Step]:
     }
 
 
+def race_steps(version: int) -> dict[str, Step]:
+    """Return what a client can do to a registration, by name: its secondary row moves, or both rows do."""
+    row = racer("1", 20, Time=version)
+    older = racer("1", 19 + version, Time=version)
+    return {
+        **_steps(row),
+        "move": (Do(REPLACE, older),),
+        "move-if": (Do(REPLACE, older, conditional=True),),
+        "rename": (Do(REPLACE, racer("1", 20, f"Jack{version}", Time=version)),),
+        "upsert elsewhere": (Do(UPSERT, racer("1", 20, f"Jack{version}")),),
+        "batch": (Do(REPLACE, older), Do(UPSERT, racer("2", 30))),
+    }
+
+
 def _steps(row: Row) -> dict[str, Step]:
     return {
         "read": (Do(READ, row),),
@@ -100,6 +115,7 @@ DELETED_AND_WRITTEN_ELSEWHERE = "posts, cutover, tagged before: new delete, then
 KINDS: dict[str, tuple[Migration, Row, Callable[[int], dict[str, Step]]]] = {
     "users": (USERS, ann(1), user_steps),
     "posts": (POSTS, hello(1), post_steps),
+    "races": (RACES, racer("1", 20, Time=1), race_steps),
 }
 
 
