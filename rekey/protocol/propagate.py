@@ -321,9 +321,14 @@ class Propagator:
         for target, row in found.items():
             if target.table == 0:
                 mine = target in expected or await self.is_owner(source_key, target.key)
+            elif target.table == SOURCE_TABLE:
+                mine = True
             else:
-                mine = target.table == SOURCE_TABLE or pointer_of(row) in main_keys
-                if not mine and target in expected:
+                mine = pointer_of(row) in main_keys
+                if mine and target not in expected:
+                    # Its main key may have passed on, to a row whose index row stands under the same key.
+                    mine = await self.is_owner(source_key, pointer_of(row))
+                elif not mine and target in expected:
                     await self.yield_or_collide(source_key, target, row)
                     mine = True
             if not mine:

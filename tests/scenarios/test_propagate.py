@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from rekey import Index, keys
 from rekey.errors import Collision, RowRefused
 from rekey.mapping.rows import TargetKey
 from rekey.model import EntityKey, Row, etag_of, key_of
@@ -94,6 +97,21 @@ async def test_a_key_whose_owner_is_gone_passes_to_the_next_row(memory: MemoryTa
     await world.propagator.propagate(other)
     # The sweep asks for the old key as well: it must not delete what the new owner wrote.
     await world.propagator.propagate(ANN)
+    world.assert_in_step()
+
+
+async def test_an_index_row_whose_main_key_passed_on_stays_when_the_former_owner_is_swept(
+    memory: MemoryTableService,
+) -> None:
+    """The former owner lists both keys, and the index row points to the main key that it lists."""
+    by_mail = Index("ByMail", partition_key=keys.literal("all"), row_key=keys.lower("RowKey"))
+    world = await World(memory, replace(LOWERED, indexes=[by_mail])).prepare([user("Ann@example.com")])
+    await world.propagator.propagate(EntityKey("eu", "Ann@example.com"))
+    await world.source.delete(EntityKey("eu", "Ann@example.com"))
+    await world.source.insert(user(ANN.row))
+    await world.propagator.propagate(ANN)
+    world.assert_in_step()
+    await world.propagator.propagate(EntityKey("eu", "Ann@example.com"))
     world.assert_in_step()
 
 
