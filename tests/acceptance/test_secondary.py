@@ -57,7 +57,7 @@ migration = Migration(
 KEYS_FROM_KEYS = KEYS_FROM_CONTENT.replace(
     'keys.join("__", keys.literal("BIB:") + keys.prop("RowKey"), keys.prop("Name"))',
     'keys.literal("BIB:") + keys.prop("RowKey")',
-).replace('keys.zero_pad(3, "Age")', 'keys.hashed("sha256", "RowKey")')
+).replace('keys.zero_pad(3, "Age")', 'keys.prop("RowKey")')
 RACE = "r0"
 SETTINGS = LeaseSettings(poll_s=0.3, lease_s=3.0, longest_operation_s=2.0, freeze_wait_s=20.0)
 
