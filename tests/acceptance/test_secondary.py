@@ -58,6 +58,7 @@ KEYS_FROM_KEYS = KEYS_FROM_CONTENT.replace(
     'keys.join("__", keys.literal("BIB:") + keys.prop("RowKey"), keys.prop("Name"))',
     'keys.literal("BIB:") + keys.prop("RowKey")',
 ).replace('keys.zero_pad(3, "Age")', 'keys.prop("RowKey")')
+LONG = (pytest.mark.soak, pytest.mark.timeout(0))
 RACE = "r0"
 SETTINGS = LeaseSettings(poll_s=0.3, lease_s=3.0, longest_operation_s=2.0, freeze_wait_s=20.0)
 
@@ -144,8 +145,8 @@ def applications(project: Project, views: list[str], draw: random.Random) -> Ite
     [
         pytest.param(KEYS_FROM_CONTENT, 1, id="keys from content"),
         pytest.param(KEYS_FROM_KEYS, 1, id="keys from keys", marks=pytest.mark.soak),
-        pytest.param(KEYS_FROM_CONTENT, 10, id="keys from content, ten lives", marks=pytest.mark.soak),
-        pytest.param(KEYS_FROM_KEYS, 10, id="keys from keys, ten lives", marks=pytest.mark.soak),
+        pytest.param(KEYS_FROM_CONTENT, 10, id="keys from content, ten lives", marks=LONG),
+        pytest.param(KEYS_FROM_KEYS, 10, id="keys from keys, ten lives", marks=LONG),
     ],
 )
 def test_a_reader_who_reads_all_the_time_never_finds_half_a_pair(
